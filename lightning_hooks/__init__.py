@@ -1,0 +1,26 @@
+"""PyTorch Lightning callbacks that listen inside a model while it trains."""
+
+from lightning_hooks.alerts import Alert
+from lightning_hooks.callbacks import (
+    FeatureStatsMonitor,
+    GradientClipMonitor,
+    GradientClipper,
+    GradientFlowMonitor,
+    HookedCallback,
+    monitors,
+)
+from lightning_hooks.hooks import HookManager, with_hooks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alert",
+    "FeatureStatsMonitor",
+    "GradientClipMonitor",
+    "GradientClipper",
+    "GradientFlowMonitor",
+    "HookManager",
+    "HookedCallback",
+    "monitors",
+    "with_hooks",
+]

@@ -1,0 +1,31 @@
+"""Reports, the rules that read them, and the alerts that come out."""
+
+from lightning_hooks.alerts.alert import ALERT_KINDS, Alert, AlertError
+from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
+from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
+from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.windows import AlertWindow
+
+__all__ = [
+    "ALERT_KINDS",
+    "Alert",
+    "AlertError",
+    "AlertWindow",
+    "AlwaysClipped",
+    "ClipIneffective",
+    "ClipReport",
+    "Constant",
+    "Dead",
+    "Exploding",
+    "FeatureReport",
+    "GradientFlowReport",
+    "Missing",
+    "NonfiniteFeatures",
+    "NonfiniteGradients",
+    "Saturated",
+    "Silent",
+    "StepsSkipped",
+    "Vanishing",
+    "Zero",
+]

@@ -1,0 +1,157 @@
+"""Rules over gradient-flow reports. All are on the root mean square per element, so that a layer's size does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning_hooks.alerts.alert import Alert, Severity
+from lightning_hooks.alerts.reports import GradientFlowReport
+
+
+def _alert(
+    report: GradientFlowReport, kind: str, site: str, value: float, threshold: float, severity: Severity, message: str
+) -> Alert:
+    return Alert(kind, site, value, threshold, report.epoch, report.step, severity, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Vanishing:
+    """Gradients that are lost on the way back through the model.
+
+    Attributes:
+        relative: A module's gradient RMS over the largest among the modules after it, below which it has vanished.
+            Ratios down to 1e-2 occur in healthy networks (pooling spreads a gradient thin), so the default is far lower.
+        absolute: An RMS below which a gradient counts as vanished whatever the others are; close to what a float32
+            update can no longer carry.
+    """
+
+    relative: float = 1e-4
+    absolute: float = 1e-12
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per module whose gradient has vanished."""
+        largest = 0.0
+        found: list[Alert] = []
+        for site, stats in reversed(report.modules.items()):
+            rms = stats.rms
+            if not rms > 0:  # zero has its own rule, NaN too
+                continue
+            share = rms / largest if largest else 1.0
+            if share < self.relative:
+                found.append(self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it"))
+            elif rms < self.absolute:
+                found.append(self._found(report, site, rms, self.absolute, f"below {self.absolute:.0e}"))
+            largest = max(largest, rms)
+        yield from reversed(found)
+
+    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str) -> Alert:
+        return _alert(
+            report, "vanishing", site, value, threshold, "warning",
+            f"the gradient at its output has an RMS of {report.modules[site].rms:.1e}, {what}: this layer and those before "
+            "it hardly learn. Usual causes are saturating activations (sigmoid, tanh) in a deep stack, an initialisation "
+            "too small, or depth without shortcuts. Try ReLU or GELU, He initialisation, normalisation layers or residual "
+            "connections.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exploding:
+    """Gradients that grow on the way back, or are huge everywhere.
+
+    Attributes:
+        relative: A module's gradient RMS over the smallest among the modules after it, above which it explodes.
+        absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
+            (1e3 in the hook literature and NeuralDBG).
+    """
+
+    relative: float = 1e4
+    absolute: float = 1e3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per module or parameter whose gradient explodes."""
+        smallest = float("inf")
+        found: list[Alert] = []
+        for site, stats in reversed(report.modules.items()):
+            if not stats.rms > 0:
+                continue
+            growth = stats.rms / smallest
+            if growth > self.relative:
+                found.append(self._found(report, site, growth, self.relative, stats.rms, "grows on the way back"))
+            elif stats.rms > self.absolute:
+                found.append(self._found(report, site, stats.rms, self.absolute, stats.rms, "is huge"))
+            smallest = min(smallest, stats.rms)
+        yield from reversed(found)
+        for site, gradient in report.parameters.items():
+            if gradient.rms > self.absolute:
+                yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
+
+    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, rms: float, what: str) -> Alert:
+        return _alert(
+            report, "exploding", site, value, threshold, "critical",
+            f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
+            "weights may end as NaN. Usual causes are a learning rate or an initialisation too large, or a recurrent net "
+            "without clipping. Try a lower learning rate, gradient_clip_val=1.0, a smaller initialisation or "
+            "normalisation layers.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NonfiniteGradients:
+    """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per module and parameter with such gradients."""
+        for site, stats in report.modules.items():
+            if stats.nonfinite_fraction > 0:
+                yield self._found(report, site, stats.nonfinite_fraction, f"{stats.nonfinite_fraction:.2%} of the gradient")
+        for site, gradient in report.parameters.items():
+            if gradient.nonfinite_steps:
+                steps = gradient.nonfinite_steps
+                yield self._found(report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient")
+
+    def _found(self, report: GradientFlowReport, site: str, value: float, what: str) -> Alert:
+        return _alert(
+            report, "nonfinite", site, value, 0.0, "critical",
+            f"{what} is NaN or infinite; one such step ruins the weights. Usually the loss or an operation met a bad "
+            "argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. Check the inputs and the "
+            "loss for such operations, add an eps inside them, or lower the learning rate.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """Gradients that arrive and are exactly zero everywhere.
+
+    Attributes:
+        threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
+    """
+
+    threshold: float = 1.0
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient is zero."""
+        for site, gradient in report.parameters.items():
+            if gradient.zero_fraction >= self.threshold:
+                yield _alert(
+                    report, "zero", site, gradient.zero_fraction, self.threshold, "warning",
+                    "its gradient is exactly zero at every measured step: it is connected to the loss but does not learn. "
+                    "Usually the units after it are dead or saturated, its output is multiplied by zero or masked, or its "
+                    "input is all zeros. Look at the layers after it.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Parameters that require gradients and never get one."""
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient was None at every measured step."""
+        for site, gradient in report.parameters.items():
+            if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
+                yield _alert(
+                    report, "missing", site, gradient.missing_steps, 0.0, "warning",
+                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
+                    "on it. Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
+                    "path. Use it, free the path, or freeze it with requires_grad_(False).",
+                )  # fmt: skip

@@ -1,0 +1,82 @@
+"""What each monitor says once per epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReport:
+    """Feature statistics of one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        sites: Module name to its statistics, in model order; only modules that were called.
+        silent: Selected modules whose hook never fired in a sampled batch, on any rank.
+        sampled_batches: Training batches that were listened to, on this rank.
+        batches: Training batches of the epoch, on this rank.
+        alerts: What the rules found.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, FeatureStats]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFlowReport:
+    """Gradient flow of one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        modules: Module name to the gradient at its output, in model order; only where one arrived.
+        parameters: Parameter name to its gradient at the optimizer step, in model order; only where one was measured or
+            missing.
+        total_norm: Mean over measured optimizer steps of the L2 norm over all the optimizer's gradients; with several
+            optimizers the root of the summed squares of their means; NaN if none was finite.
+        silent: Selected modules at whose output no gradient arrived in a sampled batch, on any rank: frozen, detached,
+            unused, or never called.
+        sampled_batches: Training batches that were listened to, on this rank.
+        batches: Training batches of the epoch, on this rank.
+        alerts: What the rules found.
+    """
+
+    epoch: int
+    step: int
+    modules: dict[str, GradientStats]
+    parameters: dict[str, ParameterGradientStats]
+    total_norm: float
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClipReport:
+    """What clipping did in one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
+        alerts: What the rules found.
+    """
+
+    epoch: int
+    step: int
+    optimizers: dict[str, ClipStats]
+    alerts: tuple[Alert, ...] = ()
+
+
+Report = FeatureReport | GradientFlowReport | ClipReport

@@ -1,0 +1,17 @@
+"""The Lightning callbacks: the only floor that imports Lightning."""
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
+from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
+from lightning_hooks.callbacks.gradient_clipper import GradientClipper
+from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.trio import monitors
+
+__all__ = [
+    "FeatureStatsMonitor",
+    "GradientClipMonitor",
+    "GradientClipper",
+    "GradientFlowMonitor",
+    "HookedCallback",
+    "monitors",
+]

@@ -1,0 +1,132 @@
+"""The life of hooks inside a fit: in at train start, out on every way out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, sampled, select_modules
+from lightning_hooks.hooks.selection import check_selector
+
+
+class HookedCallback(Callback, ABC):
+    """Base class of every callback here, and of your own: write :meth:`attach`, the rest is taken care of.
+
+    Hooks registered through :meth:`listen` or ``self.hooks`` go in when training starts, all or none, and come out when it
+    ends, when it raises or is interrupted, and when the trainer is torn down. Through :meth:`listen` a hook runs in the
+    sampled training batches only: not in validation, sanity checks or prediction, and not again when activation
+    checkpointing recomputes a layer. If such a hook raises, that is told once and the hook is off; training goes on.
+
+    A subclass that overrides one of Lightning's hooks calls ``super()`` in it.
+
+    Args:
+        modules: Where to listen: a glob pattern on the names of ``named_modules()``, a module type, several of these, or
+            a predicate of (name, module). None for every leaf that computes something.
+        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If ``every_n_steps`` is below 1, or, at train start, if ``modules`` matches nothing.
+
+    Example:
+        >>> from lightning_hooks import HookedCallback
+        >>> class Shapes(HookedCallback):
+        ...     def attach(self, trainer, pl_module):
+        ...         self.shapes = {}
+        ...         for name, module in self.select(pl_module):
+        ...             self.listen(name, module, lambda m, args, out, name=name: self.shapes.update({name: out.shape}))
+    """
+
+    def __init__(self, *, modules: ModuleSelector | None = None, every_n_steps: int = 1) -> None:
+        super().__init__()
+        check_selector(modules)
+        if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int):
+            raise TypeError(f"every_n_steps must be an integer of at least 1; got {every_n_steps!r}.")
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1 (1 listens to every batch); got {every_n_steps!r}.")
+        self.modules = modules
+        self.every_n_steps = every_n_steps
+        self.hooks = HookManager()
+        self.gate = Gate()
+        self.faults = Faults()
+
+    @abstractmethod
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register the hooks of one fit. If this raises, whatever it registered is removed."""
+
+    def released(self) -> None:
+        """Called after hooks were removed; drop here what only matters while they are in. May be called twice."""
+
+    def select(self, pl_module: LightningModule) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs that ``modules`` chooses."""
+        return select_modules(pl_module, self.modules)
+
+    def listen(self, name: str, module: nn.Module, hook: Any, kind: str = "forward", **options: bool) -> None:
+        """Register a hook that runs in sampled training batches and cannot hurt training.
+
+        Args:
+            name: The site's name, told if the hook fails.
+            module: Where.
+            hook: The function, of PyTorch's signature for ``kind``.
+            kind: One of ``HOOK_KINDS``.
+            **options: As for :meth:`lightning_hooks.HookManager.register`.
+        """
+        safe = sampled(guarded(hook, name, self.faults), when=self.gate)
+        self.hooks.register(module, safe, kind, label=name, **options)
+
+    def detach(self) -> None:
+        """Remove the hooks. Harmless when there are none."""
+        self.hooks.remove_all()
+        self.gate.stop()
+        self.released()
+
+    def tell_faults(self) -> None:
+        """Warn, once each, of hooks that raised and are off since."""
+        for site, error in self.faults.take():
+            rank_zero_warn(
+                f"{type(self).__name__}: the hook at {site!r} raised {error}; it is switched off and training goes on "
+                "without it. Please report this with the model's code at that place."
+            )
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
+        try:
+            self.attach(trainer, pl_module)
+        except BaseException:
+            self.detach()
+            raise
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.gate.start(batch_idx % self.every_n_steps == 0)
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self.gate.pause()
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.gate.resume()
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.gate.stop()
+        self.tell_faults()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.detach()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.detach()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.detach()

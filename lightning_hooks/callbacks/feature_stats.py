@@ -1,0 +1,129 @@
+"""FeatureStatsMonitor: what every layer puts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.alerts import Constant, Dead, FeatureReport, NonfiniteFeatures, Saturated, Silent
+from lightning_hooks.alerts.alert import FEATURE_KINDS
+from lightning_hooks.callbacks.monitor import Monitor, Rule
+from lightning_hooks.hooks import Listener
+from lightning_hooks.statistics import FeatureTable
+from lightning_hooks.trackers import table_lines
+
+LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
+
+
+class FeatureStatsMonitor(Monitor[FeatureReport]):
+    """Logs exact epoch statistics of what modules put out, and finds dead, saturated, constant and non-finite layers.
+
+    Statistics pool every value of the sampled batches, of all calls and all ranks: they are those of the concatenated data, not
+    means of batch means. A unit of a rectifier counts as dead if it fired in no sampled batch of the epoch, on any rank.
+
+    Logged each epoch: ``features/<module>/<stat>`` with stat one of mean, std, min, max, rms, zero_fraction,
+    nonfinite_fraction, and where they apply dead_fraction and saturated_fraction (NaN while a module is silent); and
+    ``features/alerts/<kind>``, the number of alerts.
+
+    Args:
+        modules: Where to listen; None for every leaf that computes something.
+        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        summary: Print a compact summary at the end of training.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import FeatureStatsMonitor
+        >>> trainer = Trainer(callbacks=[FeatureStatsMonitor(modules="encoder.*", every_n_steps=1)], logger=False)
+    """
+
+    prefix: ClassVar[str] = "features"
+    kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
+    _fit_only: ClassVar[tuple[str, ...]] = ("_table",)
+    _table: FeatureTable
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sites = self.select(pl_module)
+        self._table = FeatureTable(sites, pl_module, pl_module.device)
+        self._world_size = trainer.world_size
+        for index, (name, module) in enumerate(sites):
+            self.listen(name, module, _OutputListener(self._table, index))
+
+    @override
+    def pack(self) -> Tensor:
+        return self._table.pack(self._table.capacity if self._world_size > 1 else None)
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        return self._table.merge_packed(packed)
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
+        sites, silent = self._table.read(packed)
+        return FeatureReport(epoch, step, sites, silent, self.sampled_batches, self.batches)
+
+    @override
+    def reset(self) -> None:
+        self._table.reset()
+
+    @override
+    def rules(self) -> Sequence[Rule]:
+        return (NonfiniteFeatures(), Dead(), Saturated(), Constant(), Silent())
+
+    @override
+    def scalars(self, report: FeatureReport) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for index, name in enumerate(self._table.names):
+            stats = report.sites.get(name)
+            wanted = list(LOGGED)
+            wanted += ["dead_fraction"] if index in self._table.rectifiers else []
+            wanted += ["saturated_fraction"] if index in self._table.saturation else []
+            for stat in wanted:
+                value = getattr(stats, stat, None)
+                scalars[f"{self.prefix}/{name}/{stat}"] = math.nan if value is None else value
+        return scalars
+
+    @override
+    def summary_lines(self, report: FeatureReport) -> list[str]:
+        total = len(report.sites) + len(report.silent)
+        lines = [
+            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules heard, in "
+            f"{report.sampled_batches} of {report.batches} batches."
+        ]
+        if report.silent:
+            lines.append(f"  Silent: {_some(report.silent)}")
+        worst = sorted(report.sites.items(), key=lambda item: -_illness(item[1]))[:5]
+        header = ("module", "mean", "std", "zeros", "dead", "saturated", "non-finite")
+        rows = [
+            (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
+        ]
+        return lines + [f"  {line}" for line in table_lines(header, rows)]
+
+
+class _OutputListener(Listener):
+    """Forward hook of one site."""
+
+    def __init__(self, table: FeatureTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.table.add(self.index, args, output)
+
+
+def _illness(stats: Any) -> float:
+    """For the order of the summary: the share of a module that is ill."""
+    return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,158 @@
+"""GradientClipMonitor: what clipping really did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.alerts import AlwaysClipped, ClipIneffective, ClipReport, StepsSkipped
+from lightning_hooks.alerts.alert import CLIP_KINDS
+from lightning_hooks.callbacks.monitor import OnAlert, Rule, StepMonitor
+from lightning_hooks.callbacks.steps import Step
+from lightning_hooks.clipping import ClipLedger, clip_stats
+from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.trackers import table_lines
+
+LOGGED = (
+    "steps",
+    "clipped_steps",
+    "rate",
+    "norm_before",
+    "norm_before_max",
+    "norm_after",
+    "norm_after_max",
+    "coefficient",
+    "nonfinite_steps",
+    "skipped_steps",
+)
+
+
+class GradientClipMonitor(StepMonitor[ClipReport]):
+    """Logs the events of gradient clipping, whoever clips: Lightning, a ``configure_gradient_clipping`` of the user's, a callback.
+
+    At every optimizer step it compares the gradients' norms before clipping with those the step is taken with. It tells
+    clipped, skipped (by a loss scaler) and non-finite steps apart, and names the parameters that caused the clips.
+
+    Logged each epoch: ``gradient_clip/<stat>`` (``gradient_clip/<optimizer>/<stat>`` where there are several optimizers)
+    with stat one of steps, clipped_steps, rate, norm_before, norm_before_max, norm_after, norm_after_max, coefficient,
+    nonfinite_steps, skipped_steps; and ``gradient_clip/alerts/<kind>``.
+
+    Args:
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        summary: Print a compact summary at the end of training.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientClipMonitor
+        >>> trainer = Trainer(callbacks=[GradientClipMonitor()], gradient_clip_val=1.0, logger=False)
+    """
+
+    prefix: ClassVar[str] = "gradient_clip"
+    kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
+    _fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
+    _ledgers: list[ClipLedger]
+
+    def __init__(self, *, on_alert: OnAlert = "log", summary: bool = True) -> None:
+        super().__init__(every_n_steps=1, on_alert=on_alert, summary=summary)
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        probe = self.watch_steps(trainer, pl_module)
+        self._names, self._optimizer_names = probe.names, probe.optimizer_names
+        device = pl_module.device
+        self._ledgers = [ClipLedger(len(probe.names), device, row_dtype(device)) for _ in probe.optimizer_names]
+        self._before: dict[int, Tensor] = {}
+        self._after: dict[int, Tensor] = {}
+        self._limit = configured_norm(trainer, pl_module)
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        self._before[step.optimizer] = step.norms()
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        self._after[step.optimizer] = step.norms()
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        self._enter(step, taken=True)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self._enter(step, taken=False)
+
+    def _enter(self, step: Step, taken: bool) -> None:
+        after = self._after.pop(step.optimizer, None)
+        before = self._before.pop(step.optimizer, after)
+        if before is not None and step.indices:
+            ledger = self._ledgers[step.optimizer]
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite)
+
+    @override
+    def pack(self) -> Tensor:
+        return torch.stack([ledger.total for ledger in self._ledgers])
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        return packed[0]  # gradients at the optimizer step are the same on every rank
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
+        rows = zip(self._optimizer_names, packed.tolist(), strict=True)
+        return ClipReport(epoch, step, {name: clip_stats(row, self._names, self._limit) for name, row in rows})
+
+    @override
+    def reset(self) -> None:
+        for ledger in self._ledgers:
+            ledger.reset()
+
+    @override
+    def rules(self) -> Sequence[Rule]:
+        return (StepsSkipped(), ClipIneffective(), AlwaysClipped())
+
+    @override
+    def scalars(self, report: ClipReport) -> dict[str, float]:
+        several = len(report.optimizers) > 1
+        return {
+            f"{self.prefix}/{name}/{stat}" if several else f"{self.prefix}/{stat}": float(getattr(stats, stat))
+            for name, stats in report.optimizers.items()
+            for stat in LOGGED
+        }
+
+    @override
+    def summary_lines(self, report: ClipReport) -> list[str]:
+        header = ("optimizer", "steps", "clipped", "skipped", "non-finite", "norm before", "norm after", "coefficient")
+        rows = [
+            (
+                name,
+                s.steps,
+                s.clipped_steps,
+                s.skipped_steps,
+                s.nonfinite_steps,
+                s.norm_before,
+                s.norm_after,
+                s.coefficient,
+            )
+            for name, s in report.optimizers.items()
+        ]
+        lines = [f"Gradient clipping, epoch {report.epoch}:", *(f"  {line}" for line in table_lines(header, rows))]
+        for name, stats in report.optimizers.items():
+            if stats.top_parameters:
+                causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
+                lines.append(f"  Clips of {name} caused by: {causes}")
+        return lines
+
+
+def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:
+    """The total norm to which Lightning was told to clip, or None."""
+    by_norm = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm") == "norm"
+    value: Any = trainer.gradient_clip_val
+    return float(value) if value and by_norm and pl_module.automatic_optimization else None

@@ -1,0 +1,204 @@
+"""GradientClipper: clips, and says what it did."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.alerts import ClipReport
+from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
+from lightning_hooks.callbacks.monitor import OnAlert
+from lightning_hooks.callbacks.steps import Step, loss_scale, loss_scaler
+from lightning_hooks.clipping import PerTensor, Value, make_policy
+from lightning_hooks.clipping.policies import norm_factor
+from lightning_hooks.hooks import Listener
+
+
+class GradientClipper(GradientClipMonitor):
+    """Clips gradients before the optimizer step, and reports the same events as :class:`GradientClipMonitor`.
+
+    Unlike an observer it alters training. It clips at the loss scale in force, under automatic and manual optimisation,
+    whatever its place in the list of callbacks: observers still see the gradients before. Beside a GradientClipMonitor it leaves
+    the logging to that one. The state of the adaptive policies is in the checkpoint.
+
+    Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
+    to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a tensor hook during backward;
+    ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``, outliers by z-score (2.5; Kumar
+    et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For their other numbers pass an object
+    of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
+
+    With ``tensor`` a hook sees a backward pass's own gradient: under DDP that of this rank, and with accumulation that of one
+    micro-batch. Its reported norms are root sums of squares over the micro-batches of a step.
+
+    Args:
+        policy: A policy's name, or a policy object.
+        threshold: The policy's main number; None for its default.
+        exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        summary: Print a compact summary at the end of training.
+
+    Raises:
+        ValueError: If the policy is unknown, the threshold out of range, or, at train start, if ``exclude`` matches nothing.
+        TypeError: If an argument is of a wrong type.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientClipper
+        >>> trainer = Trainer(callbacks=[GradientClipper(policy="zclip")], logger=False)
+    """
+
+    _fit_only: ClassVar[tuple[str, ...]] = (*GradientClipMonitor._fit_only, "_scaler")
+
+    def __init__(
+        self,
+        *,
+        policy: str | object = "norm",
+        threshold: float | None = None,
+        exclude: str | Sequence[str] = (),
+        on_alert: OnAlert = "log",
+        summary: bool = True,
+    ) -> None:
+        super().__init__(on_alert=on_alert, summary=summary)
+        self.policy = make_policy(policy, threshold)
+        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        wrong = [pattern for pattern in self.exclude if not isinstance(pattern, str)]
+        if wrong:
+            raise TypeError(f"exclude must be glob patterns on parameter names; got {wrong[0]!r}.")
+        self._state: dict[str, dict[str, Tensor]] = {}  # optimizer -> the policy's state
+        self._loaded: dict[str, dict[str, Tensor]] = {}
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().attach(trainer, pl_module)
+        for pattern in self.exclude:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in self._names):
+                raise ValueError(
+                    f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. "
+                    f"Its first are {', '.join(self._names[:3])}."
+                )
+        self._kept = {i for i, name in enumerate(self._names) if any(fnmatch.fnmatchcase(name, p) for p in self.exclude)}
+        self._limit = getattr(self.policy, "limit", None) if not self._kept else None
+        self._scaler = loss_scaler(trainer)
+        self._logs = not any(
+            isinstance(other, GradientClipMonitor) and not isinstance(other, GradientClipper)
+            for other in trainer.callbacks  # type: ignore[attr-defined]  # Trainer.callbacks is set by a connector
+        )
+        if isinstance(self.policy, PerTensor):
+            self._hook_parameters(pl_module)
+        else:
+            self._state = {}
+            for name, optimizer in zip(self._optimizer_names, trainer.optimizers, strict=True):
+                device = optimizer.param_groups[0]["params"][0].device
+                fresh = self.policy.initial(device, self._ledgers[0].total.dtype) if self._adapts else {}
+                loaded = self._loaded.get(name, {})
+                self._state[name] = {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
+
+    @property
+    def _adapts(self) -> bool:
+        return hasattr(self.policy, "factors")
+
+    def _hook_parameters(self, pl_module: LightningModule) -> None:
+        self._clips: dict[int, _TensorClip] = {}
+        for index, (name, parameter) in enumerate(zip(self._names, pl_module.parameters(), strict=False)):
+            if index not in self._kept and parameter.requires_grad:
+                self._clips[index] = _TensorClip(self.policy.max_norm, self._scaler)
+                self.hooks.register(parameter, self._clips[index], "tensor", label=name)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)  # observers look first
+        step = None if self._probe is None else self._probe.current(optimizer)
+        if step is not None and step.indices and not isinstance(self.policy, PerTensor):
+            self.clip(step)
+
+    @torch.no_grad()
+    def clip(self, step: Step) -> None:
+        """Clip the gradients of one optimizer step in place."""
+        chosen = [place for place, index in enumerate(step.indices) if index not in self._kept]
+        gradients = [step.gradients()[place] for place in chosen]
+        if not gradients:
+            return
+        carried = step.loss_scale if step.carries_scale else None
+        if isinstance(self.policy, Value):
+            bound = self.policy.max_value if carried is None else self.policy.max_value * carried
+            for gradient in gradients:
+                gradient.clamp_(-bound, bound)  # type: ignore[arg-type]  # two numbers or two tensors
+            return
+        step.look_again()  # a user's own clipping may have come between
+        norms = step.norms()[torch.tensor([step.indices[place] for place in chosen])]
+        parameters = [step.parameters[place] for place in chosen]
+        name = self._optimizer_names[step.optimizer]
+        unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
+        factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, self._state[name])
+        for gradient, factor in zip(gradients, factors, strict=True):
+            gradient.mul_(factor.to(gradient.dtype))
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if isinstance(self.policy, PerTensor):
+            return  # its norms are those the hooks saw
+        super().on_gradients(step)
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if isinstance(self.policy, PerTensor):
+            before, after = self._ledgers[0].total.new_zeros((2, len(self._names)))
+            for index in step.indices:
+                if index in self._clips:
+                    before[index], after[index] = self._clips[index].take()
+            self._before[step.optimizer], self._after[step.optimizer] = before, after
+            return
+        super().on_clipped(step)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        if isinstance(self.policy, PerTensor):
+            self.on_clipped(step)
+        super().on_skipped(step)
+
+    @override
+    def _log(self, trainer: Trainer, report: ClipReport) -> None:
+        if self._logs:
+            super()._log(trainer, report)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "policy": {name: dict(state) for name, state in self._state.items()}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._loaded = state_dict["policy"]
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(policy=self.policy.name)
+
+
+class _TensorClip(Listener):
+    """Tensor hook of one parameter: scales its gradient to a norm, and keeps the norms before and after."""
+
+    def __init__(self, max_norm: float, scaler: Any) -> None:
+        self.max_norm, self.scaler = max_norm, scaler
+        self.squares: Tensor | None = None  # of the norms before and after, summed over a step's micro-batches
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        scale = None if self.scaler is None else loss_scale(self.scaler)
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        norm = norm if scale is None else norm / scale
+        factor = norm_factor(norm, self.max_norm)
+        squares = torch.stack((norm, norm * factor)).double() ** 2
+        self.squares = squares if self.squares is None else self.squares + squares
+        return gradient * factor.to(gradient.dtype)
+
+    def take(self) -> Tensor:
+        """Return the norms before and after of the step, shape ``(2,)``, and start anew."""
+        squares, self.squares = self.squares, None
+        return torch.zeros(2, dtype=torch.float64) if squares is None else squares.sqrt()

@@ -1,0 +1,223 @@
+"""GradientFlowMonitor: how gradients come back through the model, and what they do to its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts.alert import GRADIENT_KINDS
+from lightning_hooks.callbacks.feature_stats import _some
+from lightning_hooks.callbacks.monitor import Rule, StepMonitor
+from lightning_hooks.callbacks.steps import Step, loss_scaler
+from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
+from lightning_hooks.statistics import (
+    GradientTable,
+    ParameterTable,
+    parameter_rows,
+    scaled,
+    update_ratios,
+    weight_sample,
+    zero_counts,
+)
+from lightning_hooks.statistics.rows import N_COLUMNS, merge
+from lightning_hooks.trackers import table_lines
+
+MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
+PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
+
+
+class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
+    """Logs the gradients at module outputs and of parameters, and finds where they vanish, explode, stop or break.
+
+    At modules: tensor hooks set from a forward hook, so models with in-place operations and any kind of output are fine. Of
+    parameters: ``.grad`` at the optimizer step: reduced over ranks, accumulated, unscaled, before clipping; with the ratio of
+    update to weight. Steps that a loss scaler skips do not count.
+
+    Logged each epoch: ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
+    nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
+    missing_steps, update_ratio), ``gradient_flow/total_norm`` and ``gradient_flow/alerts/<kind>``. NaN where nothing was
+    measured.
+
+    Args:
+        modules: Where to listen; None for every leaf that computes something. Parameters are always all listened to.
+        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch, and to the first optimizer step at or after
+            each; 1 for all.
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        summary: Print a compact summary at the end of training.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientFlowMonitor
+        >>> trainer = Trainer(callbacks=[GradientFlowMonitor(on_alert="warn")], logger=False)
+    """
+
+    prefix: ClassVar[str] = "gradient_flow"
+    kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
+    _fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters")
+    _modules: GradientTable
+    _parameters: ParameterTable
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sites = self.select(pl_module)
+        probe = self.watch_steps(trainer, pl_module)
+        device = pl_module.device
+        self._world_size = trainer.world_size
+        self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None)
+        self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
+        self._due: set[int] = set()  # optimizers whose next step is to be measured
+        self._measured: dict[int, _Measured] = {}
+        for index, (name, module) in enumerate(sites):
+            self.listen(name, module, _GradientListener(self._modules, index, name, self.faults))
+
+    @override
+    def released(self) -> None:
+        super().released()
+        table = self.__dict__.get("_modules")
+        if table is not None:
+            table.listening = False  # tensor hooks live as long as their graph, which the user may keep
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self.gate.sampled:
+            self._due.update(range(self._parameters.totals.shape[0]))
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if step.optimizer not in self._due:
+            return
+        earlier = self._measured.get(step.optimizer)
+        self._measured[step.optimizer] = _Measured(step, earlier.weights if earlier else None)
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        valid = torch.isfinite(step.norms().sum()) if step.skips_nonfinite else None
+        if step.loss_scale is not None:
+            self._modules.commit(step.loss_scale, valid)
+        measured = self._measured.pop(step.optimizer, None)
+        if measured is not None:
+            self._due.discard(step.optimizer)
+            measured.enter(self._parameters, step, valid)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self._modules.discard()
+        self._measured.pop(step.optimizer, None)
+
+    @override
+    def pack(self) -> Tensor:
+        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
+        modules = scaled(self._modules.rows, 1.0 / self._world_size)
+        return torch.cat((modules.flatten(), self._parameters.pack()))
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        split = self._modules.rows.numel()
+        modules = merge(packed[:, :split].reshape(-1, *self._modules.rows.shape))
+        return torch.cat((modules.flatten(), packed[0, split:]))  # parameters' gradients are the same on every rank
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
+        split = self._modules.rows.numel()
+        modules, silent = self._modules.read(packed[:split].view(-1, N_COLUMNS))
+        parameters, total_norm = self._parameters.read(packed[split:])
+        return GradientFlowReport(epoch, step, modules, parameters, total_norm, silent, self.sampled_batches, self.batches)
+
+    @override
+    def reset(self) -> None:
+        self._modules.reset()
+        self._parameters.reset()
+
+    @override
+    def rules(self) -> Sequence[Rule]:
+        return (NonfiniteGradients(), Exploding(), Vanishing(), Zero(), Missing())
+
+    @override
+    def scalars(self, report: GradientFlowReport) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for names, found, wanted in (
+            (self._modules.names, report.modules, MODULE_STATS),
+            (self._parameters.names, report.parameters, PARAMETER_STATS),
+        ):
+            for name in names:
+                for stat in wanted:
+                    value = getattr(found.get(name), stat, None)
+                    scalars[f"{self.prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
+        scalars[f"{self.prefix}/total_norm"] = report.total_norm
+        return scalars
+
+    @override
+    def summary_lines(self, report: GradientFlowReport) -> list[str]:
+        total = len(report.modules) + len(report.silent)
+        lines = [
+            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
+            f"{len(report.parameters)} parameters heard, in {report.sampled_batches} of {report.batches} batches; "
+            f"total norm {report.total_norm:.4g}."
+        ]
+        if report.silent:
+            lines.append(f"  No gradient at: {_some(report.silent)}")
+        ranked = sorted(report.modules.items(), key=lambda item: item[1].rms)
+        ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
+        rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
+        return lines + [f"  {line}" for line in table_lines(("module", "rms", "norm", "zeros", "non-finite"), rows)]
+
+
+class _Measured:
+    """What was read of one optimizer step before its update."""
+
+    def __init__(self, step: Step, weights: list[Tensor] | None) -> None:
+        self.missing = step.missing
+        self.weights = weights  # where LBFGS asks for gradients several times a step, the weights before the first
+        if not step.indices:
+            return
+        norms = step.norms()
+        self.indices = step.index_tensor(norms.device)
+        gradients = step.gradients()
+        sizes = torch.tensor([float(g.numel()) for g in gradients], dtype=norms.dtype).to(norms.device, non_blocking=True)
+        self.rows = parameter_rows(norms[self.indices], zero_counts(gradients), sizes)
+        self.total = torch.linalg.vector_norm(norms)
+        if self.weights is None:
+            self.weights = [weight_sample(parameter) for parameter in step.parameters]
+
+    def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
+        """The step was taken: enter it, with the updates it made."""
+        table.add_missing(self.missing)
+        if self.weights is None:
+            return
+        rows, total = (self.rows, self.total) if valid is None else (self.rows * valid, self.total)
+        table.add(step.optimizer, self.indices, rows, total)
+        after = [weight_sample(parameter) for parameter in step.parameters]
+        table.add_ratios(self.indices, update_ratios(self.weights, after), valid)
+
+
+class _GradientListener(Listener):
+    """Forward hook of one site: asks each output tensor for its gradient."""
+
+    def __init__(self, table: GradientTable, index: int, name: str, faults: Faults) -> None:
+        self.hook = guarded(_Arrived(table, index), name, faults)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        for tensor in float_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+
+
+class _Arrived(Listener):
+    """Tensor hook of one site."""
+
+    def __init__(self, table: GradientTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.table.add(self.index, gradient)

@@ -1,0 +1,272 @@
+"""A callback that makes a report each epoch: merges it over ranks, judges it, logs it, tells of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.alerts import Alert, AlertError, AlertWindow
+from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.steps import Step, StepObserver, StepProbe
+from lightning_hooks.hooks import ModuleSelector, guarded
+from lightning_hooks.metrics import PackedTable
+from lightning_hooks.trackers import write_scalars
+
+R = TypeVar("R", bound=Report)
+OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
+Rule = Callable[[Any], Iterable[Alert]]
+
+ON_ALERT = ("log", "warn", "stop", "raise")
+
+
+class Monitor(HookedCallback, Generic[R]):
+    """Base class of the monitors: what happens to a table at the end of an epoch.
+
+    Args:
+        modules: As for :class:`HookedCallback`.
+        every_n_steps: As for :class:`HookedCallback`.
+        on_alert: What to do with a new alert: ``log`` it (the default), ``warn`` (a Python warning), ``stop`` the fit
+            cleanly after this epoch, ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called
+            with each. An ``info`` is only ever logged, or handed to the function. An alert that lasts is told once.
+        summary: Print a compact summary at the end of training.
+
+    Attributes:
+        report: The report of the last finished epoch; None before.
+    """
+
+    prefix: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]]
+    report: R | None
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        on_alert: OnAlert = "log",
+        summary: bool = True,
+    ) -> None:
+        super().__init__(modules=modules, every_n_steps=every_n_steps)
+        if not callable(on_alert) and on_alert not in ON_ALERT:
+            raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {on_alert!r}.")
+        if not isinstance(summary, bool):
+            raise TypeError(f"summary must be True or False; got {summary!r}.")
+        self.on_alert = on_alert
+        self.summary = summary
+        self.report = None
+        self.batches = 0
+        self.sampled_batches = 0
+        self._window = AlertWindow()
+        self._broken_trackers: set[str] = set()
+
+    # What each monitor says of itself.
+
+    @abstractmethod
+    def pack(self) -> Tensor:
+        """Return the epoch's table as one vector, of the same length on every rank."""
+
+    @abstractmethod
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the vectors of all ranks, ``(world, m)`` to ``(m,)``."""
+
+    @abstractmethod
+    def read(self, packed: Tensor, epoch: int, step: int) -> R:
+        """Make a report, without alerts, of a vector on the host."""
+
+    @abstractmethod
+    def rules(self) -> Sequence[Rule]:
+        """The rules its reports are held against."""
+
+    @abstractmethod
+    def scalars(self, report: R) -> dict[str, float]:
+        """What is logged of a report, without the alert counts, with tags below ``prefix``."""
+
+    @abstractmethod
+    def summary_lines(self, report: R) -> list[str]:
+        """What is printed of the last report."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start a new epoch."""
+
+    # What happens when.
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self.batches += 1
+        self.sampled_batches += self.gate.sampled
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.tell_faults()
+        merged = PackedTable(self.merge_packed)
+        merged.update(self.pack())
+        packed = merged.compute().to("cpu")  # the one copy to the host in an epoch
+        report = self.read(packed, trainer.current_epoch, trainer.global_step)
+        alerts = tuple(alert for rule in self.rules() for alert in rule(report))
+        self.report = report = dataclasses.replace(report, alerts=alerts)
+        self.reset()
+        self.batches = self.sampled_batches = 0
+        self._log(trainer, report)
+        self._tell(trainer, self._window.news(alerts))
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.summary and self.report is not None and trainer.is_global_zero:
+            print("\n".join(["", *self.summary_lines(self.report), *_alert_lines(self.report.alerts)]))  # noqa: T201
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"alerts": self._window.state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._window.load_state_dict(state_dict["alerts"])
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(modules=repr(self.modules))
+
+    def _log(self, trainer: Trainer, report: R) -> None:
+        counts = dict.fromkeys(self.kinds, 0)
+        for alert in report.alerts:
+            counts[alert.kind] = counts.get(alert.kind, 0) + 1
+        scalars = self.scalars(report)
+        scalars.update({f"{self.prefix}/alerts/{kind}": float(count) for kind, count in counts.items()})
+        tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
+        # Straight into the trainer's own dictionaries, where EarlyStopping and ModelCheckpoint look: self.log would warn
+        # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.
+        trainer.callback_metrics.update(tensors)
+        trainer.logged_metrics.update(tensors)
+        if trainer.is_global_zero:
+            write_scalars(trainer.loggers, scalars, epoch_step(trainer), self._tracker_fault)
+
+    def _tracker_fault(self, tracker: str, error: Exception) -> None:
+        if tracker not in self._broken_trackers:
+            self._broken_trackers.add(tracker)
+            rank_zero_warn(
+                f"{type(self).__name__}: {tracker} raised {type(error).__name__}: {error}. Its results may be missing there; "
+                "training goes on, and this is said once."
+            )
+
+    def _tell(self, trainer: Trainer, alerts: list[Alert]) -> None:
+        if callable(self.on_alert):
+            for alert in alerts:
+                try:
+                    self.on_alert(alert)
+                except Exception as error:  # noqa: BLE001  a subscriber's trouble is not the training's
+                    rank_zero_warn(f"on_alert={self.on_alert!r} raised {type(error).__name__}: {error}; training goes on.")
+            return
+        serious = [alert for alert in alerts if alert.severity != "info"]
+        for alert in serious:
+            if self.on_alert == "warn":
+                rank_zero_warn(str(alert))
+            elif self.on_alert in ("log", "stop"):
+                rank_zero_info(str(alert))
+        if serious and self.on_alert == "stop":
+            trainer.should_stop = True
+        if serious and self.on_alert == "raise":
+            raise AlertError(serious)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to the fit under way."""
+        state = self.__dict__.copy()
+        state.update(dict.fromkeys(self._fit_only))
+        return state
+
+    _fit_only: ClassVar[tuple[str, ...]] = ()
+
+
+class StepMonitor(Monitor[R]):
+    """A monitor that also watches optimizer steps."""
+
+    _fit_only: ClassVar[tuple[str, ...]] = ("_probe",)
+    _probe: StepProbe | None = None
+
+    def watch_steps(self, trainer: Trainer, pl_module: LightningModule) -> StepProbe:
+        """Subscribe to the trainer's optimizer steps; to be called in ``attach``."""
+        self._probe = StepProbe.of(trainer)
+
+        def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
+            return guarded(function, f"optimizer step ({function.__name__})", self.faults)
+
+        observer = StepObserver(
+            gradients=safe(self.on_gradients),
+            clipped=safe(self.on_clipped),
+            taken=safe(self.on_taken),
+            skipped=safe(self.on_skipped),
+        )
+        self._probe.subscribe(self, observer, trainer, pl_module)
+        return self._probe
+
+    def on_gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+
+    def on_clipped(self, step: Step) -> None:
+        """Gradients are as the update will see them."""
+
+    def on_taken(self, step: Step) -> None:
+        """The optimizer has stepped."""
+
+    def on_skipped(self, step: Step) -> None:
+        """A loss scaler did not let the optimizer step."""
+
+    @override
+    def released(self) -> None:
+        if self._probe is not None:
+            self._probe.unsubscribe(self)
+            self._probe = None
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        if self._probe is not None:
+            self._probe.before_backward(self)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_after_backward(trainer, pl_module)
+        if self._probe is not None:
+            self._probe.after_backward(self, trainer, pl_module)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self._probe is not None:
+            self._probe.before_optimizer_step(self, trainer, pl_module, optimizer)
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._probe is not None:
+            self._probe.batch_end(self)
+
+
+def epoch_step(trainer: Trainer) -> int:
+    """The step at which Lightning itself logs what is logged at an epoch's end.
+
+    Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
+    ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
+    """
+    stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    return max(stepped - 1, 0)
+
+
+def _alert_lines(alerts: Sequence[Alert]) -> list[str]:
+    order = {"critical": 0, "warning": 1, "info": 2}
+    shown = sorted((alert for alert in alerts if alert.severity != "info"), key=lambda alert: order[alert.severity])
+    lines = [f"  {alert}" for alert in shown[:8]]
+    if len(shown) > 8:
+        lines.append(f"  … and {len(shown) - 8} more in .report.alerts")
+    return lines

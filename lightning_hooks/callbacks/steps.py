@@ -1,0 +1,331 @@
+"""What happens at an optimizer step: gradients ready, clipped, step taken or skipped. Measured once for all who ask.
+
+Lightning has a callback hook before clipping (``on_before_optimizer_step``) and none between clipping and the update. There an
+optimizer step pre-hook looks: under a loss scaler it fires at that moment; otherwise Lightning hands ``optimizer.step`` a
+closure that runs backward and clipping, and the pre-hook hands on a closure that looks when that one is done. (After the step
+would be too late: several multi-tensor optimizers write into the gradients.) A step post-hook says that the step was taken;
+gradients that were ready and not followed by it are a skipped step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_hooks.hooks import HookManager, Listener
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics import gradient_norms
+
+
+@dataclass(slots=True)
+class Step:
+    """One optimizer step under way.
+
+    Attributes:
+        optimizer: Its place in ``trainer.optimizers``.
+        n_parameters: How many parameters have a place in :meth:`norms`.
+        indices: The parameters that have a gradient.
+        missing: The parameters of this optimizer that require a gradient and have none.
+        parameters: The parameters of ``indices``.
+        loss_scale: The loss scale in force, 0-d, or None without a scaler.
+        carries_scale: Whether the gradients are still multiplied by it.
+        skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
+    """
+
+    optimizer: int
+    n_parameters: int
+    indices: list[int]
+    missing: list[int]
+    parameters: list[Tensor]
+    loss_scale: Tensor | None
+    carries_scale: bool
+    skips_nonfinite: bool
+    _norms: Tensor | None = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients as they are now, plain and dense, scaled if they are."""
+        return [plain_values(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+    def norms(self) -> Tensor:
+        """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once per look.
+
+        Returns:
+            Shape ``(n_parameters,)``.
+        """
+        if self._norms is None:
+            found = gradient_norms(self.gradients())
+            if self.carries_scale and self.loss_scale is not None:
+                found = found / self.loss_scale
+            if len(self.indices) == self.n_parameters:
+                self._norms = found
+            else:
+                self._norms = found.new_zeros(self.n_parameters)
+                self._norms[self.index_tensor(found.device)] = found
+        return self._norms
+
+    def index_tensor(self, device: torch.device) -> Tensor:
+        """``indices`` as a tensor."""
+        return torch.tensor(self.indices).to(device, non_blocking=True)
+
+    def look_again(self) -> None:
+        """Gradients have changed: the next :meth:`norms` reads them anew."""
+        self._norms = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepObserver:
+    """What one callback wants to be told. Each takes the :class:`Step`."""
+
+    gradients: Callable[[Step], Any]
+    clipped: Callable[[Step], Any]
+    taken: Callable[[Step], Any]
+    skipped: Callable[[Step], Any]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of one optimizer's next step."""
+
+    step: Step | None = None
+    ready: bool = False  # on_before_optimizer_step has come
+    stepping: bool = False  # between the step's pre-hook and its post-hook
+
+
+@dataclass(slots=True)
+class _Callers:
+    """Lightning tells every callback of an event; the first to hand it on makes it happen."""
+
+    seen: set[int] = field(default_factory=set)
+
+    def first(self, caller: object) -> bool:
+        new_event = not self.seen or id(caller) in self.seen
+        if new_event:
+            self.seen.clear()
+        self.seen.add(id(caller))
+        return new_event
+
+
+_PROBES: WeakKeyDictionary[Trainer, StepProbe] = WeakKeyDictionary()
+
+
+class StepProbe:
+    """Watches the optimizer steps of one trainer for all callbacks that subscribe."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.optimizer_names: list[str] = []
+        self._index: dict[int, int] = {}
+        self._observers: dict[int, StepObserver] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._positions: dict[int, int] = {}
+        self._hooks = HookManager()
+        self._callers: dict[str, _Callers] = {}
+        self._backward = False
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> StepProbe:
+        """Return the trainer's probe, made at the first call."""
+        return _PROBES.setdefault(trainer, cls())
+
+    def subscribe(self, owner: object, observer: StepObserver, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add an observer; the first one installs the hooks."""
+        if not self._observers:
+            self._install(trainer, pl_module)
+        self._observers[id(owner)] = observer
+
+    def unsubscribe(self, owner: object) -> None:
+        """Remove an observer; with the last one the hooks go."""
+        self._observers.pop(id(owner), None)
+        if not self._observers:
+            self._hooks.remove_all()
+            self._watches.clear()
+            self._callers.clear()
+            self._backward = False
+
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hooks.remove_all()
+        self.names, self._index = [], {}
+        for name, parameter in pl_module.named_parameters():
+            self._name(parameter, clean_name(name))
+        self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
+        self._watches, self._positions = {}, {}
+        with self._hooks.all_or_nothing():
+            for position, optimizer in enumerate(trainer.optimizers):
+                for group, settings in enumerate(optimizer.param_groups):
+                    for place, parameter in enumerate(settings["params"]):
+                        self._name(parameter, f"{self.optimizer_names[position]}.group{group}.{place}")
+                self._positions[id(optimizer)] = position
+                self._watches[position] = _Watch()
+                label = self.optimizer_names[position]
+                self._hooks.register(optimizer, _BeforeUpdate(self), "optimizer_step_pre", label=label)
+                self._hooks.register(optimizer, _AfterUpdate(self), "optimizer_step_post", label=label)
+
+    def _name(self, parameter: Tensor, name: str) -> None:
+        if id(parameter) not in self._index:  # a tied parameter is one parameter
+            self._index[id(parameter)] = len(self.names)
+            self.names.append(name)
+
+    # What Lightning tells, handed on by every subscribed callback.
+
+    def before_backward(self, owner: object) -> None:
+        """Backward starts."""
+        self._backward = True
+
+    def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        if pl_module.automatic_optimization or not self._first("after_backward", owner):
+            return
+        for optimizer in trainer.optimizers:
+            position = self._positions.get(id(optimizer))
+            if position is None:
+                continue
+            step = self._step(position, optimizer, trainer, unscaled=False)
+            if step.indices and any(parameter.requires_grad for parameter in step.parameters):
+                self._watches[position].step = step
+                self._tell("gradients", step)
+
+    def before_optimizer_step(self, owner: object, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        """Gradients are unscaled and not yet clipped by Lightning."""
+        position = self._positions.get(id(getattr(optimizer, "optimizer", optimizer)))
+        if position is None or not self._first(f"before_step_{position}", owner):
+            return
+        watch = self._watches[position]
+        if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
+            self._skip(watch)
+        watch.ready = True
+        if watch.step is None or pl_module.automatic_optimization:
+            watch.step = self._step(position, getattr(optimizer, "optimizer", optimizer), trainer, unscaled=True)
+            self._tell("gradients", watch.step)
+
+    def current(self, optimizer: Any) -> Step | None:
+        """The optimizer's step under way."""
+        watch = self._watch(getattr(optimizer, "optimizer", optimizer))
+        return None if watch is None else watch.step
+
+    def batch_end(self, owner: object) -> None:
+        """A training batch is over: a step that was announced and not taken will not be."""
+        if self._first("batch_end", owner):
+            for watch in self._watches.values():
+                if watch.ready:
+                    self._skip(watch)
+
+    # What the optimizers tell.
+
+    def stepping(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` has been entered."""
+        watch = self._watch(optimizer)
+        if watch is not None:
+            watch.stepping = True
+
+    def clipped(self, optimizer: Optimizer) -> None:
+        """Gradients are as the update will see them."""
+        watch = self._watch(optimizer)
+        if watch is None:
+            return
+        watch.stepping = True
+        if watch.step is not None:
+            watch.step.look_again()
+            if watch.ready and not watch.step.skips_nonfinite:
+                watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
+            self._tell("clipped", watch.step)
+
+    def taken(self, optimizer: Optimizer) -> None:
+        """The optimizer has stepped."""
+        watch = self._watch(optimizer)
+        if watch is None:
+            return
+        step, watch.step, watch.ready, watch.stepping = watch.step, None, False, False
+        if step is not None and (step.indices or self._backward):
+            self._tell("taken", step)
+        self._backward = False
+
+    def _watch(self, optimizer: Optimizer) -> _Watch | None:
+        return self._watches.get(self._positions.get(id(optimizer), -1))
+
+    def _skip(self, watch: _Watch) -> None:
+        step, watch.step, watch.ready = watch.step, None, False
+        if step is not None and step.indices:
+            self._tell("skipped", step)
+
+    def _tell(self, event: str, step: Step) -> None:
+        for observer in list(self._observers.values()):
+            getattr(observer, event)(step)
+
+    def _first(self, event: str, owner: object) -> bool:
+        return self._callers.setdefault(event, _Callers()).first(owner)
+
+    def _step(self, position: int, optimizer: Optimizer, trainer: Trainer, unscaled: bool) -> Step:
+        scaler = loss_scaler(trainer)
+        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
+        unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        present: dict[int, Tensor] = {}
+        missing: list[int] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                index = self._index.get(id(parameter))
+                if index is None or index in present:
+                    continue
+                if parameter.grad is not None:
+                    present[index] = parameter
+                elif parameter.requires_grad:
+                    missing.append(index)
+        return Step(
+            optimizer=position,
+            n_parameters=len(self.names),
+            indices=list(present),
+            missing=missing,
+            parameters=list(present.values()),
+            loss_scale=None if scaler is None else loss_scale(scaler),
+            carries_scale=unscales_itself or not unscaled,
+            skips_nonfinite=unscales_itself,
+        )
+
+
+class _BeforeUpdate(Listener):
+    """Step pre-hook: looks at the gradients after the closure, or now if there is none."""
+
+    def __init__(self, probe: StepProbe) -> None:
+        self.probe = probe
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.probe.clipped(optimizer)
+            return None
+
+        def watched() -> Any:
+            result = closure()
+            self.probe.clipped(optimizer)
+            return result
+
+        self.probe.stepping(optimizer)
+        return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
+
+
+class _AfterUpdate(Listener):
+    """Step post-hook."""
+
+    def __init__(self, probe: StepProbe) -> None:
+        self.probe = probe
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.probe.taken(optimizer)
+
+
+def loss_scaler(trainer: Trainer) -> Any:
+    """The trainer's GradScaler, or None if its precision has none."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
+def loss_scale(scaler: Any) -> Tensor | None:
+    """The scale in force as a device tensor; ``get_scale()`` would wait for the device."""
+    scale = scaler._scale
+    return scale.clone() if scale is not None else None

@@ -1,0 +1,39 @@
+"""The one line that most people need."""
+
+from __future__ import annotations
+
+from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
+from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
+from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.monitor import Monitor, OnAlert
+from lightning_hooks.hooks import ModuleSelector
+
+
+def monitors(
+    *,
+    modules: ModuleSelector | None = None,
+    every_n_steps: int = 10,
+    on_alert: OnAlert = "log",
+    summary: bool = True,
+) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
+    """Return the trio: feature statistics, gradient flow and clipping events.
+
+    Args:
+        modules: Where the first two listen; None for every leaf that computes something.
+        every_n_steps: Which training batches they listen to. Clip events are counted at every step.
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        summary: Print a compact summary at the end of training.
+
+    Returns:
+        A list for ``Trainer(callbacks=…)``.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import monitors
+        >>> trainer = Trainer(callbacks=monitors(), logger=False)
+    """
+    return [
+        FeatureStatsMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary),
+        GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary),
+        GradientClipMonitor(on_alert=on_alert, summary=summary),
+    ]

@@ -1,0 +1,32 @@
+"""Clipping policies as pure functions, and the tally of what clipping did."""
+
+from lightning_hooks.clipping.ledger import ClipLedger
+from lightning_hooks.clipping.policies import (
+    AGC,
+    POLICIES,
+    AutoClip,
+    ClipPolicy,
+    GlobalNorm,
+    PerTensor,
+    Value,
+    ZClip,
+    make_policy,
+)
+from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_tallies, tally
+
+__all__ = [
+    "AGC",
+    "POLICIES",
+    "AutoClip",
+    "ClipLedger",
+    "ClipPolicy",
+    "ClipStats",
+    "GlobalNorm",
+    "PerTensor",
+    "Value",
+    "ZClip",
+    "clip_stats",
+    "make_policy",
+    "merge_tallies",
+    "tally",
+]

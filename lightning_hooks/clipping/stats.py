@@ -1,0 +1,146 @@
+"""The tally of clip events: what clipping did over many optimizer steps, as one mergeable vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+EVENT_TOLERANCE = 1e-6
+"""A parameter's norm must fall by this share for the step to count as clipped; less is rounding."""
+
+TOP = 5
+"""How many parameters a report names as the cause of the clips."""
+
+
+class ClipColumn(IntEnum):
+    """What the leading numbers of a tally hold; the shares of the parameters follow. All but the maxima add."""
+
+    STEPS = 0  # steps taken
+    FINITE = 1  # of these, with a finite norm
+    CLIPPED = 2
+    BEFORE = 3  # sum of norms before clipping, over finite steps
+    BEFORE_MAX = 4
+    AFTER = 5
+    AFTER_MAX = 6
+    COEFFICIENT = 7  # sum of after / before
+    RATED = 8  # finite steps with a norm above 0, over which the coefficient is averaged
+    NONFINITE = 9  # steps taken with a norm that is not finite
+    SKIPPED = 10  # steps not taken
+
+
+N_CLIP_COLUMNS = len(ClipColumn)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipStats:
+    """What clipping did at one optimizer's steps in an epoch; every step counts, whatever the sampling.
+
+    Norms are L2 norms over all the optimizer's gradients. Means and maxima are over steps with a finite norm.
+
+    Attributes:
+        steps: Optimizer steps taken.
+        clipped_steps: Of these, the steps whose gradients clipping reduced.
+        rate: ``clipped_steps / steps``, in [0, 1]; NaN without steps.
+        norm_before: Mean norm before clipping.
+        norm_before_max: The largest.
+        norm_after: Mean norm with which the steps were taken.
+        norm_after_max: The largest.
+        coefficient: Mean of after / before over steps with a norm above 0: 1 where nothing was clipped.
+        nonfinite_steps: Steps taken although the gradient held a NaN or an infinite value.
+        skipped_steps: Steps that a loss scaler did not take.
+        top_parameters: (name, share) of the parameters that caused the clips: mean share of the squared norm before
+            clipping over the clipped steps, largest first; at most ``TOP``.
+        limit: The norm to which clipping is configured, or None where it is not by norm.
+    """
+
+    steps: int
+    clipped_steps: int
+    rate: float
+    norm_before: float
+    norm_before_max: float
+    norm_after: float
+    norm_after_max: float
+    coefficient: float
+    nonfinite_steps: int
+    skipped_steps: int
+    top_parameters: tuple[tuple[str, float], ...]
+    limit: float | None = None
+
+
+def tally(before: Tensor, after: Tensor, taken: Tensor) -> Tensor:
+    """Tally optimizer steps.
+
+    A step is clipped if it was taken, its norm is finite, and clipping reduced the norm of at least one parameter's
+    gradient. Comparing parameter by parameter finds clipping by value too, which may hardly change the total.
+
+    Args:
+        before: Norms of the parameters' gradients before clipping, shape ``(k, n)``; 0 for a missing gradient.
+        after: Norms with which the step was taken, shape ``(k, n)``.
+        taken: Which steps were taken, boolean, shape ``(k,)``.
+
+    Returns:
+        Shape ``(n_clip_columns + n,)``.
+    """
+    before_total = torch.linalg.vector_norm(before, dim=1)
+    after_total = torch.linalg.vector_norm(after, dim=1)
+    finite = taken & torch.isfinite(before_total) & torch.isfinite(after_total)
+    before_kept = torch.where(finite, before_total, 0)
+    after_kept = torch.where(finite, after_total, 0)
+    clipped = finite & (after < before * (1 - EVENT_TOLERANCE)).any(1)
+    rated = before_kept > 0
+    coefficient = torch.where(rated, after_kept / torch.where(rated, before_kept, 1), 0)
+    shares = torch.where(clipped[:, None], (before / torch.where(rated, before_kept, 1)[:, None]) ** 2, 0)
+    result = before.new_zeros(N_CLIP_COLUMNS + before.shape[1])
+    result[ClipColumn.STEPS] = taken.sum()
+    result[ClipColumn.FINITE] = finite.sum()
+    result[ClipColumn.CLIPPED] = clipped.sum()
+    result[ClipColumn.BEFORE] = before_kept.sum()
+    result[ClipColumn.BEFORE_MAX] = before_kept.amax()
+    result[ClipColumn.AFTER] = after_kept.sum()
+    result[ClipColumn.AFTER_MAX] = after_kept.amax()
+    result[ClipColumn.COEFFICIENT] = coefficient.sum()
+    result[ClipColumn.RATED] = rated.sum()
+    result[ClipColumn.NONFINITE] = (taken & ~finite).sum()
+    result[ClipColumn.SKIPPED] = (~taken).sum()
+    result[N_CLIP_COLUMNS:] = shares.sum(0)
+    return result
+
+
+def merge_tallies(tallies: Tensor) -> Tensor:
+    """Merge tallies along the first dimension: ``(k, …, m)`` to ``(…, m)``."""
+    merged = tallies.sum(0)
+    for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX):
+        merged[..., column] = tallies[..., column].amax(0)
+    return merged
+
+
+def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None = None) -> ClipStats:
+    """Name the numbers of a tally.
+
+    Args:
+        row: A tally as Python numbers.
+        names: The parameters, in the order of the shares.
+        limit: The configured norm.
+    """
+    steps, finite, clipped = (int(row[c]) for c in (ClipColumn.STEPS, ClipColumn.FINITE, ClipColumn.CLIPPED))
+    rated = row[ClipColumn.RATED]
+    ranked = sorted(zip(names, row[N_CLIP_COLUMNS:], strict=True), key=lambda pair: -pair[1])
+    return ClipStats(
+        steps=steps,
+        clipped_steps=clipped,
+        rate=clipped / steps if steps else math.nan,
+        norm_before=row[ClipColumn.BEFORE] / finite if finite else math.nan,
+        norm_before_max=row[ClipColumn.BEFORE_MAX] if finite else math.nan,
+        norm_after=row[ClipColumn.AFTER] / finite if finite else math.nan,
+        norm_after_max=row[ClipColumn.AFTER_MAX] if finite else math.nan,
+        coefficient=row[ClipColumn.COEFFICIENT] / rated if rated else math.nan,
+        nonfinite_steps=int(row[ClipColumn.NONFINITE]),
+        skipped_steps=int(row[ClipColumn.SKIPPED]),
+        top_parameters=tuple((name, share / clipped) for name, share in ranked[:TOP] if share > 0),
+        limit=limit,
+    )

@@ -1,0 +1,27 @@
+"""Hooks in plain torch: registering them, choosing where, and finding the tensors they are handed."""
+
+from lightning_hooks.hooks.gate import Gate
+from lightning_hooks.hooks.listener import Faults, Listener, Silent
+from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
+from lightning_hooks.hooks.selection import ModuleSelector, select_modules
+from lightning_hooks.hooks.tensors import float_tensors, tensors_in
+from lightning_hooks.hooks.wrappers import counted, guarded, sampled, synchronized, timed
+
+__all__ = [
+    "HOOK_KINDS",
+    "Faults",
+    "Gate",
+    "HookManager",
+    "Listener",
+    "ModuleSelector",
+    "Silent",
+    "counted",
+    "float_tensors",
+    "guarded",
+    "sampled",
+    "select_modules",
+    "synchronized",
+    "tensors_in",
+    "timed",
+    "with_hooks",
+]

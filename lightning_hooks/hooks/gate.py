@@ -1,0 +1,41 @@
+"""When a hook may listen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Gate:
+    """A switch that many hooks read and one callback turns.
+
+    A forward hook fires in validation, in sanity checks, in prediction and again when activation checkpointing recomputes
+    a layer during backward. Only the first forward of a sampled training batch is wanted, so the gate opens when such a
+    batch starts and closes while backward runs and when the batch ends.
+
+    Attributes:
+        open: Whether hooks listen now.
+        sampled: Whether the batch under way is a sampled one.
+    """
+
+    open: bool = False
+    sampled: bool = False
+
+    def __bool__(self) -> bool:
+        return self.open
+
+    def start(self, sampled: bool) -> None:
+        """A training batch starts; ``sampled`` says whether it is listened to."""
+        self.open = self.sampled = sampled
+
+    def pause(self) -> None:
+        """Backward starts: what fires now is recomputation."""
+        self.open = False
+
+    def resume(self) -> None:
+        """Backward is over; a manual loop may run forward again in the same batch."""
+        self.open = self.sampled
+
+    def stop(self) -> None:
+        """The batch is over."""
+        self.open = self.sampled = False

@@ -1,0 +1,195 @@
+"""Registering hooks so that all of them go in, or none, and all come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# kind -> (what it hooks, the method that registers it, the options that method takes)
+_KINDS: dict[str, tuple[type[Any], str, frozenset[str]]] = {
+    "forward": (nn.Module, "register_forward_hook", frozenset({"prepend", "with_kwargs", "always_call"})),
+    "forward_pre": (nn.Module, "register_forward_pre_hook", frozenset({"prepend", "with_kwargs"})),
+    "full_backward": (nn.Module, "register_full_backward_hook", frozenset({"prepend"})),
+    "full_backward_pre": (nn.Module, "register_full_backward_pre_hook", frozenset({"prepend"})),
+    "tensor": (Tensor, "register_hook", frozenset()),
+    "post_accumulate_grad": (Tensor, "register_post_accumulate_grad_hook", frozenset()),
+    "optimizer_step_pre": (torch.optim.Optimizer, "register_step_pre_hook", frozenset()),
+    "optimizer_step_post": (torch.optim.Optimizer, "register_step_post_hook", frozenset()),
+}
+
+HOOK_KINDS: tuple[str, ...] = tuple(_KINDS)
+"""The kinds of hook that :meth:`HookManager.register` knows."""
+
+
+class HookManager:
+    """Registers hooks of every kind PyTorch has, remembers their handles, and removes them.
+
+    The manager holds handles and labels, never a module or a tensor, so it keeps no model alive. It removes only what it
+    registered, in reverse order; removing twice is harmless. As a context manager it removes everything on the way out,
+    exceptions included. A copy or a pickle of a manager is an empty manager: the hooks stay with the original.
+
+    Example:
+        >>> import torch
+        >>> from lightning_hooks import HookManager
+        >>> shapes = []
+        >>> layer = torch.nn.Linear(2, 3)
+        >>> with HookManager() as hooks:
+        ...     _ = hooks.register(layer, lambda module, args, output: shapes.append(tuple(output.shape)), "forward")
+        ...     _ = layer(torch.zeros(5, 2))
+        >>> shapes, len(hooks)
+        ([(5, 3)], 0)
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[tuple[str, str, RemovableHandle]] = []
+
+    def register(
+        self,
+        target: nn.Module | Tensor | torch.optim.Optimizer,
+        hook: Callable[..., Any],
+        kind: str = "forward",
+        *,
+        label: str = "",
+        **options: bool,
+    ) -> RemovableHandle:
+        """Register one hook.
+
+        Args:
+            target: The module, tensor or optimizer to hook.
+            hook: The function, with the signature PyTorch asks for that kind.
+            kind: One of ``HOOK_KINDS``.
+            label: A name for messages and :attr:`alive`, for instance the module's.
+            **options: ``prepend``, ``with_kwargs`` or ``always_call``, where PyTorch has them for that kind.
+
+        Returns:
+            PyTorch's handle; removing the hook through it is fine too.
+
+        Raises:
+            ValueError: If ``kind`` is unknown.
+            TypeError: If the target, the hook or an option does not fit the kind.
+            RuntimeError: If the target is a tensor that does not require gradients.
+        """
+        if kind not in _KINDS:
+            raise ValueError(f"kind must be one of {', '.join(HOOK_KINDS)}; got {kind!r}.")
+        expected, method, known = _KINDS[kind]
+        if not isinstance(target, expected):
+            raise TypeError(
+                f"A {kind!r} hook goes on a {expected.__module__.split('.')[0]} {expected.__name__}; "
+                f"got {type(target).__name__}. Pass such an object, or choose another kind."
+            )
+        if not callable(hook):
+            raise TypeError(f"hook must be callable; got {hook!r}.")
+        unknown = sorted(set(options) - known)
+        if unknown:
+            takes = ", ".join(sorted(known)) or "no options"
+            raise TypeError(f"A {kind!r} hook takes {takes}; got {', '.join(unknown)}.")
+        handle: RemovableHandle = getattr(target, method)(hook, **options)
+        self._handles.append((label, kind, handle))
+        return handle
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[HookManager]:
+        """Within this block a failure removes every hook that the block registered, and then propagates."""
+        before = len(self._handles)
+        try:
+            yield self
+        except BaseException:
+            self._remove(before)
+            raise
+
+    def remove_all(self) -> None:
+        """Remove every hook of this manager that is still there, last first."""
+        self._remove(0)
+
+    def _remove(self, keep: int) -> None:
+        while len(self._handles) > keep:
+            self._handles.pop()[2].remove()
+
+    @property
+    def alive(self) -> tuple[tuple[str, str], ...]:
+        """The (label, kind) of each hook that is in place now, in the order of registration."""
+        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
+
+    def __len__(self) -> int:
+        """The number of hooks in place now."""
+        return len(self.alive)
+
+    def __bool__(self) -> bool:
+        return True  # an empty manager is still a manager
+
+    def __enter__(self) -> HookManager:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.remove_all()
+
+    def __reduce__(self) -> tuple[type[HookManager], tuple[()]]:
+        return (type(self), ())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} hooks in place)"
+
+
+def _in_place(handle: RemovableHandle) -> bool:
+    # RemovableHandle has no public "is it still registered?"; the weak reference to the hook dictionary is what its own
+    # remove() looks at. A dead reference means that the module, tensor or optimizer is gone.
+    hooks = handle.hooks_dict_ref()
+    return hooks is not None and handle.id in hooks
+
+
+def with_hooks(
+    target: nn.Module | Callable[..., nn.Module],
+    hook: Callable[..., Any],
+    kind: str = "forward",
+    **options: bool,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function or method so that a hook is in place exactly while it runs.
+
+    The hook is removed when the function returns and when it raises.
+
+    Args:
+        target: The module to hook; or, for a method, a function of ``self`` that returns it.
+        hook: The hook function, of the signature PyTorch asks for ``kind``.
+        kind: One of ``HOOK_KINDS``.
+        **options: As for :meth:`HookManager.register`.
+
+    Returns:
+        A decorator.
+
+    Example:
+        >>> import torch
+        >>> from lightning_hooks import with_hooks
+        >>> seen = []
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.body = torch.nn.Linear(2, 3)
+        ...     @with_hooks(lambda self: self.body, lambda module, args, output: seen.append(tuple(output.shape)))
+        ...     def forward(self, x):
+        ...         return self.body(x)
+        >>> _ = Net()(torch.zeros(4, 2))
+        >>> seen
+        [(4, 3)]
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
+            found = target if isinstance(target, nn.Module) else target(*args[:1])
+            with HookManager() as hooks:
+                hooks.register(found, hook, kind, label=type(found).__name__, **options)
+                return function(*args, **kwargs)
+
+        return hooked
+
+    return decorate

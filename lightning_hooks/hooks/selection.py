@@ -1,0 +1,168 @@
+"""From patterns to modules: which places of a model are listened to."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from torch import nn
+
+ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Module]"] | Callable[[str, nn.Module], bool]
+"""A glob pattern on module names, a module type, several of these, or a predicate of (name, module)."""
+
+# Wrappers that rename the modules inside them; a site's name must not depend on them.
+_WRAPPER_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+# Leaves that hand on what they are given: nothing is learned from listening to them.
+_PASS_THROUGH: tuple[type[nn.Module], ...] = (
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+    nn.ChannelShuffle,
+    nn.ZeroPad1d,
+    nn.ZeroPad2d,
+    nn.ZeroPad3d,
+)
+
+_CONTAINERS: tuple[type[nn.Module], ...] = (
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.ParameterList,
+    nn.ParameterDict,
+    nn.Sequential,
+)
+
+# Modules that compute through their children's parameters without calling the children: one site, not silent inner ones.
+_OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
+
+
+def check_selector(modules: object) -> None:
+    """Raise if ``modules`` is not something :func:`select_modules` understands.
+
+    Raises:
+        TypeError: If it is neither None, a pattern, a module type, a predicate, nor a sequence of patterns and types.
+        ValueError: If it is an empty sequence or pattern.
+    """
+    expected = (
+        "modules must be a glob pattern on module names (str), a module type, a sequence of these, "
+        "a predicate of (name, module), or None for every leaf that computes something"
+    )
+    if modules is None or callable(modules):
+        return
+    if isinstance(modules, Sequence):
+        entries = [modules] if isinstance(modules, str) else list(modules)
+        if not entries or any(entry == "" for entry in entries):
+            raise ValueError(f"{expected}; got {modules!r}, which names nothing.")
+        wrong = [entry for entry in entries if not isinstance(entry, str) and not _is_module_type(entry)]
+        if not wrong:
+            return
+        raise TypeError(f"{expected}; got {wrong[0]!r} in {modules!r}.")
+    raise TypeError(f"{expected}; got {modules!r}.")
+
+
+def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module]]:
+    """Choose modules of ``root`` in the order of ``named_modules()``; the root itself is never chosen.
+
+    Names are those the model has uncompiled and unwrapped: ``torch.compile``, checkpoint and FSDP prefixes are dropped.
+
+    Args:
+        root: The model.
+        modules: The selector; None takes every leaf that computes something: no pass-through modules (dropout,
+            identity, flatten), no losses, no torchmetrics metrics.
+
+    Returns:
+        (name, module) pairs; a module reached by two names appears once.
+
+    Raises:
+        ValueError: If a pattern or type matches nothing (the closest names are told), or nothing at all is selected.
+        TypeError: If the selector is of a wrong type.
+    """
+    check_selector(modules)
+    named = [(name, module) for name, module in named_sites(root) if name]
+    if modules is None:
+        closed = [module for _, module in named if _is_opaque(module) or _is_metric(module)]
+        inside = {id(inner) for module in closed for inner in list(module.modules())[1:]}
+        chosen = [(name, module) for name, module in named if _computes(module) and id(module) not in inside]
+        if not chosen:
+            raise ValueError(
+                f"{type(root).__name__} has no leaf module that computes something, so there is nothing to listen to. "
+                "Name the modules to listen to with modules=."
+            )
+        return chosen
+    if not isinstance(modules, str | Sequence) and not _is_module_type(modules):
+        predicate: Callable[[str, nn.Module], bool] = modules  # type: ignore[assignment]  # narrowed by check_selector
+        chosen = [(name, module) for name, module in named if predicate(name, module)]
+        if not chosen:
+            raise ValueError(
+                f"The predicate modules={modules!r} chose none of the {len(named)} modules of {type(root).__name__}. "
+                "It is called with (name, module) and returns True for the modules to listen to."
+            )
+        return chosen
+    entries: list[str | type[nn.Module]] = [modules] if isinstance(modules, str | type) else list(modules)  # type: ignore[arg-type]
+    for entry in entries:
+        if not any(_matches(entry, name, module) for name, module in named):
+            raise ValueError(_no_match(entry, root, named))
+    return [(name, module) for name, module in named if any(_matches(entry, name, module) for entry in entries)]
+
+
+def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (clean name, module) of ``root`` and its submodules, wrappers left out, each module once."""
+    for name, module in root.named_modules():
+        if any(prefix in module._modules for prefix in _WRAPPER_PREFIXES):
+            continue  # the wrapped module itself comes next, under the same clean name
+        yield clean_name(name), module
+
+
+def clean_name(name: str) -> str:
+    """Return a module or parameter name without the parts that wrappers add."""
+    if not any(prefix in name for prefix in _WRAPPER_PREFIXES):
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
+
+
+def _computes(module: nn.Module) -> bool:
+    if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or _is_metric(module):
+        return False
+    return _is_opaque(module) or not any(True for _ in module.children())
+
+
+def _is_metric(module: nn.Module) -> bool:
+    # By name: this floor is plain torch and does not import torchmetrics.
+    return any(kind.__module__.split(".")[0] == "torchmetrics" for kind in type(module).__mro__)
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    # A parametrised layer (weight norm, spectral norm) keeps its parametrisations as a child; it is still one layer.
+    return isinstance(module, _OPAQUE) or set(dict(module.named_children())) == {"parametrizations"}
+
+
+def _is_module_type(entry: object) -> bool:
+    return isinstance(entry, type) and issubclass(entry, nn.Module)
+
+
+def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
+    return fnmatch.fnmatchcase(name, entry) if isinstance(entry, str) else isinstance(module, entry)
+
+
+def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:
+    if not isinstance(entry, str):
+        kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
+        return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
+    names = [name for name, _ in named]
+    plain = entry.replace("*", "").strip(".")
+    closest = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
+    listed = ", ".join(repr(name) for name in closest) or "none: the model has no submodules"
+    return (
+        f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
+        "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."
+    )

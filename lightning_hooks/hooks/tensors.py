@@ -1,0 +1,82 @@
+"""Finding the tensors in whatever a module returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+MAX_DEPTH = 8
+"""Containers nested deeper than this are not looked into; it also ends a container that holds itself."""
+
+
+def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Yield every tensor in a module's output, each object once per container level it is met at, depth first.
+
+    Looks into tuples, lists, named tuples, mappings (so also transformers' ``ModelOutput``), dataclasses and packed
+    sequences (their data), nested up to ``MAX_DEPTH``. Anything else holds no tensors as far as we can tell.
+
+    Args:
+        output: What a module returned or was given.
+        depth: How deep the walk is already.
+
+    Yields:
+        The tensors, of any dtype and layout.
+    """
+    if isinstance(output, Tensor):
+        yield output
+    elif depth >= MAX_DEPTH or output is None:
+        return
+    elif isinstance(output, PackedSequence):
+        yield output.data
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value, depth + 1)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from tensors_in(value, depth + 1)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for entry in dataclasses.fields(output):
+            yield from tensors_in(getattr(output, entry.name, None), depth + 1)
+
+
+def float_tensors(output: Any) -> list[Tensor]:
+    """Return the real floating-point tensors in ``output``, each object once, in order.
+
+    Integer, boolean, complex and quantised tensors have no statistics here and are passed over.
+    """
+    if type(output) is Tensor:  # the common case, without the walk
+        return [output] if output.is_floating_point() else []
+    found: list[Tensor] = []
+    for tensor in tensors_in(output):
+        if tensor.is_floating_point() and not any(tensor is other for other in found):
+            found.append(tensor)
+    return found
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """Return the numbers of ``tensor`` as a plain dense tensor outside autograd, sharing memory where it can.
+
+    A sparse tensor gives its stored (coalesced) values, a nested one its buffer, a distributed one its local shard.
+
+    Args:
+        tensor: A floating-point tensor of any layout or subclass.
+
+    Returns:
+        A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense.
+    """
+    values = tensor.detach()
+    if values.layout == torch.jagged:
+        return values.values()
+    if values.layout == torch.sparse_coo:
+        return values.coalesce().values()
+    if values.layout != torch.strided:
+        return values.values()
+    if type(values) is not Tensor:
+        to_local = getattr(values, "to_local", None)
+        return to_local() if to_local is not None else values.as_subclass(Tensor)
+    return values

@@ -1,0 +1,141 @@
+"""Small wrappers around a hook that compose: when it runs, how often it ran, what it cost, whether it may fail.
+
+Each takes a hook of any kind and returns a hook of the same kind: arguments pass through and so does the result, by which a
+hook may replace an output or a gradient. They compose by nesting, outermost first::
+
+    hook = sampled(guarded(timed(read_output)), every=10)
+
+A wrapper is picklable when the hook inside it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning_hooks.hooks.gate import Gate
+
+Hook = Callable[..., Any]
+
+
+def _callable(hook: Hook) -> Hook:
+    if not callable(hook):
+        raise TypeError(f"hook must be callable; got {hook!r}.")
+    return hook
+
+
+class sampled:  # noqa: N801  used as a function, like functools.partial
+    """Run a hook on every n-th call (the first, then n later, …), or while a gate is open.
+
+    Args:
+        hook: The hook to wrap.
+        every: Run on calls 0, ``every``, 2·``every``, …; at least 1.
+        when: Run only while this is truthy: a :class:`~lightning_hooks.hooks.Gate`. It takes the place of ``every``.
+
+    Raises:
+        ValueError: If ``every`` is below 1.
+        TypeError: If ``hook`` is not callable.
+    """
+
+    __slots__ = ("calls", "every", "hook", "when")
+
+    def __init__(self, hook: Hook, every: int = 1, when: Gate | None = None) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be an integer of at least 1; got {every!r}.")
+        self.hook, self.every, self.when, self.calls = _callable(hook), every, when, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hook if it is its turn; otherwise return None, which changes nothing."""
+        if self.when is not None:
+            return self.hook(*args, **kwargs) if self.when.open else None
+        turn = self.calls % self.every == 0
+        self.calls += 1
+        return self.hook(*args, **kwargs) if turn else None
+
+
+class counted:  # noqa: N801
+    """Count how often a hook is called, in ``calls``."""
+
+    __slots__ = ("calls", "hook")
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook, self.calls = _callable(hook), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Count, then run the hook."""
+        self.calls += 1
+        return self.hook(*args, **kwargs)
+
+
+class timed:  # noqa: N801
+    """Measure what a hook itself costs: ``calls``, total ``seconds`` and ``mean_seconds`` of host time."""
+
+    __slots__ = ("calls", "hook", "seconds")
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook, self.calls, self.seconds = _callable(hook), 0, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hook and add its time, also when it raises."""
+        start = time.perf_counter()
+        try:
+            return self.hook(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.calls += 1
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean host seconds per call; 0 before the first."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+
+class synchronized:  # noqa: N801
+    """Let one thread at a time into a hook, for models that run in several threads (``nn.DataParallel``, servers)."""
+
+    __slots__ = ("hook", "lock")
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook, self.lock = _callable(hook), threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hook while holding its lock."""
+        with self.lock:
+            return self.hook(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[type[synchronized], tuple[Hook]]:
+        return (synchronized, (self.hook,))  # a lock cannot be pickled; the copy gets its own
+
+
+class guarded:  # noqa: N801
+    """Never let a hook's error reach the training: tell it once, and switch the hook off.
+
+    Args:
+        hook: The hook to wrap.
+        site: The name to tell with the error.
+        on_fault: Called once with (site, error); None only remembers it in ``error``.
+
+    Attributes:
+        error: The error that switched the hook off, or None.
+    """
+
+    __slots__ = ("error", "hook", "on_fault", "site")
+
+    def __init__(self, hook: Hook, site: str = "", on_fault: Callable[[str, Exception], None] | None = None) -> None:
+        self.hook, self.site, self.on_fault = _callable(hook), site, on_fault
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the hook unless it has failed before."""
+        if self.error is not None:
+            return None
+        try:
+            return self.hook(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  whatever a hook raises, training must go on
+            # Without its traceback: that would keep the tensors of the failing frame alive.
+            self.error = error.with_traceback(None)
+            if self.on_fault is not None:
+                self.on_fault(self.site, error)
+            return None

@@ -1,0 +1,45 @@
+"""From a tensor to a row, from rows to one row, and from a row to named numbers."""
+
+from lightning_hooks.statistics.feature_table import FeatureTable
+from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.gradient_tables import GradientTable, ParameterTable
+from lightning_hooks.statistics.gradients import (
+    GradientStats,
+    ParameterGradientStats,
+    gradient_norms,
+    gradient_stats,
+    parameter_gradient_stats,
+    parameter_rows,
+    update_ratios,
+    weight_sample,
+    zero_counts,
+)
+from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
+from lightning_hooks.statistics.summarize import accumulate, summarize
+from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
+
+__all__ = [
+    "Column",
+    "FeatureStats",
+    "FeatureTable",
+    "GradientStats",
+    "GradientTable",
+    "ParameterGradientStats",
+    "ParameterTable",
+    "Saturation",
+    "accumulate",
+    "empty_table",
+    "feature_stats",
+    "gradient_norms",
+    "gradient_stats",
+    "is_rectifier",
+    "merge",
+    "parameter_gradient_stats",
+    "parameter_rows",
+    "saturation_of",
+    "scaled",
+    "summarize",
+    "update_ratios",
+    "weight_sample",
+    "zero_counts",
+]

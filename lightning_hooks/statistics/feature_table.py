@@ -1,0 +1,152 @@
+"""The table of feature rows, with the units of its rectifiers, as one tensor to be merged over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.tensors import float_tensors, plain_values
+from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.rows import N_COLUMNS, Column, empty_table, merge
+from lightning_hooks.statistics.summarize import accumulate
+from lightning_hooks.statistics.units import Saturation, features_last, fired_units, is_rectifier, saturation_of
+
+
+class FeatureTable:
+    """Rows of all sites on the device, and for each rectifier which of its units have fired.
+
+    The units of a rectifier are known only when it is first called, and on another rank perhaps never; for the merge over ranks
+    each rectifier gets the same number of bytes, ``capacity``, which every rank derives from the model alone.
+
+    Args:
+        sites: (name, module) of each site, in order. The modules are looked at and not kept.
+        root: The model they are from.
+        device: Where the rows live.
+    """
+
+    def __init__(self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.names = [name for name, _ in sites]
+        self.rows = empty_table(len(sites), device)
+        self.saturation: dict[int, Saturation] = {}
+        self.rectifiers: dict[int, bool | None] = {}  # site -> are its units in the last dimension?
+        self.fired: dict[int, Tensor] = {}
+        self.capacity = max((units for units in map(_units_of, root.modules())), default=0)
+        layout = layouts(root)
+        for index, (_, module) in enumerate(sites):
+            if is_rectifier(module):
+                self.rectifiers[index] = layout.get(id(module))
+            spec = saturation_of(module)
+            if spec is not None:
+                self.saturation[index] = spec
+
+    def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
+        """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
+        spec = self.saturation.get(index)
+        for position, tensor in enumerate(float_tensors(output)):
+            values = plain_values(tensor)
+            saturated = None
+            if spec is not None and values.numel():
+                read = values if spec.reads == "output" else _first_float(args)
+                saturated = None if read is None else spec.count(read)
+            accumulate(self.rows, index, values, saturated, new_call=position == 0)
+            if index in self.rectifiers and values.numel():
+                self._add_units(index, fired_units(values, self.rectifiers[index]))
+
+    def _add_units(self, index: int, fired: Tensor) -> None:
+        known = self.fired.get(index)
+        if known is None or known.shape[0] < fired.shape[0]:
+            grown = torch.zeros(fired.shape[0], dtype=torch.bool, device=fired.device)
+            if known is not None:  # one rectifier used at several widths
+                grown[: known.shape[0]] = known
+            known = self.fired[index] = grown
+        known[: fired.shape[0]].logical_or_(fired)
+
+    def pack(self, capacity: int | None = None) -> Tensor:
+        """Return everything as one vector, of the same length on every rank if ``capacity`` is the same.
+
+        Args:
+            capacity: Bytes per rectifier; None for as many as this process needs.
+
+        Returns:
+            One-dimensional, of the dtype and device of the rows.
+        """
+        rows = self.rows.clone()
+        for index, fired in self.fired.items():
+            rows[index, Column.UNITS] = fired.shape[0]
+        width = self._width(capacity)
+        units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=rows.device)
+        for line, index in enumerate(self.rectifiers):
+            known = self.fired.get(index)
+            if known is not None:
+                kept = known[:width].to(rows.device, torch.uint8, non_blocking=True)
+                units[line, : kept.shape[0]] = kept
+        return torch.cat((rows.flatten(), units.flatten().view(rows.dtype)))
+
+    def _width(self, capacity: int | None) -> int:
+        needed = capacity if capacity is not None else max((len(fired) for fired in self.fired.values()), default=0)
+        return -(-needed // 8) * 8  # whole float64s
+
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the packed tables of several ranks, shape ``(world, m)``, into one of shape ``(m,)``."""
+        split = self.rows.numel()
+        rows = merge(packed[:, :split].reshape(-1, *self.rows.shape))
+        units = packed[:, split:].contiguous().view(torch.uint8).amax(0) if packed.shape[1] > split else None
+        return torch.cat((rows.flatten(), *([] if units is None else [units.view(rows.dtype)])))
+
+    def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], tuple[str, ...]]:
+        """Name the numbers of a packed table on the host.
+
+        Returns:
+            The statistics of the sites that were called, and the names of those that were not.
+        """
+        split = self.rows.numel()
+        rows = packed[:split].view(-1, N_COLUMNS).tolist()
+        units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1) if self.rectifiers else None
+        lines = {index: line for line, index in enumerate(self.rectifiers)}
+        sites: dict[str, FeatureStats] = {}
+        silent: list[str] = []
+        for index, (name, row) in enumerate(zip(self.names, rows, strict=True)):
+            if not row[Column.CALLS]:
+                silent.append(name)
+                continue
+            dead = None
+            n_units = int(row[Column.UNITS])
+            if units is not None and 0 < n_units <= units.shape[1]:
+                dead = 1.0 - int(units[lines[index], :n_units].sum()) / n_units
+            sites[name] = feature_stats(row, dead, bounded=index in self.saturation)
+        return sites, tuple(silent)
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        for fired in self.fired.values():
+            fired.zero_()
+
+
+def layouts(root: nn.Module) -> Mapping[int, bool | None]:
+    """For each module, by id, whether the layer before it (in the model's order) puts its units last."""
+    found: dict[int, bool | None] = {}
+    last: bool | None = None
+    for module in root.modules():
+        found[id(module)] = last
+        said = features_last(module)
+        last = last if said is None else said
+    return found
+
+
+def _units_of(module: nn.Module) -> int:
+    """The most units a rectifier after this module can have, as far as its parameters tell."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return int(module.embedding_dim)
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return int(module.out_channels)
+    shapes = [p.shape for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
+    return max((shape[0] for shape in shapes if len(shape)), default=0)
+
+
+def _first_float(args: tuple[Any, ...]) -> Tensor | None:
+    found = float_tensors(args)
+    return plain_values(found[0]) if found else None

@@ -1,0 +1,83 @@
+"""The named numbers of a feature row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_hooks.statistics.rows import Column
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStats:
+    """What a module put out over the sampled batches of an epoch, all ranks pooled.
+
+    Mean, std, min, max and rms are over finite values, and NaN where there were none.
+
+    Attributes:
+        calls: How often the module was called.
+        count: Finite values.
+        mean: Their mean.
+        std: Their population standard deviation.
+        min: The smallest.
+        max: The largest.
+        rms: Root mean square.
+        zero_fraction: Share of all values that are exactly 0, in [0, 1].
+        nonfinite_fraction: Share of all values that are NaN or infinite, in [0, 1].
+        dead_fraction: Share of the units that never fired, in [0, 1]; None unless the module is a rectifier.
+        saturated_fraction: Share of values (softmax: of distributions) at a bound, in [0, 1]; None unless bounded.
+    """
+
+    calls: int
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    rms: float
+    zero_fraction: float
+    nonfinite_fraction: float
+    dead_fraction: float | None = None
+    saturated_fraction: float | None = None
+
+
+def feature_stats(row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False) -> FeatureStats:
+    """Name the numbers of a row of a feature table.
+
+    Args:
+        row: One row as Python numbers.
+        dead_fraction: Of the units, for a rectifier.
+        bounded: Whether the site's activation has bounds.
+    """
+    pooled = pooled_stats(row)
+    saturable = row[Column.SATURABLE]
+    return FeatureStats(
+        calls=int(row[Column.CALLS]),
+        count=int(row[Column.COUNT]),
+        mean=pooled["mean"],
+        std=pooled["std"],
+        min=pooled["min"],
+        max=pooled["max"],
+        rms=pooled["rms"],
+        zero_fraction=pooled["zero_fraction"],
+        nonfinite_fraction=pooled["nonfinite_fraction"],
+        dead_fraction=dead_fraction,
+        saturated_fraction=(row[Column.SATURATED] / saturable if saturable else math.nan) if bounded else None,
+    )
+
+
+def pooled_stats(row: Sequence[float]) -> dict[str, float]:
+    """The numbers that features and gradients share, by name."""
+    count, mean = row[Column.COUNT], row[Column.MEAN]
+    seen = count + row[Column.NONFINITE]
+    variance = row[Column.M2] / count if count else math.nan
+    return {
+        "mean": mean if count else math.nan,
+        "std": math.sqrt(variance) if count else math.nan,
+        "min": row[Column.MIN] if count else math.nan,
+        "max": row[Column.MAX] if count else math.nan,
+        "rms": math.sqrt(variance + mean * mean) if count else math.nan,
+        "zero_fraction": row[Column.ZEROS] / seen if seen else math.nan,
+        "nonfinite_fraction": row[Column.NONFINITE] / seen if seen else math.nan,
+    }

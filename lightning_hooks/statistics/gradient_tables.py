@@ -1,0 +1,138 @@
+"""The tables of gradients: at module outputs, and of parameters at the optimizer step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.gradients import (
+    N_PARAMETER_COLUMNS,
+    GradientStats,
+    ParameterColumn,
+    ParameterGradientStats,
+    gradient_stats,
+    merge_parameter_rows,
+    parameter_gradient_stats,
+)
+from lightning_hooks.statistics.rows import Column, empty_table, merge, row_dtype, scaled
+from lightning_hooks.statistics.summarize import accumulate
+
+
+class GradientTable:
+    """Rows of the gradients at module outputs.
+
+    Under a loss scaler gradients arrive times a scale that is known only at the optimizer step, and the step may be
+    skipped. Rows then wait as pending until :meth:`commit` or :meth:`discard`.
+
+    Args:
+        names: The sites, in order.
+        device: Where the rows live.
+        loss_scaled: Whether a loss scaler is at work.
+    """
+
+    def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
+        self.names = names
+        self.rows = empty_table(len(names), device)
+        self.pending = empty_table(len(names), device) if loss_scaled else None
+        self.listening = True
+
+    def add(self, index: int, gradient: Tensor) -> None:
+        """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
+        if self.listening:
+            accumulate(self.rows if self.pending is None else self.pending, index, plain_values(gradient))
+
+    def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
+        """The optimizer took the step: what is pending counts, divided by the loss scale.
+
+        Args:
+            scale: The loss scale in force.
+            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+        """
+        if self.pending is None:
+            return
+        unscaled = scaled(self.pending, 1.0 / scale)
+        merged = merge(torch.stack((self.rows, unscaled)))
+        self.rows.copy_(merged if valid is None else torch.where(valid, merged, self.rows))
+        self.discard()
+
+    def discard(self) -> None:
+        """The step was skipped: what is pending never happened."""
+        if self.pending is not None:
+            self.pending.copy_(empty_table(len(self.names), self.pending.device))
+
+    def read(self, rows: Tensor) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
+        """Name the numbers of rows on the host: statistics by site, and the names of sites where no gradient arrived."""
+        named = list(zip(self.names, rows.tolist(), strict=True))
+        found = {name: gradient_stats(row) for name, row in named if row[Column.CALLS]}
+        return found, tuple(name for name, row in named if not row[Column.CALLS])
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        self.discard()
+
+
+class ParameterTable:
+    """Rows of the parameters' gradients at the optimizer step, and each optimizer's total norm.
+
+    Args:
+        names: The parameters, in order.
+        n_optimizers: How many optimizers step.
+        device: Where the rows live.
+    """
+
+    def __init__(self, names: list[str], n_optimizers: int, device: torch.device | str = "cpu") -> None:
+        self.names = names
+        dtype = row_dtype(torch.device(device))
+        self.rows = torch.zeros((len(names), N_PARAMETER_COLUMNS), device=device, dtype=dtype)
+        self.totals = torch.zeros((n_optimizers, 2), device=device, dtype=dtype)  # finite steps, sum of norms
+        self.missing = [0] * len(names)  # known to the host: no need to ask the device
+
+    def add(self, optimizer: int, indices: Tensor, rows: Tensor, total: Tensor) -> None:
+        """Take up one optimizer step.
+
+        Args:
+            optimizer: Which optimizer.
+            indices: The parameters that had a gradient, each once, shape ``(k,)``.
+            rows: Their rows, from :func:`lightning_hooks.statistics.parameter_rows`, shape ``(k, n_columns)``.
+            total: The L2 norm over all gradients, 0-d.
+        """
+        self.rows[indices] = merge_parameter_rows(torch.stack((self.rows[indices], rows)))
+        finite = torch.isfinite(total)
+        self.totals[optimizer, 0] += finite
+        self.totals[optimizer, 1] += torch.where(finite, total, 0)
+
+    def add_ratios(self, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+        """Take up update-to-weight ratios, shape ``(k,)``; those that are not finite do not count."""
+        counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
+        self.rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)
+        self.rows[indices, ParameterColumn.RATIO_STEPS] += counted
+
+    def add_missing(self, indices: list[int]) -> None:
+        """Note parameters whose gradient was None at a measured step."""
+        for index in indices:
+            self.missing[index] += 1
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector."""
+        rows = self.rows.clone()
+        missing = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
+        rows[:, ParameterColumn.MISSING_STEPS] = missing
+        return torch.cat((rows.flatten(), self.totals.flatten()))
+
+    def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
+        """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
+        rows = packed[: self.rows.numel()].view(-1, N_PARAMETER_COLUMNS).tolist()
+        totals = packed[self.rows.numel() :].view(-1, 2).tolist()
+        stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if any(row)}
+        means = [norm / steps for steps, norm in totals if steps]
+        return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.rows.zero_()
+        self.totals.zero_()
+        self.missing = [0] * len(self.names)

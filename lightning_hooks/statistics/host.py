@@ -1,0 +1,148 @@
+"""The fast kernels for tensors in CPU memory.
+
+On the CPU a hook runs after the numbers are there, so reading one through the tensor's memory waits for nothing; it is not the
+synchronisation that ``.item()`` is on an accelerator. Knowing a minimum and a sum at once lets the cheap kernels do almost
+all the work (``sum``, ``dot``, ``aminmax`` and ``eq`` into a float buffer are fast; ``isfinite``, ``var_mean`` and
+``count_nonzero`` cost ten to a hundred times as much) and sends only the tensors that need it down the careful ways.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 17
+"""Values handled at a time: the chunk stays in the cache between kernels, and float32 sums stay short and exact."""
+
+_CANCELLATION = 16.0
+"""Where the mean square is more than this many variances, the deviations are summed in float64 instead."""
+
+_SQUARES_SAFE = (1e-15, 1e15)
+"""Magnitudes between which squares neither overflow nor vanish in float32."""
+
+_local = threading.local()
+
+
+class HostSummary(NamedTuple):
+    """The numbers of one tensor, over its finite values."""
+
+    finite: int
+    mean: float
+    m2: float
+    min: float
+    max: float
+    zeros: int
+    nonfinite: int
+    norm: float
+
+
+_EMPTY = HostSummary(0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
+
+
+def summarize_on_host(values: Tensor) -> HostSummary:
+    """Summarise a plain CPU tensor of any floating dtype, shape and strides."""
+    n = values.numel()
+    if n == 0:
+        return _EMPTY
+    flat = flatten(values)
+    total = square = 0.0
+    low, high = math.inf, -math.inf
+    zeros = 0.0
+    for chunk in (flat,) if n <= CHUNK else torch.split(flat, CHUNK):
+        chunk_low, chunk_high = map(number, torch.aminmax(chunk))
+        if not (math.isfinite(chunk_low) and math.isfinite(chunk_high)):  # aminmax hands on a NaN
+            return _with_nonfinite(flat)
+        low, high = min(low, chunk_low), max(high, chunk_high)
+        total += number(chunk.sum())
+        square += number(torch.dot(chunk, chunk))
+        if chunk_low <= 0.0 <= chunk_high:
+            zeros += number(torch.eq(chunk, 0, out=_scratch(chunk)).sum())
+    mean = total / n
+    m2 = square - mean * total
+    peak = max(-low, high)
+    if m2 * _CANCELLATION < square or not _SQUARES_SAFE[0] < peak < _SQUARES_SAFE[1]:
+        mean, m2 = _careful(flat, mean, n) if peak else (0.0, 0.0)
+        square = m2 + n * mean * mean
+    return HostSummary(n, mean, m2, low, high, round(zeros), 0, math.sqrt(square))
+
+
+def flatten(values: Tensor) -> Tensor:
+    """Return the values in one dimension, float32 or float64, in memory order; a view wherever strides allow."""
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
+    if values.is_contiguous():
+        return values.view(-1)
+    order = sorted(range(values.dim()), key=values.stride, reverse=True)
+    return values.permute(order).reshape(-1)
+
+
+def number(scalar: Tensor) -> float:
+    """Read a 0-d CPU tensor through its memory."""
+    return float(scalar.numpy())
+
+
+def _careful(flat: Tensor, pivot: float, n: int) -> tuple[float, float]:
+    """Mean and M2 from deviations in float64."""
+    shift = m2 = 0.0
+    for chunk in torch.split(flat, CHUNK):
+        deviation = chunk.double().sub_(pivot)
+        shift += number(deviation.sum())
+        m2 += number(torch.dot(deviation, deviation))
+    return pivot + shift / n, max(m2 - shift * shift / n, 0.0)
+
+
+def _with_nonfinite(flat: Tensor) -> HostSummary:
+    """The rare way, for tensors that hold NaN or infinite values."""
+    array = flat.numpy()
+    kept = array[np.isfinite(array)].astype(np.float64)
+    if not kept.size:
+        return _EMPTY._replace(nonfinite=array.size)
+    mean = float(kept.mean())
+    m2 = float(np.square(kept - mean).sum())
+    return HostSummary(
+        finite=kept.size,
+        mean=mean,
+        m2=m2,
+        min=float(kept.min()),
+        max=float(kept.max()),
+        zeros=kept.size - int(np.count_nonzero(kept)),
+        nonfinite=array.size - kept.size,
+        norm=math.sqrt(m2 + kept.size * mean * mean),
+    )
+
+
+def _scratch(like: Tensor) -> Tensor:
+    """A buffer of this thread's, of the size and dtype of ``like``."""
+    buffers: dict[torch.dtype, Tensor] = _local.__dict__.setdefault("buffers", {})
+    buffer = buffers.get(like.dtype)
+    if buffer is None:
+        buffer = buffers[like.dtype] = torch.empty(CHUNK, dtype=like.dtype)
+    return buffer[: like.numel()]
+
+
+def norm_on_host(values: Tensor) -> float:
+    """L2 norm of a plain CPU tensor; NaN or infinite if it holds such a value."""
+    flat = flatten(values)
+    square = 0.0
+    for chunk in torch.split(flat, CHUNK):
+        square += number(torch.dot(chunk, chunk))
+    if not _SQUARES_SAFE[0] ** 2 < square < _SQUARES_SAFE[1] ** 2:
+        # Squares that overflow or vanish in float32, and NaN: float64 tells which.
+        square = 0.0
+        for chunk in torch.split(flat, CHUNK):
+            wide = chunk.double()
+            square += number(torch.dot(wide, wide))
+    return math.sqrt(square)
+
+
+def zeros_on_host(values: Tensor) -> int:
+    """How many values of a plain CPU tensor are exactly zero."""
+    zeros = 0.0
+    for chunk in torch.split(flatten(values), CHUNK):
+        zeros += number(torch.eq(chunk, 0, out=_scratch(chunk)).sum())
+    return round(zeros)

@@ -1,0 +1,93 @@
+"""The row: a fixed-length summary of values that merges exactly.
+
+A row is a commutative monoid under :func:`merge` with :func:`empty_table` as identity, so the same function joins batches
+into an epoch, micro-batches into a step, and ranks into the world. Rows are float64 where the device has it: a float32
+counter stops at 2²⁴, and sums of squares in float32 have given negative variances.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Column(IntEnum):
+    """What each number of a row holds. MEAN, M2, MIN, MAX and norms are over finite values only."""
+
+    CALLS = 0
+    COUNT = 1  # finite values
+    MEAN = 2
+    M2 = 3  # sum of squared deviations from MEAN
+    MIN = 4  # +inf while COUNT is 0
+    MAX = 5  # -inf while COUNT is 0
+    ZEROS = 6  # values exactly zero
+    NONFINITE = 7  # NaN or infinite values
+    SATURATED = 8  # values (or distributions) at a bound of the activation
+    SATURABLE = 9  # values (or distributions) that could have been
+    NORM = 10  # sum over calls of the L2 norm
+    NORM_MAX = 11
+    UNITS = 12  # units of a rectifier
+
+
+N_COLUMNS = len(Column)
+
+_IDENTITY = [0.0] * N_COLUMNS
+_IDENTITY[Column.MIN] = float("inf")
+_IDENTITY[Column.MAX] = float("-inf")
+
+
+def row_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on devices that lack it (MPS)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return a table of ``n_sites`` identity rows, of shape ``(n_sites, n_columns)``."""
+    device = torch.device(device)
+    return torch.tensor(_IDENTITY, dtype=row_dtype(device), device=device).repeat(n_sites, 1)
+
+
+def merge(rows: Tensor) -> Tensor:
+    """Merge rows along the first dimension.
+
+    Means and sums of squares pool by the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae
+    and a pairwise algorithm for computing sample variances" (1979), which does not cancel.
+
+    Args:
+        rows: Shape ``(k, …, n_columns)``.
+
+    Returns:
+        Shape ``(…, n_columns)``.
+    """
+    count = rows[..., Column.COUNT]
+    total = count.sum(0)
+    mean = (count * rows[..., Column.MEAN]).sum(0) / total.clamp(min=1)
+    deviation = rows[..., Column.MEAN] - mean
+    m2 = (rows[..., Column.M2] + count * deviation * deviation).sum(0)
+    merged = rows.sum(0)  # right for the counts; the columns that do not add follow
+    merged[..., Column.MEAN] = mean
+    merged[..., Column.M2] = m2
+    merged[..., Column.MIN] = rows[..., Column.MIN].amin(0)
+    merged[..., Column.MAX] = rows[..., Column.MAX].amax(0)
+    for column in (Column.NORM_MAX, Column.UNITS):
+        merged[..., column] = rows[..., column].amax(0)
+    return merged
+
+
+def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
+    """Return the rows of the same values multiplied by a positive ``factor``: what the row of ``factor * x`` would be.
+
+    Args:
+        rows: Shape ``(…, n_columns)``.
+        factor: A positive number, or a tensor that broadcasts over ``rows[..., 0]``.
+
+    Returns:
+        A new tensor of the shape of ``rows``.
+    """
+    result = rows.clone()
+    for column in (Column.MEAN, Column.MIN, Column.MAX, Column.NORM, Column.NORM_MAX):
+        result[..., column] *= factor
+    result[..., Column.M2] *= factor * factor
+    return result

@@ -1,0 +1,156 @@
+"""Units that never fire, and activations that sit at their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)
+_RECTIFIER_NAMES = frozenset({"ReLUSquaredActivation", "ReLU2"})
+
+_FEATURES_LAST: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.LayerNorm,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+_CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+)
+
+
+def is_rectifier(module: nn.Module) -> bool:
+    """Whether the module gives exactly zero for a unit that does not fire."""
+    return isinstance(module, RECTIFIERS) or type(module).__name__ in _RECTIFIER_NAMES
+
+
+def features_last(producer: nn.Module) -> bool | None:
+    """Whether ``producer`` puts its units in the last dimension, in dimension 1 (False), or does not say (None)."""
+    if isinstance(producer, _CHANNELS_FIRST):
+        return False
+    return True if isinstance(producer, _FEATURES_LAST) else None
+
+
+def fired_units(values: Tensor, units_last: bool | None) -> Tensor:
+    """Tell which units of a rectifier fired anywhere in ``values``.
+
+    Args:
+        values: The rectifier's output. Units are in the last dimension for 1 to 3 dimensions and in dimension 1 for
+            more, unless ``units_last`` says otherwise (a convolution or a linear layer came before).
+        units_last: What the layer before implies, or None.
+
+    Returns:
+        Boolean, shape ``(n_units,)``. A unit with a NaN counts as fired: it is ill, but not dead.
+    """
+    dims = values.dim()
+    if dims == 0:
+        return (values != 0).reshape(1)
+    last = units_last if units_last is not None else dims < 4
+    unit_dim = dims - 1 if last or dims < 2 else 1
+    others = [dim for dim in range(dims) if dim != unit_dim]
+    peak = values.amax(dim=others) if others else values
+    return peak != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """Where an activation counts as saturated.
+
+    Attributes:
+        low: Entries at or below it are saturated; None for none.
+        high: Entries at or above it are saturated; None for none.
+        reads: Whether the bounds are on the activation's output or on its input.
+        dim: For a softmax, the dimension of its distributions: one is saturated when an entry passes ``high``.
+    """
+
+    low: float | None
+    high: float | None
+    reads: Literal["input", "output"] = "output"
+    dim: int | None = None
+
+    def count(self, values: Tensor) -> tuple[Tensor, int]:
+        """Return how many entries (distributions) are saturated, as a 0-d tensor, and how many there are."""
+        scratch = torch.empty_like(values, dtype=torch.float32)
+        total = values.numel()
+        counts = []
+        if self.low is not None:
+            counts.append(_total(torch.le(values, self.low, out=scratch)))
+        if self.high is not None:
+            counts.append(_total(torch.ge(values, self.high, out=scratch)))
+        if self.dim is not None and values.dim():
+            total //= max(values.shape[self.dim], 1)
+        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), total
+
+
+def _total(ones: Tensor) -> Tensor:
+    # Exact beyond 2**24 ones: rows first in float32, then their sums in float64.
+    flat = ones.view(-1)
+    if flat.numel() < 1 << 24:
+        return flat.sum()
+    return torch.stack([part.sum() for part in torch.split(flat, 1 << 23)]).to(torch.float64).sum()
+
+
+# Bounded activations: within 1 % of their range of a bound. Tails: where the slope's size falls below 0.01.
+_SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
+    (nn.Sigmoid, Saturation(0.01, 0.99)),
+    (nn.Tanh, Saturation(-0.98, 0.98)),
+    (nn.Softsign, Saturation(-0.98, 0.98)),
+    (nn.LogSigmoid, Saturation(None, -0.01005)),
+    (nn.Softplus, Saturation(0.01005, None)),
+    (nn.GELU, Saturation(-3.07, None, reads="input")),
+    (nn.SiLU, Saturation(-6.26, None, reads="input")),
+    (nn.Mish, Saturation(-6.26, None, reads="input")),
+    (nn.Hardswish, Saturation(-3.0, None, reads="input")),
+    (nn.Hardsigmoid, Saturation(0.0, 1.0)),
+)
+_SATURATION_NAMES: dict[str, Saturation] = {
+    "GELUActivation": Saturation(-3.07, None, reads="input"),
+    "NewGELUActivation": Saturation(-3.07, None, reads="input"),
+    "PytorchGELUTanh": Saturation(-3.07, None, reads="input"),
+    "GELUTanh": Saturation(-3.07, None, reads="input"),
+    "FastGELUActivation": Saturation(-3.07, None, reads="input"),
+    "QuickGELUActivation": Saturation(-6.26 / 1.702, None, reads="input"),
+    "SiLUActivation": Saturation(-6.26, None, reads="input"),
+}
+
+
+def saturation_of(module: nn.Module) -> Saturation | None:
+    """Return where ``module`` saturates, or None if it has no bounds (or overwrites the input that would tell).
+
+    Bounded activations (sigmoid, tanh, softsign, hardtanh, ReLU6, hardsigmoid) saturate within 1 % of their range of a
+    bound, hard ones at it; a softmax where one entry takes 99 % of a distribution; GELU, SiLU, Mish, softplus and the ELU
+    family in the left tail, where the slope is below 0.01.
+    """
+    found = _SATURATION_NAMES.get(type(module).__name__)
+    if found is None:
+        found = next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None)
+    if found is None:
+        found = _from_arguments(module)
+    if found is not None and found.reads == "input" and getattr(module, "inplace", False):
+        return None
+    return found
+
+
+def _from_arguments(module: nn.Module) -> Saturation | None:
+    """Activations whose bounds are their own arguments."""
+    if isinstance(module, nn.ReLU6):
+        return Saturation(None, 6.0)  # its zeros are the zero fraction and the dead units
+    if isinstance(module, nn.Hardtanh):
+        return Saturation(module.min_val, module.max_val)
+    if isinstance(module, nn.ELU | nn.CELU):
+        return Saturation(-0.99 * module.alpha, None)
+    if isinstance(module, nn.SELU):
+        return Saturation(-0.99 * 1.7580993408473766, None)
+    if isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax):
+        dim = 1 if isinstance(module, nn.Softmax2d) else module.dim
+        high = -0.01005 if isinstance(module, nn.LogSoftmax) else 0.99
+        return Saturation(None, high, dim=-1 if dim is None else dim)
+    return None

@@ -1,0 +1,34 @@
+"""Plain text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lay out rows in columns: text to the left, numbers to the right, in 4 significant digits.
+
+    Args:
+        header: A title per column.
+        rows: Strings, numbers, or None (shown as a dash).
+
+    Returns:
+        Lines without a newline, the header first.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
+    numeric = [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
+
+    def line(values: Sequence[str]) -> str:
+        padded = [
+            value.rjust(width) if right else value.ljust(width) for value, width, right in zip(values, widths, numeric, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    return [line(list(header)), *(line(row) for row in cells)]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
