@@ -1,0 +1,293 @@
+"""GradientClipMonitor and GradientClipper against norms taken by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+
+from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor
+from lightning_hooks.callbacks.steps import StepProbe
+from tests.models import Classifier, loader, mlp, trainer
+from tests.reference import Recorder, same_state, total_norm
+
+
+class ByHand(Classifier):
+    """Records the gradients before and after its own clipping, which a subclass defines."""
+
+    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        self.pairs: list[tuple[float, float]] = []
+
+    def norm(self) -> float:
+        return total_norm({n: p.grad.double().numpy() for n, p in self.named_parameters() if p.grad is not None})
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
+        before = self.norm()
+        self.clip(optimizer, gradient_clip_val, **kwargs)
+        self.pairs.append((before, self.norm()))
+
+    def clip(self, optimizer: Any, value: Any, gradient_clip_algorithm: Any = None) -> None:
+        self.clip_gradients(optimizer, value, gradient_clip_algorithm)
+
+
+class Halving(ByHand):
+    def clip(self, *args: Any, **kwargs: Any) -> None:
+        for p in self.parameters():
+            p.grad.mul_(0.5)
+
+
+def assert_events(stats: Any, pairs: list[tuple[float, float]], rel: float = 1e-5) -> None:
+    before, after = (np.array(column) for column in zip(*pairs, strict=True))
+    clipped = int((after < before * (1 - 1e-6)).sum())
+    assert (stats.steps, stats.clipped_steps) == (len(pairs), clipped)
+    assert stats.rate == pytest.approx(clipped / len(pairs))
+    assert stats.norm_before == pytest.approx(before.mean(), rel=rel)
+    assert stats.norm_before_max == pytest.approx(before.max(), rel=rel)
+    assert stats.norm_after == pytest.approx(after.mean(), rel=rel)
+    assert stats.norm_after_max == pytest.approx(after.max(), rel=rel)
+    assert stats.coefficient == pytest.approx((after / before).mean(), rel=rel)
+    assert (stats.nonfinite_steps, stats.skipped_steps) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (ByHand, {"gradient_clip_val": 0.5}),
+        (ByHand, {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}),
+        (ByHand, {}),
+        (Halving, {}),
+    ],
+    ids=["norm", "value", "none", "custom"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_events_of_whoever_clips(kind: type[ByHand], kwargs: dict[str, Any], seed: int) -> None:
+    torch.manual_seed(seed)
+    model, monitor = kind(mlp()), GradientClipMonitor(summary=False)
+    trainer([monitor], **kwargs).fit(model, loader(n=400))  # 50 steps: more than a page of the ledger
+    assert_events(monitor.report.optimizers["0-SGD"], model.pairs)
+    by_norm = kwargs.get("gradient_clip_algorithm", "norm") == "norm"
+    assert monitor.report.optimizers["0-SGD"].limit == (kwargs.get("gradient_clip_val") if by_norm else None)
+
+
+def test_top_parameters_are_the_shares_of_the_squared_norm_at_clipped_steps() -> None:
+    torch.manual_seed(0)
+    monitor, recorder = GradientClipMonitor(summary=False), Recorder([])
+    trainer([recorder, monitor], gradient_clip_val=0.6).fit(Classifier(mlp()), loader())
+    clipped = [step for step in recorder.steps if total_norm(step) > 0.6]
+    assert 0 < len(clipped) < 7
+    shares = {n: np.mean([(s[n] ** 2).sum() / total_norm(s) ** 2 for s in clipped]) for n in clipped[0]}
+    expected = sorted(shares.items(), key=lambda item: -item[1])[:5]
+    found = monitor.report.optimizers["0-SGD"].top_parameters
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    assert [share for _, share in found] == pytest.approx([share for _, share in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True, foreach=True),
+        lambda p, lr: torch.optim.Adagrad(p, lr=lr, lr_decay=0.1, foreach=True),
+        lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.1, foreach=True, maximize=True),
+        lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True),
+    ],
+    ids=["nesterov", "adagrad", "maximize", "fused"],
+)
+def test_optimizers_that_write_into_gradients_do_not_look_like_clipping(optimizer: Any) -> None:
+    torch.manual_seed(0)
+    model, monitor = ByHand(mlp(), optimizer=optimizer), GradientClipMonitor(summary=False)
+    trainer([monitor], gradient_clip_val=0.5).fit(model, loader())
+    (stats,) = monitor.report.optimizers.values()
+    assert_events(stats, model.pairs)
+
+
+class BadBatch(Classifier):
+    """One loss is multiplied by something."""
+
+    def __init__(self, net: nn.Module, factor: float, at: int = 2) -> None:
+        super().__init__(net)
+        self.factor, self.at = factor, at
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.factor if batch_idx == self.at else loss
+
+
+def test_nonfinite_steps_are_counted_and_kept_out_of_the_means() -> None:
+    torch.manual_seed(0)
+    monitor, recorder = GradientClipMonitor(summary=False), Recorder([])
+    trainer([recorder, monitor], gradient_clip_val=0.5, limit_train_batches=3).fit(BadBatch(mlp(), math.inf), loader())
+    stats = monitor.report.optimizers["0-SGD"]
+    assert (stats.steps, stats.nonfinite_steps, stats.skipped_steps) == (3, 1, 0)
+    assert stats.norm_before == pytest.approx(np.mean([total_norm(s) for s in recorder.steps[:2]]), rel=1e-5)
+
+
+def test_skipped_steps_under_a_loss_scaler_are_told_from_nonfinite_ones() -> None:
+    torch.manual_seed(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model, monitor = BadBatch(mlp(), math.inf), GradientClipMonitor(summary=False)
+    recorder = Recorder([])
+    trainer(
+        [recorder, monitor], gradient_clip_val=0.5, plugins=MixedPrecision("16-mixed", "cpu", scaler), precision=None
+    ).fit(model, loader())
+    stats = monitor.report.optimizers["0-SGD"]
+    assert (stats.steps, stats.nonfinite_steps, stats.skipped_steps) == (6, 0, 1)
+    finite = [total_norm(step) for step in recorder.steps if math.isfinite(total_norm(step))]
+    assert len(finite) == 6
+    assert stats.norm_before == pytest.approx(np.mean(finite), rel=1e-5)
+
+
+def test_two_optimizers_have_series_of_their_own() -> None:
+    class Two(ByHand):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__(net)
+            self.automatic_optimization = False
+            self.norms: dict[int, list[float]] = {0: [], 1: []}
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for which, optimizer in enumerate(self.optimizers()):
+                if which == 1 and batch_idx % 2:
+                    continue
+                self.toggle_optimizer(optimizer)
+                optimizer.zero_grad()
+                self.manual_backward(Classifier.training_step(self, batch, batch_idx))
+                held = [p for group in optimizer.param_groups for p in group["params"]]
+                before = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in held))
+                self.norms[which].append(before)
+                self.clip_gradients(optimizer, gradient_clip_val=0.2, gradient_clip_algorithm="norm")
+                optimizer.step()
+                self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self) -> Any:
+            return [
+                torch.optim.SGD(self.net[0].parameters(), lr=0.1),
+                torch.optim.Adam([*self.net[2].parameters(), *self.net[4].parameters()], lr=0.01),
+            ]
+
+    torch.manual_seed(0)
+    model, monitor = Two(mlp()), GradientClipMonitor(summary=False)
+    trainer([monitor]).fit(model, loader())
+    assert list(monitor.report.optimizers) == ["0-SGD", "1-Adam"]
+    for which, stats in enumerate(monitor.report.optimizers.values()):
+        assert_events(stats, [(norm, min(norm, 0.2)) for norm in model.norms[which]], rel=1e-4)
+
+
+# The clipper
+
+
+def reference_fit(clip: Any, n: int = 400) -> Classifier:
+    """The same training with clipping written by hand."""
+
+    class Custom(Classifier):
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            clip(list(self.parameters()))
+
+    torch.manual_seed(0)
+    model = Custom(mlp())
+    trainer().fit(model, loader(n=n))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("policy", "threshold", "clip"),
+    [
+        ("norm", 0.5, lambda ps: torch.nn.utils.clip_grad_norm_(ps, 0.5)),
+        ("value", 0.05, lambda ps: torch.nn.utils.clip_grad_value_(ps, 0.05)),
+        ("tensor", 0.2, lambda ps: [torch.nn.utils.clip_grad_norm_([p], 0.2) for p in ps]),
+    ],
+    ids=["norm", "value", "tensor"],
+)
+def test_clipper_trains_as_clipping_by_hand_does(policy: str, threshold: float, clip: Any) -> None:
+    expected = reference_fit(clip)
+    torch.manual_seed(0)
+    model, clipper = Classifier(mlp()), GradientClipper(policy=policy, threshold=threshold, summary=False)
+    trainer([clipper]).fit(model, loader(n=400))
+    for (name, p), q in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7, msg=name)
+    stats = clipper.report.optimizers["0-SGD"]
+    assert 0 < stats.clipped_steps <= stats.steps == 50
+
+
+@pytest.mark.parametrize("policy", ["norm", "value", "tensor", "agc", "zclip", "autoclip"])
+@pytest.mark.parametrize("clipper_first", [True, False])
+def test_observers_see_what_every_policy_did_wherever_it_stands(policy: str, clipper_first: bool) -> None:
+    torch.manual_seed(0)
+    clipper, monitor = GradientClipper(policy=policy, summary=False), GradientClipMonitor(summary=False)
+    flow, recorder = GradientFlowMonitor(every_n_steps=1, summary=False), Recorder([])
+    callbacks = [clipper, monitor, flow] if clipper_first else [monitor, flow, clipper]
+    trainer([recorder, *callbacks]).fit(Classifier(mlp()), loader(n=400))
+    stats = clipper.report.optimizers["0-SGD"]
+    raw = np.array([total_norm(step) for step in recorder.steps])
+    if policy == "tensor":  # clipped in backward: what comes to the optimizer is clipped already
+        assert monitor.report.optimizers["0-SGD"].clipped_steps == 0
+        assert stats.norm_after == pytest.approx(raw.mean(), rel=1e-5)
+    else:
+        assert flow.report.total_norm == pytest.approx(raw.mean(), rel=1e-6)
+        assert stats.norm_before == pytest.approx(raw.mean(), rel=1e-6)
+        assert monitor.report.optimizers["0-SGD"].norm_after == pytest.approx(stats.norm_after)
+        assert monitor.report.optimizers["0-SGD"].clipped_steps == stats.clipped_steps
+
+
+def test_agc_leaves_the_excluded_head_alone() -> None:
+    torch.manual_seed(0)
+    clipper = GradientClipper(policy="agc", threshold=1e-4, exclude="net.4.*", summary=False)
+
+    class Watch(Callback):
+        def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            self.norms = {n: float(p.grad.norm()) for n, p in pl_module.named_parameters() if p.grad is not None}
+
+    watch = Watch()
+    trainer([clipper, watch], limit_train_batches=2).fit(Classifier(mlp()), loader())
+    assert watch.norms["net.4.weight"] > 0.1
+    assert watch.norms["net.0.weight"] < 1e-3
+
+
+@pytest.mark.parametrize("policy", ["zclip", "autoclip"])
+def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None:
+    def fit(epochs: int, path: Any = None) -> tuple[Classifier, GradientClipper, Any]:
+        torch.manual_seed(0)
+        model, clipper = Classifier(mlp(), lr=0.5), GradientClipper(policy=policy, summary=False)
+        run = trainer([clipper], max_epochs=epochs)
+        run.fit(model, loader(n=400), ckpt_path=path, weights_only=True if path else None)
+        return model, clipper, run
+
+    whole, clipper, _ = fit(2)
+    _, _, first = fit(1)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, again, _ = fit(2, tmp_path / "half.ckpt")
+    assert same_state(whole, resumed)
+    assert again.report.optimizers == clipper.report.optimizers
+
+
+def test_clipper_beside_a_monitor_leaves_the_logging_to_it() -> None:
+    logged: list[str] = []
+
+    class Counting(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            logged.extend(k for k in trainer.callback_metrics if k.startswith("gradient_clip"))
+
+    clipper = GradientClipper(summary=False)
+    clipper._log = lambda trainer, report: pytest.fail("logged twice")  # type: ignore[method-assign]
+    alone = GradientClipper(summary=False)
+    trainer([alone, Counting()]).fit(Classifier(mlp()), loader())
+    assert "gradient_clip/rate" in logged
+    both = GradientClipper(summary=False)
+    trainer([both, GradientClipMonitor(summary=False)]).fit(Classifier(mlp()), loader())
+    assert both._logs is False
+
+
+def test_probe_forgets_everything_after_the_fit() -> None:
+    run = trainer([GradientClipMonitor(summary=False), GradientFlowMonitor(summary=False)])
+    model = Classifier(mlp())
+    run.fit(model, loader())
+    probe = StepProbe.of(run)
+    assert not probe._observers
+    assert not probe._hooks.alive
+    assert not run.optimizers[0]._optimizer_step_pre_hooks
+    assert not run.optimizers[0]._optimizer_step_post_hooks

@@ -1,0 +1,94 @@
+"""The slow, independent reference: keep everything, compute in float64 with numpy at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+
+class Recorder(Callback):
+    """Keeps each named module's outputs and output gradients, and each optimizer step's gradients, of training batches."""
+
+    def __init__(self, names: list[str], every: int = 1) -> None:
+        self.names = names
+        self.every = every
+        self.outputs: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.gradients: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.steps: list[dict[str, np.ndarray | None]] = []
+        self.weights: list[dict[str, np.ndarray]] = []
+        self.on = False
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        modules = dict(pl_module.named_modules())
+        for name in self.names:
+            modules[name].register_forward_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Any:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            if not self.on:
+                return
+            tensors = [output] if isinstance(output, Tensor) else [output[0], *output[1]]
+            for tensor in tensors:
+                self.outputs[name].append(tensor.detach().double().numpy().copy())
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda g: self.gradients[name].append(g.detach().double().numpy().copy()))
+
+        return keep
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.on = batch_idx % self.every == 0
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: nn.Module, optimizer: Any) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = [(name, p) for name, p in pl_module.named_parameters() if id(p) in held]
+        self.steps.append({n: None if p.grad is None else p.grad.double().numpy().copy() for n, p in named})
+        self.weights.append({n: p.detach().double().numpy().copy() for n, p in named})
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.on = False
+
+
+def reference_stats(chunks: list[np.ndarray]) -> dict[str, float]:
+    """Statistics of the concatenated values in float64."""
+    values = np.concatenate([chunk.reshape(-1) for chunk in chunks])
+    finite = values[np.isfinite(values)]
+    nothing = not finite.size
+    return {
+        "calls": len(chunks),
+        "count": finite.size,
+        "mean": math.nan if nothing else finite.mean(),
+        "std": math.nan if nothing else finite.std(),
+        "min": math.nan if nothing else finite.min(),
+        "max": math.nan if nothing else finite.max(),
+        "rms": math.nan if nothing else math.sqrt((finite**2).mean()),
+        "zero_fraction": (values == 0).mean() if values.size else math.nan,
+        "nonfinite_fraction": 1 - finite.size / values.size if values.size else math.nan,
+    }
+
+
+def assert_stats(found: Any, expected: dict[str, float], rel: float = 1e-6, context: str = "") -> None:
+    """Hold a statistics dataclass against the reference; a mean near zero is held to the scale of the values."""
+    for stat, value in expected.items():
+        got = getattr(found, stat)
+        if stat in ("calls", "count"):
+            assert got == value, (context, stat, got, value)
+            continue
+        scale = rel * expected["rms"] if stat == "mean" else 0.0
+        same = math.isclose(got, value, rel_tol=rel, abs_tol=scale) or (math.isnan(got) and math.isnan(value))
+        assert same, (context, stat, got, value)
+
+
+def total_norm(gradients: dict[str, np.ndarray | None]) -> float:
+    return math.sqrt(sum(float((g**2).sum()) for g in gradients.values() if g is not None))
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models are bit-identical, keys and values."""
+    first, second = one.state_dict(), other.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
