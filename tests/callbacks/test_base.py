@@ -1,0 +1,146 @@
+"""HookedCallback: what a user's own subclass gets, and what bad input says."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lightning_hooks import (
+    FeatureStatsMonitor,
+    GradientClipMonitor,
+    GradientClipper,
+    GradientFlowMonitor,
+    HookedCallback,
+    monitors,
+)
+from tests.models import Classifier, ResidualCNN, loader, mlp, trainer
+from tests.reference import same_state
+
+
+class Shapes(HookedCallback):
+    def attach(self, trainer: Any, pl_module: Any) -> None:
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+        for name, module in self.select(pl_module):
+            self.listen(name, module, lambda m, args, out, name=name: self.shapes.append((name, tuple(out.shape))))
+
+
+def test_one_method_makes_a_monitor() -> None:
+    callback = Shapes(modules="net.?", every_n_steps=3)
+    trainer([callback], num_sanity_val_steps=2).fit(Classifier(mlp()), loader(), loader())
+    assert callback.shapes[:2] == [("net.0", (8, 16)), ("net.1", (8, 16))]
+    assert len(callback.shapes) == 5 * 3  # batches 0, 3 and 6 of seven; no validation, no sanity check
+    assert not callback.hooks.alive
+
+
+class Faulty(HookedCallback):
+    def attach(self, trainer: Any, pl_module: Any) -> None:
+        self.calls = 0
+        for name, module in self.select(pl_module):
+            self.listen(name, module, self.hook if name == "net.1" else (lambda *args: None))
+
+    def hook(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.calls += 1
+        raise ValueError("no such thing")
+
+
+def test_a_hook_that_raises_is_told_once_and_switched_off() -> None:
+    torch.manual_seed(0)
+    plain = Classifier(mlp())
+    trainer().fit(plain, loader())
+    torch.manual_seed(0)
+    model, callback = Classifier(mlp()), Faulty()
+    with pytest.warns(UserWarning, match=r"Faulty: the hook at 'net.1' raised ValueError: no such thing; it is switched off") as told:
+        trainer([callback]).fit(model, loader())
+    assert len([w for w in told if "switched off" in str(w.message)]) == 1
+    assert callback.calls == 1
+    assert same_state(plain, model)
+
+
+BAD_ARGUMENTS = [
+    (lambda: FeatureStatsMonitor(modules=3), TypeError, "modules must be a glob pattern.*got 3"),
+    (lambda: FeatureStatsMonitor(modules=["a", 3]), TypeError, r"got 3 in \['a', 3\]"),
+    (lambda: FeatureStatsMonitor(modules=[]), ValueError, "which names nothing"),
+    (lambda: FeatureStatsMonitor(every_n_steps=0), ValueError, "every_n_steps must be at least 1.*got 0"),
+    (lambda: FeatureStatsMonitor(every_n_steps=-5), ValueError, "every_n_steps must be at least 1.*got -5"),
+    (lambda: FeatureStatsMonitor(every_n_steps=1.5), TypeError, "every_n_steps must be an integer.*got 1.5"),
+    (lambda: GradientFlowMonitor(every_n_steps=True), TypeError, "every_n_steps must be an integer.*got True"),
+    (lambda: GradientFlowMonitor(on_alert="shout"), ValueError, "on_alert must be one of log, warn, stop, raise.*got 'shout'"),
+    (lambda: GradientClipMonitor(summary=1), TypeError, "summary must be True or False; got 1"),
+    (lambda: GradientClipper(policy="nrom"), ValueError, "policy must be one of norm, value, tensor, agc.*got 'nrom'"),
+    (lambda: GradientClipper(policy=3), TypeError, "policy must be one of.*got 3"),
+    (lambda: GradientClipper(threshold=-1.0), ValueError, "max_norm must be above 0; got -1.0"),
+    (lambda: GradientClipper(threshold="1"), TypeError, "max_norm must be a number above 0; got '1'"),
+    (lambda: GradientClipper(exclude=[3]), TypeError, "exclude must be glob patterns.*got 3"),
+    (lambda: FeatureStatsMonitor("net.*"), TypeError, "positional"),
+]
+
+
+@pytest.mark.parametrize(("build", "error", "message"), BAD_ARGUMENTS)
+def test_bad_arguments_say_what_was_expected_and_what_came(build: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+class NoLeaves(Classifier):
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.weight.sum()
+
+
+BAD_AT_START = [
+    (lambda: FeatureStatsMonitor(modules="net.cnv"), lambda: Classifier(ResidualCNN()), "'net.cnv'.*Closest names: 'net.conv'"),
+    (lambda: GradientFlowMonitor(modules=["net.*", "x"]), lambda: Classifier(mlp()), "modules='x' matches no module of Classifier"),
+    (lambda: FeatureStatsMonitor(modules=nn.Conv2d), lambda: Classifier(mlp()), "modules=Conv2d matches no module.*of type"),
+    (lambda: FeatureStatsMonitor(modules=lambda n, m: False), lambda: Classifier(mlp()), "chose none of the 6 modules"),
+    (lambda: FeatureStatsMonitor(), NoLeaves, "NoLeaves has no leaf module that computes something"),
+    (lambda: GradientClipper(exclude="had.*"), lambda: Classifier(mlp()), "exclude='had.*' matches no parameter of Classifier"),
+]
+
+
+@pytest.mark.parametrize(("build", "model", "message"), BAD_AT_START)
+def test_bad_selection_is_refused_at_train_start(build: Any, model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer([build()]).fit(model(), loader())
+
+
+def test_callbacks_pickle_and_copy_before_during_and_after_a_fit() -> None:
+    ours = [*monitors(every_n_steps=1, summary=False), GradientClipper(policy="zclip", summary=False)]
+    copies: list[Any] = []
+
+    class Copy(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            copies.extend(copy.deepcopy(callback) for callback in ours)
+            copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
+
+    trainer([*ours, Copy()], limit_train_batches=2).fit(Classifier(mlp()), loader())
+    copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
+    assert not any(callback.hooks.alive for callback in copies)
+    for callback in copies[-4:-1]:
+        trainer([callback]).fit(Classifier(mlp()), loader())
+        assert callback.report is not None
+
+
+def test_copies_of_a_hooked_model_are_silent() -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+
+    class Save(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                stream = io.BytesIO()
+                torch.save(pl_module.net, stream)
+                stream.seek(0)
+                for net in (copy.deepcopy(pl_module.net), torch.load(stream, weights_only=False)):
+                    net(batch[0])
+
+    trainer([monitor, Save()]).fit(Classifier(mlp()), loader())
+    assert monitor.report.sites["net.0"].calls == 7

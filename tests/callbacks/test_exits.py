@@ -1,0 +1,180 @@
+"""Every way out of a fit leaves every module, parameter and optimizer as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientClipper, GradientFlowMonitor, HookedCallback
+from lightning_hooks.callbacks.steps import StepProbe
+from tests.models import Classifier, ResidualCNN, hook_counts, loader, trainer
+
+ALL = {
+    "features": lambda: FeatureStatsMonitor(every_n_steps=1, summary=False),
+    "flow": lambda: GradientFlowMonitor(every_n_steps=1, summary=False),
+    "clip": lambda: GradientClipMonitor(summary=False),
+    "clipper": lambda: GradientClipper(summary=False),
+    "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
+}
+
+
+class Boom(Exception):
+    pass
+
+
+class Failing(Callback):
+    """Raises in one of Lightning's hooks."""
+
+    def __init__(self, where: str, error: type[BaseException] = Boom) -> None:
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise error("boom")
+
+        setattr(self, where, fail)
+
+
+class FailingStep(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 1:
+            raise Boom
+        return loss
+
+
+class FailingBackward(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+
+        def fail(gradient: Tensor) -> None:
+            raise Boom
+
+        loss.register_hook(fail)
+        return loss
+
+
+class FailingOptimizer(Classifier):
+    def configure_optimizers(self) -> Any:
+        class Broken(torch.optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                closure()
+                raise Boom
+
+        return Broken(self.parameters(), lr=0.1)
+
+
+def exits() -> dict[str, tuple[type[Classifier], list[Callback], dict[str, Any], type[BaseException] | None]]:
+    return {
+        "normal": (Classifier, [], {}, None),
+        "max_epochs=0": (Classifier, [], {"max_epochs": 0}, None),
+        "training_step": (FailingStep, [], {}, Boom),
+        "backward": (FailingBackward, [], {}, Boom),
+        "optimizer": (FailingOptimizer, [], {}, Boom),
+        "another's on_train_start": (Classifier, [Failing("on_train_start")], {}, Boom),
+        "another's on_train_batch_end": (Classifier, [Failing("on_train_batch_end")], {}, Boom),
+        "another's on_train_epoch_end": (Classifier, [Failing("on_train_epoch_end")], {}, Boom),
+        "another's on_train_end": (Classifier, [Failing("on_train_end")], {}, Boom),
+        "ctrl-c": (Classifier, [Failing("on_train_batch_start", KeyboardInterrupt)], {}, SystemExit),
+        "fast_dev_run": (Classifier, [], {"fast_dev_run": True}, None),
+    }
+
+
+@pytest.mark.parametrize("way_out", exits())
+@pytest.mark.parametrize("others_first", [True, False])
+def test_hooks_are_gone_and_foreign_hooks_stay(way_out: str, others_first: bool) -> None:
+    kind, others, kwargs, error = exits()[way_out]
+    model = kind(ResidualCNN())
+    seen: list[str] = []
+    model.net.conv.register_forward_hook(lambda *args: seen.append("forward"))
+    model.net.head.weight.register_hook(lambda gradient: seen.append("gradient"))
+    before = hook_counts(model)
+    ours = [build() for build in ALL.values()]
+    run = trainer([*others, *ours] if others_first else [*ours, *others], **kwargs)
+    if error is None:
+        run.fit(model, loader((1, 6, 6), n=24))
+    else:
+        with pytest.raises(error):
+            run.fit(model, loader((1, 6, 6), n=24))
+    assert hook_counts(model) == before
+    assert not any(callback.hooks.alive for callback in ours)
+    assert not StepProbe.of(run)._observers
+    for optimizer in run.optimizers:
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+
+
+def test_hooks_are_there_while_training() -> None:
+    """The matrix above would pass if nothing were ever registered."""
+    counts: list[dict[str, int]] = []
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            counts.append(hook_counts(pl_module))
+
+    model = Classifier(ResidualCNN())
+    trainer([*(build() for build in ALL.values()), Look()]).fit(model, loader((1, 6, 6), n=24))
+    assert counts[0]["net.conv._forward_hooks"] == 2
+    assert counts[0]["net.conv.weight:tensor"] == 1
+    assert "net.drop._forward_hooks" not in {key for key, value in counts[0].items() if value}
+
+
+def test_a_second_fit_starts_clean_even_after_a_lost_exit() -> None:
+    """A raising on_exception of another callback keeps ours from running; the next train start cleans up."""
+    model = FailingStep(ResidualCNN())
+    before = hook_counts(model)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    with pytest.raises(Boom):
+        trainer([Failing("on_exception"), monitor]).fit(model, loader((1, 6, 6)))
+    assert monitor.hooks.alive
+    again = Classifier(model.net)
+    trainer([monitor]).fit(again, loader((1, 6, 6)))
+    assert hook_counts(model) == before
+    assert monitor.report.sites["net.conv"].calls == 7
+
+
+def test_the_same_callbacks_serve_two_fits_with_the_same_numbers() -> None:
+    ours = [ALL["features"](), ALL["flow"](), ALL["clip"]()]
+    reports = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        trainer(ours).fit(Classifier(ResidualCNN()), loader((1, 6, 6)))
+        reports.append([callback.report for callback in ours])
+    assert repr(reports[0]) == repr(reports[1])
+
+
+class Partial(HookedCallback):
+    """Fails after it has registered half its hooks."""
+
+    def attach(self, trainer: Any, pl_module: Any) -> None:
+        for name, module in self.select(pl_module):
+            self.listen(name, module, lambda *args: None)
+            if name == "net.act":
+                raise Boom
+
+
+def test_a_failed_attach_leaves_no_hook() -> None:
+    model = Classifier(ResidualCNN())
+    before = hook_counts(model)
+    callback = Partial()
+    with pytest.raises(Boom):
+        trainer([callback]).fit(model, loader((1, 6, 6)))
+    assert hook_counts(model) == before
+    assert not callback.hooks.alive
+
+
+def test_tensor_hooks_of_a_graph_that_outlives_the_fit_are_deaf() -> None:
+    class Keeps(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.kept = self.net(batch[0]).sum()
+            return loss
+
+    monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
+    model = Keeps(nn.Sequential(nn.Linear(8, 3)))
+    trainer([monitor]).fit(model, loader())
+    rows = monitor._modules.rows.clone()
+    model.kept.backward()
+    assert torch.equal(monitor._modules.rows, rows)
+    assert not monitor.faults.errors
