@@ -1,0 +1,175 @@
+"""Trainings that run alike in two DDP processes and in one; what a rank finds is pickled for the test to compare."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_hooks import monitors
+from lightning_hooks.alerts import AlertError
+from tests.models import Classifier, trainer
+
+
+class Net(nn.Module):
+    """An MLP with a branch for marked inputs only, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)
+        self.sometimes, self.never, self.odd = nn.ReLU(), nn.ReLU(), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x[:, 0] > 50).all()):
+            self.sometimes(x)
+        if bool((x[:, 0] < -50).any()):
+            self.odd(x * torch.nan)
+            x = x.clamp(min=-2)
+        return self.second(self.act(self.first(x)))
+
+
+class SumLoss(Classifier):
+    """Averages the loss over a fixed number, so that uneven shards weigh like one batch."""
+
+    def __init__(self, divisor: float) -> None:
+        torch.manual_seed(0)
+        super().__init__(Net(), lr=0.05)
+        self.divisor = divisor
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y, reduction="sum") / self.divisor
+
+
+def batches(case: str) -> list[list[tuple[Tensor, Tensor]]]:
+    """Per global step, each rank's shard."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = [(4, 4), (4, 4), (4, 4)] if case != "uneven" else [(4, 4), (5, 2), (1, 6)]
+    steps = []
+    for step, pair in enumerate(sizes):
+        shards = []
+        for rank, size in enumerate(pair):
+            x = torch.randn((size, 8), generator=generator)
+            if case == "one_rank_only" and rank == 1 and step > 0:
+                x[:, 0] = 100.0
+            if case in ("stop", "raise") and rank == 1 and step == 1:
+                x[0, 0] = -100.0
+            shards.append((x, torch.randint(0, 3, (size,), generator=generator)))
+        steps.append(shards)
+    return steps
+
+
+class Shards(Dataset[Any]):
+    """Whole batches, chosen by rank; one process gets both shards joined (or in turn, where each must keep its own forward)."""
+
+    def __init__(self, case: str, rank: int, world: int) -> None:
+        steps = batches(case)
+        if world == 2:
+            self.items = [shards[rank] for shards in steps]
+        elif case == "one_rank_only":
+            self.items = [shard for shards in steps for shard in shards]
+        else:
+            self.items = [tuple(torch.cat(parts) for parts in zip(*shards, strict=True)) for shards in steps]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class CountCollectives(Callback):
+    """Counts what each monitor's epoch end sends."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def wrap(self, monitor: Any) -> None:
+        original = monitor.on_train_epoch_end
+
+        def counted(*args: Any) -> None:
+            calls = []
+            names = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast", "barrier", "gather")
+            saved = {name: getattr(torch.distributed, name) for name in names}
+            for name in names:
+                setattr(torch.distributed, name, lambda *a, _f=saved[name], **k: (calls.append(1), _f(*a, **k))[1])
+            try:
+                original(*args)
+            finally:
+                for name in names:
+                    setattr(torch.distributed, name, saved[name])
+            self.counts.append(len(calls))
+
+        monitor.on_train_epoch_end = counted
+
+
+CASES = ("even", "uneven", "one_rank_only", "stop", "raise")
+
+
+def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
+    ours = monitors(every_n_steps=1, summary=False, on_alert=case if case in ("stop", "raise") else "log")
+    counting = CountCollectives()
+    for monitor in ours:
+        counting.wrap(monitor)
+    kwargs: dict[str, Any] = {"max_epochs": 3 if case in ("stop", "raise") else 1}
+    if world == 2:
+        kwargs.update(strategy="ddp", devices=2, use_distributed_sampler=False)
+    if case == "one_rank_only" and world == 1:
+        kwargs["accumulate_grad_batches"] = 2
+    run = trainer(list(ours), gradient_clip_val=0.2, **kwargs)
+    # Under DDP each rank's loss counts half of what one process's does, so it is summed over twice as little.
+    model = SumLoss(divisor=4.0 if world == 2 or case == "one_rank_only" else 8.0)
+    error = None
+    try:
+        run.fit(model, DataLoader(Shards(case, rank, world), batch_size=None))
+    except AlertError as raised:
+        error = type(raised).__name__
+    return {
+        "reports": [monitor.report for monitor in ours],
+        "collectives": counting.counts,
+        "epochs": ours[0].report.epoch + 1,
+        "alerts": [(alert.kind, alert.site) for monitor in ours if monitor.report for alert in monitor.report.alerts],
+        "error": error,
+    }
+
+
+class Save(Callback):
+    """Writes each spawned rank's reports, which the parent process never sees."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        reports = [callback.report for callback in trainer.callbacks if hasattr(callback, "report")]
+        Path(self.folder, f"spawn-{trainer.global_rank}.pickle").write_bytes(pickle.dumps(reports))
+
+
+class RankShards(TensorDataset):
+    """The shard of whichever rank asks."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(3))
+
+    def __getitem__(self, index: int) -> Any:
+        return Shards("even", torch.distributed.get_rank(), 2)[index]
+
+
+def spawn(folder: str) -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    run = trainer(
+        [*ours, Save(folder)], strategy="ddp_spawn", devices=2, gradient_clip_val=0.2, use_distributed_sampler=False
+    )
+    run.fit(SumLoss(divisor=4.0), DataLoader(RankShards(), batch_size=None))
+
+
+if __name__ == "__main__":
+    rank = int(os.environ["LOCAL_RANK"])
+    found = {case: run_case(case, world=2, rank=rank) for case in CASES}
+    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))

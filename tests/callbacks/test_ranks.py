@@ -1,0 +1,119 @@
+"""Two ranks equal one process on the concatenated data (gloo on the CPU)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.callbacks.rank_cases import CASES, run_case
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Run the cases of rank_cases.py in two processes that Lightning's ddp strategy joins: what each rank found, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(2):
+        env = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "tests.callbacks.rank_cases", str(folder)]
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return {case: [found[rank][case] for rank in range(2)] for case in CASES}
+
+
+def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: frozenset[str] = frozenset()) -> None:
+    """Compare reports field by field, numbers within ``rel``."""
+    if dataclasses.is_dataclass(expected):
+        for entry in dataclasses.fields(expected):
+            if entry.name not in skip:
+                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{where}[{key}]", rel, skip)
+    elif isinstance(expected, float):
+        same = math.isclose(found, expected, rel_tol=rel, abs_tol=1e-9) or (math.isnan(found) and math.isnan(expected))
+        assert same, (where, found, expected)
+    elif isinstance(expected, tuple):
+        assert len(found) == len(expected), where
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other, where, rel, skip)
+    else:
+        assert found == expected, (where, found, expected)
+
+
+# What counts batches counts each rank's: calls, norms of a call and batch counts differ from one process by nature.
+PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts"})
+
+
+@pytest.mark.parametrize("case", ["even", "uneven"])
+def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
+    ranks = two_ranks[case]
+    single = run_case(case, world=1)
+    for features, flow, clip in (found["reports"] for found in ranks):
+        one_features, one_flow, one_clip = single["reports"]
+        assert_same(features, one_features, "features", skip=PER_CALL)
+        assert_same(flow.modules, one_flow.modules, "modules", skip=PER_CALL)
+        assert_same(flow.parameters, one_flow.parameters, "parameters", rel=1e-4)
+        assert_same(clip, one_clip, "clip", rel=1e-4)
+    assert repr(ranks[0]["reports"]) == repr(ranks[1]["reports"])  # to the last bit
+    assert ranks[0]["collectives"] == [1, 1, 1]  # one per monitor in one epoch
+
+
+def test_a_module_that_runs_on_one_rank_only_neither_hangs_nor_shifts_the_rest(two_ranks: Any) -> None:
+    ranks = two_ranks["one_rank_only"]
+    single = run_case("one_rank_only", world=1)
+    for found in ranks:
+        assert_same(found["reports"][0], single["reports"][0], "features", skip=PER_CALL)
+    assert ranks[0]["reports"][0].sites["net.sometimes"].calls == 2
+    assert "net.never" in ranks[0]["reports"][0].silent
+
+
+@pytest.mark.parametrize("case", ["stop", "raise"])
+def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ranks: Any) -> None:
+    ranks = two_ranks[case]
+    assert [found["epochs"] for found in ranks] == [1, 1]
+    assert [found["error"] for found in ranks] == ["AlertError" if case == "raise" else None] * 2
+    assert ranks[0]["alerts"] == ranks[1]["alerts"]
+    assert ("nonfinite", "net.odd") in ranks[0]["alerts"]
+
+
+def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tests.callbacks.rank_cases import spawn\n"
+        "if __name__ == '__main__': spawn(sys.argv[1])\n"
+    )
+    script = tmp_path / "spawned.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = [pickle.loads((tmp_path / f"spawn-{rank}.pickle").read_bytes()) for rank in range(2)]
+    assert repr(found[0]) == repr(found[1])
+    assert_same(found[0][0], run_case("even", world=1)["reports"][0], "features", skip=PER_CALL)
+
