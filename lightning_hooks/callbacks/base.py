@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -41,6 +41,9 @@ class HookedCallback(Callback, ABC):
         ...         for name, module in self.select(pl_module):
         ...             self.listen(name, module, lambda m, args, out, name=name: self.shapes.update({name: out.shape}))
     """
+
+    hears_recomputation: ClassVar[bool] = False
+    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
 
     def __init__(self, *, modules: ModuleSelector | None = None, every_n_steps: int = 1) -> None:
         super().__init__()
@@ -108,7 +111,8 @@ class HookedCallback(Callback, ABC):
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self.gate.pause()
+        if not self.hears_recomputation:
+            self.gate.pause()
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

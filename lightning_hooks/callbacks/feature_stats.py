@@ -14,6 +14,7 @@ from lightning_hooks.alerts import Constant, Dead, FeatureReport, NonfiniteFeatu
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.callbacks.monitor import Monitor, Rule
 from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.selection import is_compiled
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.trackers import table_lines
 
@@ -53,7 +54,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = self.select(pl_module)
-        self._table = FeatureTable(sites, pl_module, pl_module.device)
+        self._table = FeatureTable(sites, pl_module, pl_module.device, is_compiled(pl_module))
         self._world_size = trainer.world_size
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))

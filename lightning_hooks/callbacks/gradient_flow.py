@@ -63,6 +63,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     prefix: ClassVar[str] = "gradient_flow"
     kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
+    # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
+    # other kind recomputes never fire, since no backward goes through it.)
+    hears_recomputation: ClassVar[bool] = True
     _fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters")
     _modules: GradientTable
     _parameters: ParameterTable

@@ -62,9 +62,9 @@ class ClipLedger:
 
     def load(self, total: Tensor) -> None:
         """Take up the tally of an earlier run, of the same parameters."""
-        self._total.copy_(total)
+        self._total = self._total.clone().copy_(total)
 
     def reset(self) -> None:
         """Start anew."""
         self._taken.clear()
-        self._total.zero_()
+        self._total = torch.zeros_like(self._total)  # a new one: a total already given out stays as it is

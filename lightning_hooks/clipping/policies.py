@@ -27,14 +27,19 @@ def norm_factor(norm: Tensor, max_norm: Tensor | float) -> Tensor:
     return torch.where(torch.isfinite(norm), factor, 1.0)
 
 
+def _limit_factor(norm: Tensor, limit: Tensor) -> Tensor:
+    # Without the 1e-6, beside which the adaptive limits of small gradients would not count.
+    return torch.where(torch.isfinite(norm) & (norm > limit), limit / norm, 1.0)
+
+
 def unit_norms(tensor: Tensor) -> Tensor:
     """L2 norm per unit (per row of a weight, per output channel of a kernel), broadcastable over ``tensor``.
 
     Vectors and scalars (biases, gains) are one unit.
     """
-    if tensor.dim() <= 1:
-        return torch.linalg.vector_norm(tensor)
-    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True)
+    dims = tuple(range(1, tensor.dim())) or None
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=dims is not None)
+    return norms
 
 
 def agc_factor(gradient: Tensor, parameter: Tensor, clipping: float, eps: float) -> Tensor:
@@ -167,7 +172,7 @@ class ZClip:
         """One factor for all."""
         total = torch.linalg.vector_norm(norms)
         limit, state = zclip_limit(total, state, self.z, self.alpha, self.warmup)
-        return [norm_factor(total, limit + 1e-6)] * len(gradients), state
+        return [_limit_factor(total, limit)] * len(gradients), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,7 @@ class AutoClip:
         """One factor for all."""
         total = torch.linalg.vector_norm(norms)
         limit, state = autoclip_limit(total, state, self.percentile)
-        return [norm_factor(total, limit + 1e-6)] * len(gradients), state
+        return [_limit_factor(total, limit)] * len(gradients), state
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,15 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
 
 
+def is_compiled(root: nn.Module) -> bool:
+    """Whether ``root`` or a part of it runs under ``torch.compile``."""
+    # There is no public question to ask: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
+    # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
+    return getattr(root, "_compiler_ctx", None) is not None or any(
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None for module in root.modules()
+    )
+
+
 def _computes(module: nn.Module) -> bool:
     if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or _is_metric(module):
         return False

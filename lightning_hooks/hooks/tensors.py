@@ -70,6 +70,8 @@ def plain_values(tensor: Tensor) -> Tensor:
         A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense.
     """
     values = tensor.detach()
+    if torch.compiler.is_compiling():  # a traced tensor is plain, and layouts may not be asked for in a traced backward
+        return values
     if values.layout == torch.jagged:
         return values.values()
     if values.layout == torch.sparse_coo:

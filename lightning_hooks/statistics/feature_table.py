@@ -25,9 +25,17 @@ class FeatureTable:
         sites: (name, module) of each site, in order. The modules are looked at and not kept.
         root: The model they are from.
         device: Where the rows live.
+        compiled: Whether parts of the model run under ``torch.compile``. Buffers that otherwise grow as units show up are then
+            made at once: a traced hook must find them as they will stay.
     """
 
-    def __init__(self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        sites: list[tuple[str, nn.Module]],
+        root: nn.Module,
+        device: torch.device | str = "cpu",
+        compiled: bool = False,
+    ) -> None:
         self.names = [name for name, _ in sites]
         self.rows = empty_table(len(sites), device)
         self.saturation: dict[int, Saturation] = {}
@@ -41,6 +49,8 @@ class FeatureTable:
             spec = saturation_of(module)
             if spec is not None:
                 self.saturation[index] = spec
+        if compiled:
+            self.fired = {i: torch.zeros(self.capacity, dtype=torch.bool, device=device) for i in self.rectifiers}
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
@@ -51,17 +61,23 @@ class FeatureTable:
             if spec is not None and values.numel():
                 read = values if spec.reads == "output" else _first_float(args)
                 saturated = None if read is None else spec.count(read)
-            accumulate(self.rows, index, values, saturated, new_call=position == 0)
+            units = 0
             if index in self.rectifiers and values.numel():
-                self._add_units(index, fired_units(values, self.rectifiers[index]))
+                fired = fired_units(values, self.rectifiers[index])
+                units = fired.shape[0]
+                self._add_units(index, fired)
+            accumulate(self.rows, index, values, saturated, units=units, new_call=position == 0)
 
     def _add_units(self, index: int, fired: Tensor) -> None:
         known = self.fired.get(index)
-        if known is None or known.shape[0] < fired.shape[0]:
+        if torch.compiler.is_compiling():
+            fired = fired[: self.capacity]
+        elif known is None or known.shape[0] < fired.shape[0]:
             grown = torch.zeros(fired.shape[0], dtype=torch.bool, device=fired.device)
             if known is not None:  # one rectifier used at several widths
                 grown[: known.shape[0]] = known
             known = self.fired[index] = grown
+        assert known is not None
         known[: fired.shape[0]].logical_or_(fired)
 
     def pack(self, capacity: int | None = None) -> Tensor:
@@ -73,17 +89,14 @@ class FeatureTable:
         Returns:
             One-dimensional, of the dtype and device of the rows.
         """
-        rows = self.rows.clone()
-        for index, fired in self.fired.items():
-            rows[index, Column.UNITS] = fired.shape[0]
         width = self._width(capacity)
-        units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=rows.device)
+        units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=self.rows.device)
         for line, index in enumerate(self.rectifiers):
             known = self.fired.get(index)
             if known is not None:
-                kept = known[:width].to(rows.device, torch.uint8, non_blocking=True)
+                kept = known[:width].to(self.rows.device, torch.uint8, non_blocking=True)
                 units[line, : kept.shape[0]] = kept
-        return torch.cat((rows.flatten(), units.flatten().view(rows.dtype)))
+        return torch.cat((self.rows.flatten(), units.flatten().view(self.rows.dtype)))
 
     def _width(self, capacity: int | None) -> int:
         needed = capacity if capacity is not None else max((len(fired) for fired in self.fired.values()), default=0)

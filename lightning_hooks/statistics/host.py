@@ -88,9 +88,11 @@ def number(scalar: Tensor) -> float:
 
 def _careful(flat: Tensor, pivot: float, n: int) -> tuple[float, float]:
     """Mean and M2 from deviations in float64."""
+    if not math.isfinite(pivot):  # the float32 sum overflowed
+        pivot = sum(number(chunk.sum(dtype=torch.float64)) for chunk in torch.split(flat, CHUNK)) / n
     shift = m2 = 0.0
     for chunk in torch.split(flat, CHUNK):
-        deviation = chunk.double().sub_(pivot)
+        deviation = chunk.to(torch.float64, copy=True).sub_(pivot)  # a copy also of float64: the values are the model's
         shift += number(deviation.sum())
         m2 += number(torch.dot(deviation, deviation))
     return pivot + shift / n, max(m2 - shift * shift / n, 0.0)

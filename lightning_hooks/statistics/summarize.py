@@ -50,7 +50,12 @@ def summarize(values: Tensor) -> Tensor:
 
 
 def accumulate(
-    table: Tensor, index: int, values: Tensor, saturated: tuple[Tensor, int] | None = None, new_call: bool = True
+    table: Tensor,
+    index: int,
+    values: Tensor,
+    saturated: tuple[Tensor, int] | None = None,
+    units: int = 0,
+    new_call: bool = True,
 ) -> None:
     """Merge the summary of ``values`` into row ``index`` of ``table``, in place and without a host sync.
 
@@ -59,25 +64,29 @@ def accumulate(
         index: The site.
         values: Floating point, plain, outside autograd; any shape and device.
         saturated: How many entries are at a bound (a 0-d tensor) and how many could be, for bounded activations.
+        units: How many units a rectifier has in ``values``.
         new_call: False for the second and later tensors of one call's output.
     """
     if table.device.type == "cpu" and values.device.type == "cpu" and not torch.compiler.is_compiling():
-        _accumulate_on_host(table, index, values, saturated, new_call)
+        _accumulate_on_host(table, index, values, saturated, units, new_call)
         return
     row = summarize(values)
     if saturated is not None:
         row[Column.SATURATED] = saturated[0]
         row[Column.SATURABLE] = saturated[1]
+    row[Column.UNITS] = units
     if not new_call:
         row[Column.CALLS] = 0
     target = table[index]
     target.copy_(merge(torch.stack((target, row.to(target.device, non_blocking=True)))))
 
 
-def _accumulate_on_host(table: Tensor, index: int, values: Tensor, saturated: tuple[Tensor, int] | None, new_call: bool) -> None:
+def _accumulate_on_host(
+    table: Tensor, index: int, values: Tensor, saturated: tuple[Tensor, int] | None, units: int, new_call: bool
+) -> None:
     """The same merge in Python numbers: on the CPU a tensor operation on a row costs more than the arithmetic."""
     row = table.numpy()[index]
-    calls, count, mean, m2, low, high, zeros, nonfinite, at_bound, boundable, norm, norm_max, units = map(float, row)
+    calls, count, mean, m2, low, high, zeros, nonfinite, at_bound, boundable, norm, norm_max, known_units = map(float, row)
     new = summarize_on_host(values)
     total = count + new.finite
     if new.finite:
@@ -100,5 +109,5 @@ def _accumulate_on_host(table: Tensor, index: int, values: Tensor, saturated: tu
     merged[Column.SATURABLE] = boundable
     merged[Column.NORM] = norm + new.norm
     merged[Column.NORM_MAX] = max(norm_max, new.norm)
-    merged[Column.UNITS] = units
+    merged[Column.UNITS] = max(known_units, units)
     row[:] = merged

@@ -91,11 +91,10 @@ class Saturation:
 
 
 def _total(ones: Tensor) -> Tensor:
-    # Exact beyond 2**24 ones: rows first in float32, then their sums in float64.
-    flat = ones.view(-1)
-    if flat.numel() < 1 << 24:
-        return flat.sum()
-    return torch.stack([part.sum() for part in torch.split(flat, 1 << 23)]).to(torch.float64).sum()
+    # Exact beyond 2**24 ones: parts first in float32, then their sums in float64.
+    if ones.numel() < 1 << 24:
+        return ones.sum()
+    return torch.stack([part.sum() for part in torch.split(ones.flatten(), 1 << 23)]).to(torch.float64).sum()
 
 
 # Bounded activations: within 1 % of their range of a bound. Tails: where the slope's size falls below 0.01.
@@ -104,7 +103,6 @@ _SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
     (nn.Tanh, Saturation(-0.98, 0.98)),
     (nn.Softsign, Saturation(-0.98, 0.98)),
     (nn.LogSigmoid, Saturation(None, -0.01005)),
-    (nn.Softplus, Saturation(0.01005, None)),
     (nn.GELU, Saturation(-3.07, None, reads="input")),
     (nn.SiLU, Saturation(-6.26, None, reads="input")),
     (nn.Mish, Saturation(-6.26, None, reads="input")),
@@ -145,12 +143,17 @@ def _from_arguments(module: nn.Module) -> Saturation | None:
         return Saturation(None, 6.0)  # its zeros are the zero fraction and the dead units
     if isinstance(module, nn.Hardtanh):
         return Saturation(module.min_val, module.max_val)
-    if isinstance(module, nn.ELU | nn.CELU):
+    # With y the output, the slope in the left tail is 1 - exp(-beta y) for softplus, y + alpha for ELU, 1 + y / alpha for CELU.
+    if isinstance(module, nn.Softplus):
+        return Saturation(0.01005 / module.beta, None)
+    if isinstance(module, nn.ELU):
+        return Saturation(0.01 - module.alpha, None)
+    if isinstance(module, nn.CELU):
         return Saturation(-0.99 * module.alpha, None)
     if isinstance(module, nn.SELU):
-        return Saturation(-0.99 * 1.7580993408473766, None)
+        return Saturation(0.01 - 1.7580993408473766, None)
     if isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax):
-        dim = 1 if isinstance(module, nn.Softmax2d) else module.dim
+        dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
         high = -0.01005 if isinstance(module, nn.LogSoftmax) else 0.99
         return Saturation(None, high, dim=-1 if dim is None else dim)
     return None
