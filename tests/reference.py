@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from typing import Any
@@ -92,3 +93,24 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models are bit-identical, keys and values."""
     first, second = one.state_dict(), other.state_dict()
     return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: frozenset[str] = frozenset()) -> None:
+    """Compare reports field by field, numbers within ``rel``."""
+    if dataclasses.is_dataclass(expected):
+        for entry in dataclasses.fields(expected):
+            if entry.name not in skip:
+                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{where}[{key}]", rel, skip)
+    elif isinstance(expected, float):
+        same = math.isclose(found, expected, rel_tol=rel, abs_tol=1e-9) or (math.isnan(found) and math.isnan(expected))
+        assert same, (where, found, expected)
+    elif isinstance(expected, tuple):
+        assert len(found) == len(expected), where
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other, where, rel, skip)
+    else:
+        assert found == expected, (where, found, expected)

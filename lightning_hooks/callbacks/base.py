@@ -57,6 +57,7 @@ class HookedCallback(Callback, ABC):
         self.hooks = HookManager()
         self.gate = Gate()
         self.faults = Faults()
+        self.attached = False
 
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -84,6 +85,7 @@ class HookedCallback(Callback, ABC):
 
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""
+        self.attached = False
         self.hooks.remove_all()
         self.gate.stop()
         self.released()
@@ -104,6 +106,7 @@ class HookedCallback(Callback, ABC):
         except BaseException:
             self.detach()
             raise
+        self.attached = True
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -55,13 +55,21 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = self.select(pl_module)
         self._table = FeatureTable(sites, pl_module, pl_module.device, is_compiled(pl_module))
-        self._world_size = trainer.world_size
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
 
     @override
     def pack(self) -> Tensor:
         return self._table.pack(self._table.capacity if self._world_size > 1 else None)
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        self._table.unpack(packed)
+
+    @property
+    @override
+    def places(self) -> list[str]:
+        return self._table.names
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:

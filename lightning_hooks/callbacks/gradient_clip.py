@@ -101,6 +101,16 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         return torch.stack([ledger.total for ledger in self._ledgers])
 
     @override
+    def unpack(self, packed: Tensor) -> None:
+        for ledger, total in zip(self._ledgers, packed, strict=True):
+            ledger.load(total)
+
+    @property
+    @override
+    def places(self) -> list[str]:
+        return [*self._optimizer_names, *self._names]
+
+    @override
     def merge_packed(self, packed: Tensor) -> Tensor:
         return packed[0]  # gradients at the optimizer step are the same on every rank
 

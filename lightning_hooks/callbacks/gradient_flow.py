@@ -75,7 +75,6 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         sites = self.select(pl_module)
         probe = self.watch_steps(trainer, pl_module)
         device = pl_module.device
-        self._world_size = trainer.world_size
         self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
@@ -120,9 +119,18 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def pack(self) -> Tensor:
-        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
-        modules = scaled(self._modules.rows, 1.0 / self._world_size)
-        return torch.cat((modules.flatten(), self._parameters.pack()))
+        return torch.cat((self._modules.rows.flatten(), self._parameters.pack()))
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        split = self._modules.rows.numel()
+        self._modules.rows.copy_(packed[:split].view_as(self._modules.rows))
+        self._parameters.unpack(packed[split:])
+
+    @property
+    @override
+    def places(self) -> list[str]:
+        return [*self._modules.names, *self._parameters.names]
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
@@ -133,7 +141,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
         split = self._modules.rows.numel()
-        modules, silent = self._modules.read(packed[:split].view(-1, N_COLUMNS))
+        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
+        rows = scaled(packed[:split].view(-1, N_COLUMNS), 1.0 / self._world_size)
+        modules, silent = self._modules.read(rows)
         parameters, total_norm = self._parameters.read(packed[split:])
         return GradientFlowReport(epoch, step, modules, parameters, total_norm, silent, self.sampled_batches, self.batches)
 

@@ -67,12 +67,23 @@ class Monitor(HookedCallback, Generic[R]):
         self.sampled_batches = 0
         self._window = AlertWindow()
         self._broken_trackers: set[str] = set()
+        self._resumed: dict[str, Any] | None = None  # an epoch that a checkpoint interrupted
+        self._world_size = 1
 
     # What each monitor says of itself.
 
     @abstractmethod
     def pack(self) -> Tensor:
         """Return the epoch's table as one vector, of the same length on every rank."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave, into the empty tables of a new fit."""
+
+    @property
+    @abstractmethod
+    def places(self) -> list[str]:
+        """What the vector's numbers are of, in order."""
 
     @abstractmethod
     def merge_packed(self, packed: Tensor) -> Tensor:
@@ -101,6 +112,13 @@ class Monitor(HookedCallback, Generic[R]):
     # What happens when.
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.batches = self.sampled_batches = 0
+        self._world_size = trainer.world_size
+        super().on_train_start(trainer, pl_module)
+        self._resume(trainer)
+
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self.batches += 1
@@ -109,9 +127,7 @@ class Monitor(HookedCallback, Generic[R]):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.tell_faults()
-        merged = PackedTable(self.merge_packed)
-        merged.update(self.pack())
-        packed = merged.compute().to("cpu")  # the one copy to the host in an epoch
+        packed = self._merged().to("cpu")  # the one copy to the host in an epoch
         report = self.read(packed, trainer.current_epoch, trainer.global_step)
         alerts = tuple(alert for rule in self.rules() for alert in rule(report))
         self.report = report = dataclasses.replace(report, alerts=alerts)
@@ -128,11 +144,41 @@ class Monitor(HookedCallback, Generic[R]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"alerts": self._window.state_dict()}
+        state: dict[str, Any] = {"alerts": self._window.state_dict()}
+        if self.batches and self.attached:  # in the middle of an epoch; every rank is asked, so ranks may be merged
+            state["epoch"] = {
+                "places": self.places,
+                "table": self._merged().to("cpu", copy=True),
+                "batches": self.batches,
+                "sampled_batches": self.sampled_batches,
+            }
+        return state
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._window.load_state_dict(state_dict["alerts"])
+        self._resumed = state_dict.get("epoch")
+
+    def _merged(self) -> Tensor:
+        """The table of all ranks: one collective."""
+        table = PackedTable(self.merge_packed)
+        table.update(self.pack())
+        return table.compute()
+
+    def _resume(self, trainer: Trainer) -> None:
+        state, self._resumed = self._resumed, None
+        if state is None:
+            return
+        self.batches, self.sampled_batches = state["batches"], state["sampled_batches"]
+        if state["places"] != self.places:
+            then, now = set(state["places"]), set(self.places)
+            rank_zero_warn(
+                f"{type(self).__name__}: the checkpoint was written in the middle of an epoch with {len(then)} sites, now there "
+                f"are {len(now)} ({len(then & now)} in common). Statistics of this epoch start from here; later ones are not "
+                "affected. To keep them, resume with the same model and the same modules=."
+            )
+        elif trainer.is_global_zero:  # the table is that of all ranks together
+            self.unpack(state["table"])
 
     @property
     @override
@@ -183,7 +229,7 @@ class Monitor(HookedCallback, Generic[R]):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
         state = self.__dict__.copy()
-        state.update(dict.fromkeys(self._fit_only))
+        state.update(dict.fromkeys(self._fit_only), attached=False)
         return state
 
     _fit_only: ClassVar[tuple[str, ...]] = ()

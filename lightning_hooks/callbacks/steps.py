@@ -60,6 +60,8 @@ class Step:
         Returns:
             Shape ``(n_parameters,)``.
         """
+        if not self.indices:  # training_step returned None
+            return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
             found = gradient_norms(self.gradients())
             if self.carries_scale and self.loss_scale is not None:

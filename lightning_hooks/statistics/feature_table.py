@@ -102,6 +102,16 @@ class FeatureTable:
         needed = capacity if capacity is not None else max((len(fired) for fired in self.fired.values()), default=0)
         return -(-needed // 8) * 8  # whole float64s
 
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        split = self.rows.numel()
+        self.rows.copy_(packed[:split].view_as(self.rows))
+        if self.rectifiers:
+            units = packed[split:].contiguous().view(torch.uint8).view(len(self.rectifiers), -1).bool()
+            for line, index in enumerate(self.rectifiers):
+                known = int(self.rows[index, Column.UNITS])
+                self._add_units(index, units[line, :known].to(self.rows.device))
+
     def merge_packed(self, packed: Tensor) -> Tensor:
         """Merge the packed tables of several ranks, shape ``(world, m)``, into one of shape ``(m,)``."""
         split = self.rows.numel()

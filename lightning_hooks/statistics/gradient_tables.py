@@ -123,6 +123,13 @@ class ParameterTable:
         rows[:, ParameterColumn.MISSING_STEPS] = missing
         return torch.cat((rows.flatten(), self.totals.flatten()))
 
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` gave."""
+        split = self.rows.numel()
+        self.rows.copy_(packed[:split].view_as(self.rows))
+        self.totals.copy_(packed[split:].view_as(self.totals))
+        self.missing = [int(steps) for steps in packed[:split].view_as(self.rows)[:, ParameterColumn.MISSING_STEPS]]
+
     def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
         rows = packed[: self.rows.numel()].view(-1, N_PARAMETER_COLUMNS).tolist()

@@ -43,7 +43,9 @@ def test_the_loss_scale_leaves_no_trace(net: Any, shape: tuple[int, ...]) -> Non
     for name, stats in flow.modules.items():
         for stat in ("mean", "std", "min", "max", "rms", "norm", "norm_max"):
             one, two = getattr(stats, stat), getattr(other_flow.modules[name], stat)
-            assert close(one, two, 2e-3, scale=stats.rms), (name, stat, one, two)
+            # a single extreme value may differ by some float16 roundings: at scale 1 small gradients are subnormal
+            rel = 5e-3 if stat in ("min", "max", "norm_max") else 1e-3
+            assert close(one, two, rel, scale=stats.rms), (name, stat, one, two)
     for name, stats in flow.parameters.items():
         other = other_flow.parameters[name]
         assert (stats.steps, stats.nonfinite_steps, stats.missing_steps) == (7, 0, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
 import pickle
 import socket
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.callbacks.rank_cases import CASES, run_case
+from tests.reference import assert_same
 
 pytestmark = pytest.mark.ranks
 
@@ -44,27 +43,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[s
         assert process.returncode == 0, output[-4000:]
     found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
     return {case: [found[rank][case] for rank in range(2)] for case in CASES}
-
-
-def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: frozenset[str] = frozenset()) -> None:
-    """Compare reports field by field, numbers within ``rel``."""
-    if dataclasses.is_dataclass(expected):
-        for entry in dataclasses.fields(expected):
-            if entry.name not in skip:
-                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected), where
-        for key, value in expected.items():
-            assert_same(found[key], value, f"{where}[{key}]", rel, skip)
-    elif isinstance(expected, float):
-        same = math.isclose(found, expected, rel_tol=rel, abs_tol=1e-9) or (math.isnan(found) and math.isnan(expected))
-        assert same, (where, found, expected)
-    elif isinstance(expected, tuple):
-        assert len(found) == len(expected), where
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other, where, rel, skip)
-    else:
-        assert found == expected, (where, found, expected)
 
 
 # What counts batches counts each rank's: calls, norms of a call and batch counts differ from one process by nature.

@@ -1,0 +1,79 @@
+"""Rules over feature reports, just below and just above their thresholds."""
+
+import math
+
+import pytest
+
+from lightning_hooks.alerts import Constant, Dead, NonfiniteFeatures, Saturated, Silent
+
+RULES = [
+    # rule, change that is still fine, change that is not, value, threshold, severity, words of the remedy
+    (Dead(), {"dead_fraction": 0.5}, {"dead_fraction": 0.51}, 0.51, 0.5, "warning", "LeakyReLU or GELU"),
+    (Dead(0.2), {"dead_fraction": 0.2}, {"dead_fraction": 0.21}, 0.21, 0.2, "warning", "lower learning rate or a warm-up"),
+    (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.5, "critical", "bias and initialisation"),
+    (Saturated(), {"saturated_fraction": 0.5}, {"saturated_fraction": 0.51}, 0.51, 0.5, "warning", "normalisation layer"),
+    (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
+    (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "normalising the inputs"),
+    (Constant(), {"std": 1.1e-6}, {"std": 0.9e-6}, 0.9e-6, 1e-6, "warning", "Check the data that reaches it"),
+    (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "weights are all zero"),
+    (Constant(), {"count": 1, "std": 0.0}, {"std": 0.0, "rms": 0.0, "mean": 0.0}, 0.0, 1e-6, "warning", "layers before it"),
+    (Constant(), {"std": math.nan, "rms": math.nan, "count": 0}, {"std": 0.0}, 0.0, 1e-6, "warning", "every value it put out"),
+    (
+        NonfiniteFeatures(), {"nonfinite_fraction": 0.0}, {"nonfinite_fraction": 1e-6}, 1e-6, 0.0, "critical",
+        "try a lower learning rate or gradient clipping",
+    ),
+    (
+        NonfiniteFeatures(0.1), {"nonfinite_fraction": 0.1}, {"nonfinite_fraction": 0.11}, 0.11, 0.1, "critical",
+        "check the inputs",
+    ),
+]  # fmt: skip
+KINDS = {Dead: "dead", Saturated: "saturated", Constant: "constant", NonfiniteFeatures: "nonfinite"}
+
+
+@pytest.mark.parametrize(("rule", "fine", "ill", "value", "threshold", "severity", "remedy"), RULES)
+def test_a_rule_at_its_threshold(features, rule, fine, ill, value, threshold, severity, remedy):
+    (alert,) = rule(features({}, fine, ill, {}))
+    assert (alert.kind, alert.site, alert.severity) == (KINDS[type(rule)], "site2", severity)
+    assert (alert.value, alert.threshold, alert.epoch, alert.step) == (pytest.approx(value), threshold, 3, 120)
+    assert remedy in alert.message
+
+
+@pytest.mark.parametrize("rule", [Dead(), Saturated(), Constant(), NonfiniteFeatures(), Silent()], ids=repr)
+def test_healthy_sites_give_no_alert(features, rule):
+    assert list(rule(features({}, {}))) == []
+    assert list(rule(features())) == []
+
+
+def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
+    report = features({"dead_fraction": 1.0, "std": 0.0, "mean": 0.0, "rms": 0.0})
+    assert [alert.kind for rule in (Dead(), Constant()) for alert in rule(report)] == ["dead"]
+
+
+def test_alerts_come_in_model_order(features):
+    report = features({"dead_fraction": 0.6}, {}, {"dead_fraction": 0.9})
+    assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]
+
+
+def test_silent_sites_are_told_apart_from_dead_ones(features):
+    alerts = list(Silent()(features({}, silent=("branch", "aux"))))
+    assert [(alert.kind, alert.site, alert.severity, alert.epoch) for alert in alerts] == [
+        ("silent", "branch", "info", 3),
+        ("silent", "aux", "info", 3),
+    ]
+    assert "not zero and not dead" in alerts[0].message
+    assert "torch.compiler.reset()" in alerts[0].message
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "seen"),
+    [
+        (Dead(), {"dead_fraction": 0.625}, "62% of its units gave zero"),
+        (Saturated(), {"saturated_fraction": 0.75}, "75% of its values are at a bound"),
+        (Constant(), {"std": 0.0, "mean": -0.25}, "every value it put out is -0.25"),
+        (NonfiniteFeatures(), {"nonfinite_fraction": 0.125}, "12.50% of its values are NaN or infinite"),
+    ],
+)
+def test_messages_say_what_was_seen(features, rule, change, seen):
+    (alert,) = rule(features(change))
+    assert alert.message.startswith(seen)
+    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.message}"

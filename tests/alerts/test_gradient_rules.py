@@ -1,0 +1,127 @@
+"""Rules over gradient-flow reports, just below and just above their thresholds."""
+
+import math
+
+import pytest
+
+from lightning_hooks.alerts import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+
+
+def rms(*values):
+    return [{"rms": value} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "sites"),
+    [
+        ([0.1, 0.1, 0.1], []),
+        ([1.01e-5, 1e-2, 0.1], []),
+        ([0.99e-5, 1e-2, 0.1], ["site0"]),
+        ([1e-6, 1e-6, 0.1], ["site0", "site1"]),
+        ([0.1, 1e-9], []),  # a later module may have less
+        ([1.1e-12, 1.1e-12], []),
+        ([0.9e-12, 0.9e-12], ["site0", "site1"]),
+        ([0.0, math.nan, 0.1], []),  # these have rules of their own
+        ([1e-6, 0.0, math.nan, 0.1], ["site0"]),
+        ([1e-6, 0.1, 1e-9], ["site0"]),  # against the largest of those after it
+        ([], []),
+    ],
+)
+def test_vanishing(gradients, values, sites):
+    alerts = list(Vanishing()(gradients(*rms(*values))))
+    assert [alert.site for alert in alerts] == sites
+    assert all((alert.kind, alert.severity, alert.epoch, alert.step) == ("vanishing", "warning", 3, 120) for alert in alerts)
+
+
+def test_vanishing_says_against_what(gradients):
+    (relative,) = Vanishing(relative=1e-3)(gradients(*rms(5e-5, 0.1)))
+    assert (relative.value, relative.threshold) == (pytest.approx(5e-4), 1e-3)
+    assert "RMS of 5.0e-05, 5.0e-04 times that of a layer after it" in relative.message
+    (absolute,) = Vanishing(absolute=1e-6)(gradients(*rms(1e-7)))
+    assert (absolute.value, absolute.threshold) == (1e-7, 1e-6)
+    assert "RMS of 1.0e-07, below 1e-06" in absolute.message
+    assert "Try ReLU or GELU, He initialisation, normalisation layers or residual" in absolute.message
+
+
+@pytest.mark.parametrize(
+    ("modules", "parameters", "sites"),
+    [
+        ([0.1, 0.1], [0.1], []),
+        ([0.99e3, 0.1], [], []),
+        ([1.01e3, 0.1], [], ["site0"]),
+        ([500.0, 1.0, 0.1], [], []),
+        ([999.0, 0.1], [999.0], []),
+        ([1001.0, 1001.0], [1001.0], ["site0", "site1", "weight0"]),
+        ([0.1, 999.0], [], []),
+        ([1.01e-3, 1e-7], [], ["site0"]),
+        ([0.99e-3, 1e-7], [], []),
+        ([1.01e-3, 1e-7, 0.1], [], ["site0"]),  # against the smallest of those after it
+        ([1.0, 0.0, math.nan], [math.nan], []),
+        ([math.inf, 0.1], [], ["site0"]),
+    ],
+)
+def test_exploding(gradients, modules, parameters, sites):
+    alerts = list(Exploding()(gradients(*rms(*modules), parameters=rms(*parameters))))
+    assert [alert.site for alert in alerts] == sites
+    assert all((alert.kind, alert.severity, alert.epoch, alert.step) == ("exploding", "critical", 3, 120) for alert in alerts)
+
+
+def test_exploding_says_against_what(gradients):
+    growing, huge, weight = Exploding(relative=1e2, absolute=50.0)(gradients(*rms(6e3, 60.0, 49.0), parameters=rms(51.0)))
+    assert (growing.value, growing.threshold) == (pytest.approx(6e3 / 49), 1e2)
+    assert "grows on the way back (RMS 6.0e+03; 1.2e+02 against a limit of 1e+02)" in growing.message
+    assert (huge.value, huge.threshold) == (60.0, 50.0)
+    assert "is huge (RMS 6.0e+01" in huge.message
+    assert (weight.site, weight.value) == ("weight0", 51.0)
+    assert "Try a lower learning rate, gradient_clip_val=1.0" in weight.message
+
+
+def test_nonfinite(gradients):
+    report = gradients(
+        {},
+        {"nonfinite_fraction": 0.125},
+        parameters=[{}, {"nonfinite_steps": 1}, {"nonfinite_steps": 2}],
+    )
+    alerts = list(NonfiniteGradients()(report))
+    assert [(alert.site, alert.value, alert.severity, alert.kind) for alert in alerts] == [
+        ("site1", 0.125, "critical", "nonfinite"),
+        ("weight1", 1, "critical", "nonfinite"),
+        ("weight2", 2, "critical", "nonfinite"),
+    ]
+    assert [alert.message.split(" is NaN or infinite")[0] for alert in alerts] == [
+        "12.50% of the gradient",
+        "at 1 measured step the gradient",
+        "at 2 measured steps the gradient",
+    ]
+    assert all("add an eps inside them, or lower the learning rate" in alert.message for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "fraction", "found"),
+    [(1.0, 1.0, True), (1.0, 0.9999, False), (0.9, 0.9, True), (0.9, 0.89, False), (1.0, math.nan, False)],
+)
+def test_zero(gradients, threshold, fraction, found):
+    alerts = list(Zero(threshold)(gradients({}, parameters=[{}, {"zero_fraction": fraction}])))
+    assert [(alert.kind, alert.site, alert.value, alert.severity) for alert in alerts] == (
+        [("zero", "weight1", fraction, "warning")] if found else []
+    )
+    assert all("Look at the layers after it" in alert.message for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing", "nonfinite", "found"),
+    [(0, 1, 0, True), (0, 5, 0, True), (1, 5, 0, False), (0, 5, 1, False), (4, 0, 0, False), (0, 0, 0, False)],
+)
+def test_missing(gradients, steps, missing, nonfinite, found):
+    change = {"steps": steps, "missing_steps": missing, "nonfinite_steps": nonfinite}
+    alerts = list(Missing()(gradients({}, parameters=[{}, change])))
+    assert [(alert.kind, alert.site, alert.value, alert.severity) for alert in alerts] == (
+        [("missing", "weight1", missing, "warning")] if found else []
+    )
+    assert all("freeze it with requires_grad_(False)" in alert.message for alert in alerts)
+
+
+@pytest.mark.parametrize("rule", [Vanishing(), Exploding(), NonfiniteGradients(), Zero(), Missing()], ids=repr)
+def test_healthy_gradients_give_no_alert(gradients, rule):
+    assert list(rule(gradients({}, {}, parameters=[{}]))) == []
+    assert list(rule(gradients())) == []

@@ -1,0 +1,109 @@
+"""The demo, run as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
+
+# fault -> the kind and the place that must be told
+EXPECTED = {
+    "vanishing": ("warning", "vanishing", "features.conv1"),
+    "dying-relu": ("critical", "dead", "head.relu"),
+    "exploding": ("critical", "exploding", "head.stack.0"),
+    "nan": ("critical", "nonfinite", "features.conv1"),
+}
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[str, Path]:
+    """Run the script in ``tmp_path`` and return what it printed and the folder with its logs."""
+    command = [sys.executable, str(SCRIPT), "--fast", "--log-dir", "logs", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", "the console should be quiet"
+    (logs,) = (tmp_path / "logs").glob("*/version_0")
+    assert f"Logs: {logs.relative_to(tmp_path)} " in done.stdout
+    assert "tensorboard --logdir logs" in done.stdout
+    return done.stdout, logs
+
+
+def epoch_rows(logs: Path, tag: str) -> list[float]:
+    """The values of one tag in metrics.csv."""
+    with (logs / "metrics.csv").open() as file:
+        return [float(row[tag]) for row in csv.DictReader(file) if row[tag]]
+
+
+def events(logs: Path) -> EventAccumulator:
+    """What TensorBoard would read."""
+    (file,) = logs.glob("events.out.tfevents.*")
+    found = EventAccumulator(str(file))
+    found.Reload()
+    return found
+
+
+@pytest.mark.example
+def test_healthy_run_learns_raises_no_alert_and_logs_to_both_trackers(tmp_path: Path) -> None:
+    printed, logs = run(tmp_path)
+    accuracy = re.search(r"Validation accuracy ([\d.]+)% after 2 epochs", printed)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 90
+    assert "Alerts: none." in printed
+    assert "Feature statistics, epoch 1: 13 of 13 modules heard, in 23 of 23 batches." in printed
+    assert "Gradient flow, epoch 1: 13 of 13 modules and 13 parameters heard" in printed
+    assert re.search(r"0-AdamW +23 ", printed), "the clip monitor counts every step"
+
+    written = events(logs)
+    for tag in (
+        "features/features.conv1/mean",
+        "features/head.relu/dead_fraction",
+        "features/alerts/dead",
+        "gradient_flow/features.conv1/rms",
+        "gradient_flow/features.conv1.weight/update_ratio",
+        "gradient_flow/total_norm",
+        "gradient_flow/alerts/vanishing",
+        "gradient_clip/rate",
+        "gradient_clip/alerts/clip_ineffective",
+    ):
+        in_file = epoch_rows(logs, tag)
+        in_events = [event.value for event in written.Scalars(tag)]
+        assert len(in_file) == 2, f"{tag} once per epoch"
+        assert in_events == pytest.approx(in_file, rel=1e-6)
+        assert all(map(math.isfinite, in_file))
+        assert "/alerts/" not in tag or in_file == [0.0, 0.0]
+    assert epoch_rows(logs, "gradient_clip/steps") == [23.0, 23.0]
+    assert max(epoch_rows(logs, "gradient_clip/norm_after_max")) <= 1.5 * (1 + 1e-3)
+
+
+@pytest.mark.example
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path) -> None:
+    severity, kind, site = EXPECTED[fault]
+    printed, logs = run(tmp_path, "--fault", fault)
+    assert "Planted: " in printed
+    assert f"Found:   [{severity}] {kind} at {site}: " in printed
+    assert re.search(rf"^ +{kind} at \d+ places?: ", printed, re.MULTILINE)
+    prefix = "gradient_flow" if kind in ("vanishing", "exploding") else "features"
+    assert epoch_rows(logs, f"{prefix}/alerts/{kind}")[0] >= 1
+    assert [event.value for event in events(logs).Scalars(f"{prefix}/alerts/{kind}")] == epoch_rows(logs, f"{prefix}/alerts/{kind}")
+
+
+@pytest.mark.example
+def test_a_fault_that_is_not_found_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("digits_demo", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    digits = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "digits_demo", digits)  # dataclasses look their module up
+    spec.loader.exec_module(digits)
+    assert digits.FAULTS.keys() == EXPECTED.keys()
+    assert not digits.print_findings(digits.FAULTS["vanishing"], [])
+    assert "Found:   no vanishing alert at features.conv1." in capsys.readouterr().out

@@ -1,0 +1,154 @@
+"""The tensors inside whatever a module returns."""
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from lightning_hooks.hooks import float_tensors, tensors_in
+from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
+
+A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0], dtype=torch.bfloat16)
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: tuple = ()
+    note: str = "text"
+
+
+@dataclasses.dataclass(slots=True)
+class Unset:
+    logits: torch.Tensor
+    later: torch.Tensor = dataclasses.field(init=False)
+
+
+class Plain:
+    tensor = A
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(one is other for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (A, [A]),
+        ((A, B), [A, B]),
+        ([B, A], [B, A]),
+        ({"x": A, "y": C}, [A, C]),
+        (OrderedDict(y=B, x=A), [B, A]),
+        (Pair(A, B), [A, B]),
+        (Output(A, (B, C)), [A, B, C]),
+        (Unset(B), [B]),
+        (BaseModelOutputWithPast(last_hidden_state=A, hidden_states=(B, C)), [A, B, C]),
+        ({"x": [A, (B, {"z": Output(C)})]}, [A, B, C]),
+        ((A, (B, C)), [A, B, C]),
+        (None, []),
+        ("text", []),
+        (3.0, []),
+        (Plain(), []),
+        (Output, []),
+        ((), []),
+        ([None, A, 1, "s", {}], [A]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_tensors_in_order(output, expected):
+    assert same(list(tensors_in(output)), expected)
+    assert same(float_tensors(output), expected)
+
+
+def test_packed_sequences_give_their_data():
+    packed = pack_sequence([torch.ones(3, 2), torch.zeros(1, 2)])
+    assert same(list(tensors_in((packed, A))), [packed.data, A])
+
+
+def test_rnn_output():
+    output, (hidden, cell) = result = nn.LSTM(2, 3)(torch.ones(4, 1, 2))
+    assert same(float_tensors(result), [output, hidden, cell])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_only_real_floating_tensors(dtype):
+    other = torch.ones(2, dtype=dtype)
+    assert same(list(tensors_in([other, A])), [other, A])
+    assert same(float_tensors([other, A]), [A])
+    assert float_tensors(other) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_floating_dtype(dtype):
+    tensor = torch.ones(2, dtype=dtype)
+    assert same(float_tensors(tensor), [tensor])
+
+
+def test_each_object_once():
+    assert same(float_tensors((A, [A, B], {"again": A})), [A, B])
+    assert same(list(tensors_in((A, A))), [A, A])
+
+
+def test_a_container_that_holds_itself_ends():
+    loop = [A]
+    loop.append(loop)
+    assert same(float_tensors(loop), [A])
+
+
+def test_depth_is_limited():
+    def nested(depth):
+        return A if depth == 0 else [nested(depth - 1)]
+
+    assert same(float_tensors(nested(MAX_DEPTH)), [A])
+    assert float_tensors(nested(MAX_DEPTH + 1)) == []
+
+
+def test_plain_values_of_a_dense_tensor_share_its_memory_outside_autograd():
+    weight = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+    values = plain_values(weight)
+    assert (type(values), values.requires_grad, values.shape) == (torch.Tensor, False, (3, 2))
+    assert values.data_ptr() == weight.data_ptr()
+    assert torch.equal(values, weight.data)
+
+
+def test_plain_values_of_sparse_tensors_are_coalesced():
+    coo = torch.sparse_coo_tensor([[0, 2, 2]], [1.0, 2.0, 3.0], (4,), requires_grad=True, check_invariants=True)
+    assert plain_values(coo).tolist() == [1.0, 5.0]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR tensor support is in beta|invariant checks are)")
+def test_plain_values_of_compressed_tensors():
+    assert plain_values(torch.tensor([[0.0, 4.0], [5.0, 0.0]]).to_sparse_csr()).tolist() == [4.0, 5.0]
+
+
+def test_plain_values_of_a_nested_tensor_are_its_buffer():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged, requires_grad=True)
+    assert same(float_tensors((nested,)), [nested])
+    values = plain_values(nested)
+    assert (type(values), values.requires_grad) == (torch.Tensor, False)
+    assert values.tolist() == [[1.0] * 3, [1.0] * 3, [0.0] * 3]
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_plain_values_of_a_subclass():
+    tagged = torch.ones(2).as_subclass(Tagged)
+    assert same(float_tensors(tagged), [tagged])
+    values = plain_values(tagged)
+    assert (type(values), values.tolist()) == (torch.Tensor, [1.0, 1.0])
+
+
+def test_plain_values_of_a_distributed_tensor_are_the_local_shard():
+    class Sharded(torch.Tensor):
+        def to_local(self):
+            return torch.tensor([7.0])
+
+    assert plain_values(torch.ones(4).as_subclass(Sharded)).tolist() == [7.0]

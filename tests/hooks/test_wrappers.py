@@ -1,0 +1,217 @@
+"""The wrappers: when a hook runs, how often, at what cost, and what becomes of its errors."""
+
+import copy
+import pickle
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hooks.hooks import Faults, Gate, Listener, Silent, counted, guarded, sampled, synchronized, timed
+
+WRAPPERS = [sampled, counted, timed, synchronized, guarded]
+
+
+def double(*args, **kwargs):
+    return 2 * sum(args) + kwargs.get("extra", 0)
+
+
+def failing(*args, **kwargs):
+    raise RuntimeError("broken hook")
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_arguments_and_result_pass_through(wrapper):
+    assert wrapper(double)(1, 2, extra=3) == 9
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))])
+def test_wrappers_pickle_with_their_hook(wrapper, copied):
+    hook = wrapper(double)
+    hook(1)
+    again = copied(hook)
+    assert again(3) == 6
+    assert getattr(again, "calls", 2) == 2
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_hook_must_be_callable(wrapper):
+    with pytest.raises(TypeError, match="hook must be callable; got 'mean'"):
+        wrapper("mean")
+
+
+@pytest.mark.parametrize(("every", "ran"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (10, [0])])
+def test_sampled_every(every, ran):
+    seen = []
+    hook = sampled(seen.append, every=every)
+    for call in range(7):
+        hook(call)
+    assert seen == ran
+
+
+def test_sampled_returns_none_out_of_turn():
+    """So an output is replaced only when it is its turn."""
+    layer = nn.Identity()
+    layer.register_forward_hook(sampled(lambda module, args, output: output * 0, every=2))
+    assert [layer(torch.ones(1)).item() for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_sampled_while_a_gate_is_open():
+    gate, seen = Gate(), []
+    hook = sampled(seen.append, every=5, when=gate)
+    hook("closed")
+    gate.start(sampled=True)
+    hook("one")
+    hook("two")
+    gate.stop()
+    hook("closed")
+    assert seen == ["one", "two"]
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
+def test_sampled_refuses(every):
+    with pytest.raises(ValueError, match=f"every must be an integer of at least 1; got {every!r}"):
+        sampled(double, every=every)
+
+
+def test_counted_counts_calls_that_raise():
+    hook = counted(failing)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="broken hook"):
+            hook()
+    assert hook.calls == 3
+
+
+def test_timed_adds_the_hooks_own_time():
+    hook = timed(lambda seconds: time.sleep(seconds))
+    assert hook.mean_seconds == 0.0
+    hook(0.02)
+    hook(0.0)
+    assert 0.02 <= hook.seconds < 0.5
+    assert (hook.calls, hook.mean_seconds) == (2, hook.seconds / 2)
+
+
+def test_timed_counts_a_call_that_raises():
+    hook = timed(failing)
+    with pytest.raises(RuntimeError, match="broken hook"):
+        hook()
+    assert hook.calls == 1
+    assert hook.seconds > 0
+
+
+def test_synchronized_lets_one_thread_in_at_a_time():
+    inside, most = 0, []
+
+    def hook():
+        nonlocal inside
+        inside += 1
+        most.append(inside)
+        time.sleep(0.002)
+        inside -= 1
+
+    alone = synchronized(hook)
+    threads = [threading.Thread(target=alone) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+
+
+def test_synchronized_may_reenter():
+    hook = synchronized(lambda levels: hook(levels - 1) if levels else "bottom")
+    assert hook(3) == "bottom"
+
+
+def test_guarded_tells_once_and_switches_off():
+    told = []
+    inner = counted(failing)
+    hook = guarded(inner, site="body.0", on_fault=lambda site, error: told.append((site, str(error))))
+    assert [hook(), hook(), hook()] == [None, None, None]
+    assert told == [("body.0", "broken hook")]
+    assert inner.calls == 1
+    assert (type(hook.error), hook.error.__traceback__) == (RuntimeError, None)
+
+
+def test_guarded_keeps_nothing_of_the_failing_frame_alive():
+    def hook():
+        big = torch.ones(3)
+        refs.append(weakref.ref(big))
+        raise RuntimeError("with a tensor in the frame")
+
+    refs = []
+    guard = guarded(hook)
+    guard()
+    assert guard.error is not None
+    assert refs[0]() is None
+
+
+def test_guarded_lets_interrupts_through():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guarded(interrupt)()
+
+
+def test_wrappers_compose_outermost_first():
+    inner = timed(double)
+    hook = sampled(guarded(counted(inner)), every=2)
+    assert [hook(1) for _ in range(5)] == [2, None, 2, None, 2]
+    assert (hook.calls, hook.hook.hook.calls, inner.calls) == (5, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("events", "open_after"),
+    [
+        ([], False),
+        (["start"], True),
+        (["start", "pause"], False),
+        (["start", "pause", "resume"], True),
+        (["start", "stop"], False),
+        (["start", "stop", "resume"], False),
+        (["skip", "pause", "resume"], False),
+    ],
+)
+def test_gate(events, open_after):
+    gate = Gate()
+    for event in events:
+        if event in ("start", "skip"):
+            gate.start(sampled=event == "start")
+        else:
+            getattr(gate, event)()
+    assert (gate.open, bool(gate)) == (open_after, open_after)
+
+
+class Recorder(Listener):
+    def __init__(self):
+        self.seen = []
+        self.unpicklable = lambda: None
+
+    def __call__(self, *args):
+        self.seen.append(args)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_listener_is_silent_in_a_copied_model(copied):
+    model, listener = nn.ReLU(), Recorder()
+    model.register_forward_hook(listener)
+    other = copied(model)
+    assert [type(hook) for hook in other._forward_hooks.values()] == [Silent]
+    assert other(torch.tensor(-1.0)).item() == 0.0
+    assert listener.seen == []
+
+
+def test_faults_report_each_site_once():
+    faults = Faults()
+    faults("a", ValueError("first"))
+    faults("a", ValueError("again"))
+    faults("b", TypeError("other"))
+    assert faults.take() == [("a", "ValueError: first"), ("b", "TypeError: other")]
+    assert faults.take() == []
+    faults("a", ValueError("later"))
+    assert (faults.take(), faults.errors["a"]) == ([], "ValueError: first")

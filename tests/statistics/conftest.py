@@ -1,0 +1,48 @@
+"""The slow reference: numpy, float64, on the concatenated data."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_hooks.statistics.rows import Column
+
+
+def reference_row(*tensors):
+    """The row that these calls' tensors should give, without the saturation and unit columns."""
+    calls = [tensor.detach().double().contiguous().numpy().ravel() for tensor in tensors]
+    values = np.concatenate(calls) if calls else np.zeros(0)
+    kept = values[np.isfinite(values)]
+    norms = [float(np.sqrt(np.square(call[np.isfinite(call)]).sum())) for call in calls]
+    return {
+        Column.CALLS: len(calls),
+        Column.COUNT: kept.size,
+        Column.MEAN: kept.mean() if kept.size else 0.0,
+        Column.M2: np.square(kept - kept.mean()).sum() if kept.size else 0.0,
+        Column.MIN: kept.min(initial=np.inf),
+        Column.MAX: kept.max(initial=-np.inf),
+        Column.ZEROS: (values == 0).sum(),
+        Column.NONFINITE: values.size - kept.size,
+        Column.NORM: sum(norms),
+        Column.NORM_MAX: max(norms, default=0.0),
+    }
+
+
+EXACT = (Column.CALLS, Column.COUNT, Column.ZEROS, Column.NONFINITE, Column.MIN, Column.MAX)
+
+
+@pytest.fixture
+def assert_row():
+    """Compare a row with the reference: counts and extremes exactly, the mean within ``rel`` standard deviations."""
+
+    def check(row, *tensors, rel=1e-6):
+        expected = reference_row(*tensors)
+        row = row.tolist() if isinstance(row, torch.Tensor) else list(row)
+        assert {c: row[c] for c in EXACT} == {c: float(expected[c]) for c in EXACT}
+        std = np.sqrt(expected[Column.M2] / max(expected[Column.COUNT], 1))
+        rounding = 1e-14 * abs(expected[Column.MEAN])
+        assert row[Column.MEAN] == pytest.approx(expected[Column.MEAN], rel=0, abs=rel * std + rounding)
+        assert np.sqrt(row[Column.M2] / max(row[Column.COUNT], 1)) == pytest.approx(std, rel=rel, abs=rounding)
+        for column in (Column.NORM, Column.NORM_MAX):
+            assert row[column] == pytest.approx(expected[column], rel=rel)
+
+    return check

@@ -1,0 +1,263 @@
+"""The table of features: dead units, saturation, silence, and the merge over ranks."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hooks.statistics import Column, FeatureTable
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    """Two rectifiers of different layouts, a bounded activation, and a branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 5, 1)
+        self.act1 = nn.ReLU()
+        self.linear = nn.Linear(4, 40)
+        self.act2 = nn.ReLU()
+        self.gelu = nn.GELU()
+        self.gate = nn.Sigmoid()
+        self.branch = nn.Linear(2, 2)
+
+    def sites(self):
+        return list(self.named_children())
+
+    def calls(self, x, branch=True):
+        """(site, args, output) of every module called."""
+        for name in ("conv", "act1", "linear", "act2", "gelu", "gate", "branch"):
+            if name == "branch" and not branch:
+                return
+            given = x if name != "branch" else x[..., :2]
+            x_next = getattr(self, name)(given)
+            yield name, (given,), x_next
+            x = x_next
+
+
+@pytest.fixture
+def net():
+    net = Net()
+    with torch.no_grad():  # units seldom fire, some never
+        net.conv.bias -= 1.5
+        net.linear.bias -= torch.linspace(0, 2.5, 40)
+        net.linear.weight *= 2
+    return net
+
+
+@torch.no_grad()
+def fill(net, table, batches, branch=True):
+    names = [name for name, _ in net.sites()]
+    outputs = {name: [] for name in names}
+    for batch in batches:
+        for name, args, output in net.calls(batch, branch):
+            table.add(names.index(name), args, output)
+            outputs[name].append(output)
+    return outputs
+
+
+def dead(outputs, unit_dim):
+    """The true share: units zero for every input of the epoch."""
+    units = torch.cat(outputs).movedim(unit_dim, 0)
+    return (units.flatten(1) == 0).all(1).double().mean().item()
+
+
+def read(table):
+    return table.read(table.pack())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_dead_units_are_those_that_never_fired_whatever_the_batch_size(net, batch_size):
+    data = torch.randn(64, 3, 4)
+    table = FeatureTable(net.sites(), net)
+    outputs = fill(net, table, data.split(batch_size))
+    stats, silent = read(table)
+    assert silent == ()
+    for name, unit_dim in (("act1", 1), ("act2", 2)):  # a convolution, and a linear layer, came before
+        assert 0 < stats[name].dead_fraction < 1
+        assert stats[name].dead_fraction == pytest.approx(dead(outputs[name], unit_dim))
+    assert all(stats[name].dead_fraction is None for name in stats if not name.startswith("act"))
+
+
+def test_named_numbers_equal_the_reference(net):
+    data = torch.randn(30, 3, 4)
+    table = FeatureTable(net.sites(), net)
+    outputs = fill(net, table, data.split(7))
+    stats, _ = read(table)
+    for name, parts in outputs.items():
+        values = torch.cat([part.flatten() for part in parts]).double()
+        found = asdict(stats[name])
+        expected = {
+            "calls": 5, "count": values.numel(), "mean": values.mean(), "std": values.std(correction=0), "min": values.min(),
+            "max": values.max(), "rms": values.square().mean().sqrt(), "zero_fraction": (values == 0).double().mean(),
+            "nonfinite_fraction": 0.0,
+        }  # fmt: skip
+        assert {key: found[key] for key in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+        assert all(type(value) in (int, float, type(None)) for value in found.values())
+
+
+def test_saturation_reads_outputs_or_inputs(net):
+    table = FeatureTable(net.sites(), net)
+    x = torch.tensor([-9.0, -3.2, -3.0, 0.0, 2.0, 9.0])
+    table.add(4, (x,), net.gelu(x))
+    table.add(5, (x,), net.gate(x))
+    stats, silent = read(table)
+    assert stats["gelu"].saturated_fraction == pytest.approx(2 / 6)
+    assert stats["gate"].saturated_fraction == pytest.approx(2 / 6)
+    assert silent == ("conv", "act1", "linear", "act2", "branch")
+
+
+def test_saturation_without_a_positional_input_is_unknown(net):
+    table = FeatureTable(net.sites(), net)
+    table.add(4, (), torch.randn(3))
+    assert math.isnan(read(table)[0]["gelu"].saturated_fraction)
+
+
+def test_several_tensors_are_one_call():
+    net = nn.Sequential(nn.LSTM(2, 3))
+    table = FeatureTable([("lstm", net[0])], net)
+    output, (hidden, cell) = result = net[0](torch.randn(4, 1, 2))
+    table.add(0, (), result)
+    stats = read(table)[0]["lstm"]
+    everything = torch.cat([tensor.detach().flatten() for tensor in (output, hidden, cell)]).double()
+    assert (stats.calls, stats.count) == (1, everything.numel())
+    assert stats.mean == pytest.approx(everything.mean().item())
+
+
+def test_an_empty_output_is_a_call_and_integers_are_none(net):
+    table = FeatureTable(net.sites(), net)
+    table.add(1, (), torch.empty(0, 5))
+    table.add(2, (), torch.ones(3, dtype=torch.int64))
+    table.add(5, (), torch.empty(0))
+    stats, silent = read(table)
+    assert (stats["act1"].calls, stats["act1"].count, stats["act1"].dead_fraction) == (1, 0, None)
+    assert math.isnan(stats["act1"].mean)
+    assert math.isnan(stats["gate"].saturated_fraction)
+    assert "linear" in silent
+
+
+def test_nonfinite_outputs_are_counted(net):
+    table = FeatureTable(net.sites(), net)
+    table.add(2, (), torch.tensor([1.0, math.nan, math.inf, 3.0]))
+    stats = read(table)[0]["linear"]
+    assert (stats.mean, stats.std, stats.nonfinite_fraction, stats.zero_fraction) == (2.0, 1.0, 0.5, 0.0)
+
+
+def numbers(stats):
+    return {key: value for key, value in asdict(stats).items() if value is not None}
+
+
+def assert_same(one, two):
+    (stats, silent), (expected, expected_silent) = one, two
+    assert (list(stats), silent) == (list(expected), expected_silent)
+    for name in expected:
+        assert numbers(stats[name]) == pytest.approx(numbers(expected[name]), rel=1e-9, abs=1e-12)
+
+
+def merged(tables):
+    return tables[0].merge_packed(torch.stack([table.pack(table.capacity) for table in tables]))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_merge_to_the_table_of_all_data(net, world):
+    batches = torch.randn(36, 3, 4).split(4)
+    whole = FeatureTable(net.sites(), net)
+    fill(net, whole, batches)
+    ranks = [FeatureTable(net.sites(), net) for _ in range(world)]
+    for rank, table in enumerate(ranks):
+        fill(net, table, batches[rank::world])
+    packed = merged(ranks)
+    assert packed.shape == whole.pack(whole.capacity).shape
+    assert_same(ranks[-1].read(packed), read(whole))
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_missed_sites_neither_shifts_nor_silences_them(net, missing):
+    batches = torch.randn(8, 3, 4).split(4)
+    whole = FeatureTable(net.sites(), net)
+    ranks = [FeatureTable(net.sites(), net) for _ in range(2)]
+    for rank, (table, batch) in enumerate(zip(ranks, batches, strict=True)):
+        fill(net, whole, [batch], branch=rank != missing)
+        fill(net, table, [batch], branch=rank != missing)
+    assert_same(ranks[0].read(merged(ranks)), read(whole))
+    idle = FeatureTable(net.sites(), net)  # a rank without any batch
+    assert_same(idle.read(merged([idle, *ranks])), read(whole))
+
+
+def test_sites_silent_on_every_rank_stay_silent(net):
+    ranks = [FeatureTable(net.sites(), net) for _ in range(2)]
+    for table in ranks:
+        fill(net, table, [torch.randn(2, 3, 4)], branch=False)
+    assert ranks[0].read(merged(ranks))[1] == ("branch",)
+
+
+def test_one_rectifier_used_at_two_widths():
+    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU())
+    table = FeatureTable([("act", net[1])], net)
+    for values in ([[1.0, 0, 0]], [[0.0, 2, 0, 0, 0, 3, 0, 0, 0]], [[0.0, 0, 4, 0]]):
+        table.add(0, (), torch.tensor(values))
+    assert read(table)[0]["act"].dead_fraction == pytest.approx(5 / 9)
+    assert table.read(merged([table, table]))[0]["act"].dead_fraction == pytest.approx(5 / 9)
+
+
+@pytest.mark.parametrize("width", [15, 16, 17])
+def test_more_units_than_the_capacity_are_unknown_not_wrong(width):
+    """The capacity is that of the parameters (10), in whole float64s (16)."""
+    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU())
+    table = FeatureTable([("act", net[1])], net)
+    values = torch.zeros(1, width)
+    values[0, 0] = values[0, -1] = 1.0
+    table.add(0, (), values)
+    expected = pytest.approx(1 - 2 / width)
+    assert read(table)[0]["act"].dead_fraction == expected
+    assert table.read(table.pack(table.capacity))[0]["act"].dead_fraction == (expected if width <= 16 else None)
+
+
+@pytest.mark.parametrize(
+    ("module", "units"),
+    [
+        (nn.Linear(2, 7), 7),
+        (nn.Conv2d(2, 9, 3), 9),
+        (nn.ConvTranspose2d(9, 4, 3), 4),
+        (nn.Embedding(100, 6), 6),
+        (nn.BatchNorm2d(8), 8),
+        (nn.LazyLinear(7), 7),
+        (nn.Identity(), 0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_capacity_is_derived_from_the_parameters(module, units):
+    root = nn.Sequential(module, nn.ReLU())
+    if isinstance(module, nn.LazyLinear):
+        units = 0  # not known yet, on any rank
+    assert FeatureTable([("0", module)], root).capacity == units
+
+
+def test_a_model_without_rectifiers_packs_rows_only():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    tables = [FeatureTable([("0", net[0]), ("1", net[1])], net) for _ in range(2)]
+    for table in tables:
+        table.add(1, (), torch.tensor([1.0, 0.0]))
+    packed = merged(tables)
+    assert packed.numel() == 2 * len(Column)
+    stats, silent = tables[0].read(packed)
+    assert (stats["1"].calls, stats["1"].saturated_fraction, silent) == (2, 0.5, ("0",))
+
+
+def test_reset_starts_anew(net):
+    table, fresh = FeatureTable(net.sites(), net), FeatureTable(net.sites(), net)
+    fill(net, table, [torch.randn(64, 3, 4)])
+    table.reset()
+    assert read(table)[1] == tuple(name for name, _ in net.sites())
+    batch = torch.randn(2, 3, 4)
+    fill(net, table, [batch])
+    fill(net, fresh, [batch])
+    assert_same(read(table), read(fresh))

@@ -1,0 +1,112 @@
+"""The row is a commutative monoid, and merging parts is summarising the whole."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lightning_hooks.statistics import Column, empty_table, merge, scaled, summarize
+from lightning_hooks.statistics.rows import N_COLUMNS, row_dtype
+
+values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0]))
+arrays = hnp.arrays(np.float64, st.integers(0, 20), elements=values)
+
+
+def row_of(array, units=0.0):
+    row = summarize(torch.from_numpy(array.copy()))
+    row[Column.SATURATED], row[Column.SATURABLE], row[Column.UNITS] = len(array) // 3, len(array), units
+    return row
+
+
+def joined(*rows):
+    return merge(torch.stack(rows))
+
+
+def assert_same(one, two):
+    scale = max(1.0, float(one[Column.MAX].abs().nan_to_num(posinf=0)), float(one[Column.MIN].abs().nan_to_num(posinf=0)))
+    np.testing.assert_allclose((one / scale).tolist(), (two / scale).tolist(), rtol=1e-12, atol=1e-9 * scale)
+
+
+@given(arrays, arrays, arrays)
+def test_merge_is_associative_and_commutative(a, b, c):
+    x, y, z = row_of(a, 3), row_of(b), row_of(c, 8)
+    assert_same(joined(joined(x, y), z), joined(x, joined(y, z)))
+    assert_same(joined(x, y), joined(y, x))
+    assert_same(joined(joined(x, y), z), joined(x, y, z))
+
+
+@given(arrays)
+def test_the_empty_row_is_the_identity(a):
+    row, empty = row_of(a, 5), empty_table(1)[0]
+    assert_same(joined(row, empty), row)
+    assert_same(joined(empty, row), row)
+    assert torch.equal(joined(empty, empty, empty), empty)
+
+
+@given(st.lists(arrays, min_size=1, max_size=5))
+def test_merged_parts_equal_the_whole(parts):
+    whole, merged = row_of(np.concatenate(parts)), joined(*(row_of(part) for part in parts))
+    same = [c for c in Column if c not in (Column.CALLS, Column.NORM, Column.NORM_MAX, Column.SATURATED)]
+    assert_same(_only(merged, same), _only(whole, same))
+    norms = [np.linalg.norm(part[np.isfinite(part)]) for part in parts]
+    assert merged[Column.CALLS] == len(parts)
+    assert merged[Column.NORM] == pytest.approx(sum(norms), rel=1e-12)
+    assert merged[Column.NORM_MAX] == pytest.approx(max(norms), rel=1e-12)
+    assert merged[Column.SATURATED] == sum(len(part) // 3 for part in parts)
+
+
+def _only(row, columns):
+    kept = torch.zeros_like(row)
+    kept[columns] = row[columns]
+    return kept
+
+
+def test_merge_does_not_cancel():
+    """A mean of 1e8 standard deviations leaves the spread intact, where sums of squares would be negative."""
+    data = 1e8 + np.random.default_rng(0).standard_normal((4, 1000))
+    merged = joined(*(row_of(part) for part in data))
+    assert merged[Column.M2].item() == pytest.approx(np.square(data - data.mean()).sum(), rel=1e-7)
+
+
+def test_merge_works_on_whole_tables():
+    tables = torch.stack([torch.stack([row_of(np.arange(n) * k * 1.0) for n in (2, 5, 0)]) for k in (1, 2, 3)])
+    merged = merge(tables)
+    assert merged.shape == (3, N_COLUMNS)
+    for site in range(3):
+        assert torch.equal(merged[site], merge(tables[:, site]))
+
+
+def test_count_beyond_float32():
+    row = empty_table(1)[0]
+    row[Column.COUNT] = 2.0**24
+    one = empty_table(1)[0]
+    one[Column.COUNT] = 1
+    assert joined(row, one)[Column.COUNT] == 2**24 + 1
+
+
+@given(arrays, st.floats(1e-3, 1e3))
+def test_scaled_is_the_row_of_the_scaled_values(a, factor):
+    row = row_of(a, 4)
+    before = row.clone()
+    assert_same(scaled(row, factor), row_of(a * factor, 4))
+    assert torch.equal(row, before)
+
+
+def test_scaled_by_a_tensor_over_a_table():
+    table = torch.stack([row_of(np.array([1.0, 3.0])), row_of(np.array([2.0, 2.0]))])
+    result = scaled(table, torch.tensor([10.0, 0.5]))
+    assert result[:, Column.MEAN].tolist() == [20.0, 1.0]
+    assert result[:, Column.M2].tolist() == pytest.approx([200.0, 0.0])
+    assert result[:, Column.COUNT].tolist() == [2.0, 2.0]
+
+
+def test_an_empty_table():
+    table = empty_table(2)
+    assert table.dtype == row_dtype(torch.device("cpu")) == torch.float64
+    assert row_dtype(torch.device("mps")) == torch.float32
+    assert table.shape == (2, N_COLUMNS) == (2, 13)
+    assert table[1, Column.MIN] == float("inf")
+    assert table[1, Column.MAX] == float("-inf")
+    assert table.nan_to_num(posinf=0, neginf=0).sum() == 0

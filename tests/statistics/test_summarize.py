@@ -1,0 +1,169 @@
+"""Both ways of summarising a tensor, against numpy in float64."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_hooks.statistics import Column, accumulate, empty_table, summarize
+from lightning_hooks.statistics.host import CHUNK, summarize_on_host
+
+
+def on_host(values):
+    """The row that the CPU kernels give."""
+    table = empty_table(1)
+    accumulate(table, 0, values)
+    return table[0]
+
+
+@pytest.fixture(params=[summarize, on_host], ids=["summarize", "on_host"])
+def path(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+ORDINARY = {
+    "normal": lambda: torch.randn(1000),
+    "relu": lambda: torch.randn(64, 32).relu(),
+    "uniform": lambda: torch.rand(3, 5, 7),
+    "lognormal": lambda: torch.randn(5000).exp(),
+    "offset": lambda: torch.randn(4000) + 3,
+    "just_where_care_begins": lambda: torch.randn(4000) + 3.9,
+    "negative": lambda: -torch.rand(999) - 0.5,
+    "integers": lambda: torch.randint(-3, 4, (777,)).float(),
+    "chunk": lambda: torch.randn(CHUNK),
+    "chunks": lambda: torch.randn(2 * CHUNK + 3),
+    "zeros_in_chunks": lambda: torch.cat((torch.zeros(CHUNK + 7), torch.randn(CHUNK).relu())),
+    "constant": lambda: torch.full((500,), 0.1),
+    "zeros": lambda: torch.zeros(10),
+    "one": lambda: torch.tensor([-2.5]),
+    "0-d": lambda: torch.tensor(4.0),
+    "empty": lambda: torch.empty(0, 3),
+    "non_contiguous": lambda: torch.randn(20, 30)[::2, 1::3],
+    "transposed": lambda: torch.randn(4, 5, 6).permute(2, 0, 1),
+    "channels_last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "expanded": lambda: torch.randn(1, 7).expand(5, 7),
+    "expanded_scalar": lambda: torch.tensor(2.0).expand(3, 3),
+    "float64": lambda: torch.randn(500, dtype=torch.float64),
+    "bfloat16": lambda: torch.randn(500).bfloat16(),
+    "float16": lambda: torch.randn(500).half(),
+    "float16_large": lambda: torch.full((300,), 6e4, dtype=torch.float16),
+    "tiny": lambda: torch.randn(1000) * 1e-25,
+    "huge": lambda: torch.randn(1000) * 1e25,
+    "mixed_magnitudes": lambda: torch.randn(1000) * torch.logspace(-20, 20, 1000),
+    "subnormal": lambda: torch.full((10,), 1e-42),
+    "some_nan": lambda: torch.randn(100).index_fill(0, torch.tensor([3, 50]), math.nan),
+    "some_inf": lambda: torch.randn(100).index_fill(0, torch.tensor([3]), math.inf).index_fill(0, torch.tensor([4]), -math.inf),
+    "nan_in_a_later_chunk": lambda: torch.randn(CHUNK + 9).index_fill(0, torch.tensor([CHUNK + 1]), math.nan),
+    "nan_and_zeros": lambda: torch.tensor([0.0, -0.0, math.nan, 1.0]),
+    "all_nan": lambda: torch.full((9,), math.nan),
+    "all_inf": lambda: torch.full((9,), -math.inf),
+    "half_nan_bfloat16": lambda: torch.tensor([1.0, math.nan, 2.0, math.inf]).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
+def test_a_row_equals_the_reference(path, make, assert_row):
+    values = make()
+    before = values.clone()
+    assert_row(path(values), values)
+    assert torch.equal(values.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0)), "the values were altered"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1000, CHUNK + 11])
+def test_a_mean_of_1000_standard_deviations(path, dtype, size, assert_row):
+    values = torch.randn(size, dtype=dtype) + 1000
+    before = values.clone()
+    assert_row(path(values), values, rel=1e-4)
+    assert torch.equal(values, before)
+
+
+def test_sums_beyond_float32(path, assert_row):
+    """All values are finite, their float32 sum is not."""
+    values = torch.linspace(1e38, 3e38, 1000)
+    assert_row(path(values), values)
+
+
+@pytest.mark.parametrize("magnitude", [1e200, 1e300, 1.7e308, 1e-300])
+def test_extreme_float64_never_raises(path, magnitude):
+    row = path(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64) * magnitude)
+    assert (row[Column.COUNT], row[Column.MIN], row[Column.MAX]) == (3, -magnitude, magnitude)
+
+
+@pytest.mark.parametrize("batches", [[1000], [1, 999], [64, 64, 7], [2] * 20, [0, 5, 0], [3 * CHUNK, 10]], ids=str)
+def test_accumulated_batches_equal_the_whole(batches, assert_row):
+    parts = [torch.randn(size) * (1 + i) + 5 * i for i, size in enumerate(batches)]
+    table = empty_table(3)
+    for part in parts:
+        accumulate(table, 1, part)
+    assert_row(table[1], *parts)
+    assert torch.equal(table[[0, 2]], empty_table(2))
+
+
+@pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
+def test_both_paths_agree_when_accumulating(make):
+    """The path for accelerators is taken here by pretending to compile."""
+    host, device = empty_table(1), empty_table(1)
+    for values in (torch.randn(30), make()):
+        accumulate(host, 0, values, (torch.tensor(2.0), 5), units=values.dim())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            accumulate(device, 0, values, (torch.tensor(2.0), 5), units=values.dim())
+    std = math.sqrt(host[0, Column.M2] / host[0, Column.COUNT])
+    torch.testing.assert_close(host, device, rtol=2e-6, atol=1e-6 * std)
+    assert host[0, [Column.SATURATED, Column.SATURABLE, Column.UNITS]].tolist() == [4.0, 10.0, max(1, values.dim())]
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_further_tensors_of_one_call_are_no_calls(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    table = empty_table(1)
+    accumulate(table, 0, torch.ones(3))
+    accumulate(table, 0, torch.ones(4), new_call=False)
+    assert table[0, [Column.CALLS, Column.COUNT]].tolist() == [1, 7]
+
+
+class Syncs(TorchDispatchMode):
+    """Counts what would make an accelerator wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_counter_of_syncs_counts():
+    with Syncs() as syncs:
+        torch.ones(1).item()
+    assert len(syncs.seen) == 1
+
+
+@pytest.mark.parametrize("name", ["normal", "some_nan", "chunks", "bfloat16", "empty"])
+def test_summarize_has_no_host_sync(name):
+    values = ORDINARY[name]()
+    with Syncs() as syncs:
+        summarize(values)
+    assert syncs.seen == []
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_accumulate_has_no_item(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    table, values = empty_table(1), torch.randn(100)
+    with Syncs() as syncs:
+        accumulate(table, 0, values, (torch.tensor(1.0), 9))
+    assert syncs.seen == []
+
+
+def test_host_summary_of_nothing():
+    assert summarize_on_host(torch.empty(0)) == (0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)

@@ -1,0 +1,97 @@
+"""Imports go down only: hooks < statistics, clipping < alerts < trackers, plots, metrics < callbacks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lightning_hooks
+
+PACKAGE = Path(lightning_hooks.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What a part may import. A part that is not named here fails, so that a new one gets its floor.
+BELOW = {
+    "hooks": set(),
+    "statistics": {"hooks"},
+    "clipping": {"hooks"},
+    "alerts": {"hooks", "statistics", "clipping"},
+}
+FLOOR_1 = set(BELOW)
+BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}
+BELOW["callbacks"] = set(BELOW) - {"callbacks"}
+BELOW["__init__"] = {"hooks", "alerts", "callbacks"}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+
+
+def part_of(path):
+    """The folder or module of the package that a file belongs to."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(source):
+    """The dotted names that a source imports, wherever in it, typing-only imports included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def violations(part, source):
+    """What a file of ``part`` imports and may not."""
+    for name in imported(source):
+        top, _, rest = name.partition(".")
+        inner = rest.split(".")[0]
+        if top == "lightning_hooks" and inner != part and inner not in BELOW[part]:
+            yield f"{part} imports {name}, which is not below it"
+        if top in LIGHTNING and part != "callbacks":
+            yield f"{part} imports {name}; only callbacks may"
+        if part in FLOOR_1 and top in {"torchmetrics", "matplotlib", "tensorboard", "wandb", "mlflow"}:
+            yield f"{part} imports {name}; floor 1 is plain torch"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path):
+    part = part_of(path)
+    assert part in BELOW, f"give {part} a floor in {__file__}"
+    assert list(violations(part, path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("hooks", "from lightning_hooks.statistics import merge"),
+        ("statistics", "def f():\n    import lightning_hooks.alerts"),
+        ("clipping", "from lightning_hooks.alerts.alert import Alert"),
+        ("clipping", "from lightning_hooks.statistics.rows import Column"),
+        ("alerts", "from lightning_hooks import trackers"),
+        ("trackers", "from lightning.pytorch import Trainer"),
+        ("metrics", "import pytorch_lightning as pl"),
+        ("plots", "from lightning_hooks.callbacks.base import HookedCallback"),
+        ("hooks", "import torchmetrics"),
+        ("alerts", "from lightning_hooks import Alert"),
+    ],
+)
+def test_an_import_that_goes_up_is_found(part, source):
+    assert len(list(violations(part, source))) == 1
+
+
+def test_floor_1_has_no_cycle():
+    """The graph of what is really imported has an order, file by file."""
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
+    graph = {}
+    for name, path in modules.items():
+        if part_of(path) in FLOOR_1 and path.name != "__init__.py":
+            found = set(imported(path.read_text()))
+            parents = {entry.rpartition(".")[0] for entry in found}
+            graph[name] = {other for other in found | parents if other in modules and other != name}
+    done = set()
+    while graph:
+        ready = {name for name, needs in graph.items() if not (needs & graph.keys()) - done}
+        assert ready, f"a cycle among {sorted(graph)}"
+        done |= ready
+        for name in ready:
+            del graph[name]

@@ -1,0 +1,72 @@
+"""Importing the package: what it offers, what it costs, and what it leaves alone."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_hooks
+
+ROOT = Path(__file__).parent.parent
+BUDGET_SECONDS = 0.05
+TRIES = 5
+
+MEASURE = """
+import json, sys, time
+import lightning.pytorch, numpy, torchmetrics
+before = set(sys.modules)
+start = time.perf_counter()
+import lightning_hooks
+print(json.dumps([time.perf_counter() - start, sorted(set(sys.modules) - before)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """(seconds, modules that came) of fresh processes, until one keeps the budget; the first may have to compile."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    measured = []
+    while len(measured) < TRIES and not any(seconds < BUDGET_SECONDS for seconds, _ in measured):
+        command = [sys.executable, "-c", MEASURE]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+        measured.append(json.loads(done.stdout.splitlines()[-1]))
+    return measured
+
+
+def test_importing_is_fast(imports):
+    assert min(seconds for seconds, _ in imports) < BUDGET_SECONDS
+
+
+def test_importing_brings_nothing_but_itself(imports):
+    """No matplotlib, no tracker: whatever was not there through Lightning and torchmetrics stays away."""
+    for _, modules in imports:
+        assert "lightning_hooks" in modules
+        assert {name.partition(".")[0] for name in modules} == {"lightning_hooks"}
+
+
+def test_all_is_what_is_importable():
+    assert len(set(lightning_hooks.__all__)) == len(lightning_hooks.__all__)
+    public = {
+        name
+        for name, value in vars(lightning_hooks).items()
+        if not name.startswith("_") and getattr(value, "__name__", "") != f"lightning_hooks.{name}"
+    }
+    assert public == set(lightning_hooks.__all__)
+    assert all(getattr(lightning_hooks, name).__module__.startswith("lightning_hooks.") for name in public)
+
+
+@pytest.mark.parametrize("part", ["hooks", "statistics", "clipping", "alerts", "trackers", "callbacks"])
+def test_every_name_a_part_offers_is_there(part):
+    module = importlib.import_module(f"lightning_hooks.{part}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_the_version_is_said_once():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    (version,) = [line.partition("=")[2].strip().strip('"') for line in lines if line.startswith("version =")]
+    assert lightning_hooks.__version__ == version

@@ -1,0 +1,77 @@
+"""The README is true: its code runs, its files exist, its tables are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import lightning_hooks
+from lightning_hooks.alerts import ALERT_KINDS
+from lightning_hooks.callbacks import feature_stats, gradient_clip, gradient_flow
+from lightning_hooks.clipping import POLICIES
+from lightning_hooks.hooks import HOOK_KINDS
+
+README = Path(__file__).parents[1] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+BLOCKS = [
+    pytest.param(match[1], TEXT[: match.start(1)].count("\n"), id=f"line{TEXT[: match.start(1)].count(chr(10)) + 1}")
+    for match in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+]
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert len(BLOCKS) == TEXT.count("```python") >= 5
+
+
+@pytest.mark.example
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
+@pytest.mark.parametrize(("code", "line"), BLOCKS)
+def test_block_runs(code: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n" * line + code, str(README), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?://|#)([^)]+)\)", TEXT))
+def test_linked_file_exists(target: str) -> None:
+    assert (README.parent / target).is_file()
+
+
+def test_pictures_are_small() -> None:
+    pictures = [README.parent / target for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", TEXT)]
+    assert pictures
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_every_alert_kind_has_a_row(kind: str) -> None:
+    assert re.search(rf"^\| `{kind}` \|", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "stats"),
+    [
+        ("features", (*feature_stats.LOGGED, "dead_fraction", "saturated_fraction")),
+        ("gradient_flow", (*gradient_flow.MODULE_STATS, *gradient_flow.PARAMETER_STATS)),
+        ("gradient_clip", gradient_clip.LOGGED),
+    ],
+)
+def test_every_logged_statistic_is_in_its_table(prefix: str, stats: tuple[str, ...]) -> None:
+    section = TEXT.split(f"### `{prefix}/", 1)[1].split("\n#", 1)[0]
+    for stat in stats:
+        assert re.search(rf"^\|.*`{stat}`.*\|", section, re.MULTILINE), f"{stat} is missing below {prefix}/"
+
+
+def test_tags_beside_the_tables_are_named() -> None:
+    for tag in ("features/alerts/<kind>", "gradient_flow/total_norm", "gradient_flow/alerts/<kind>", "gradient_clip/alerts/<kind>"):
+        assert f"`{tag}`" in TEXT
+
+
+def test_policies_hook_kinds_and_public_names_are_named() -> None:
+    for policy in POLICIES:
+        assert re.search(rf'^\| `"{policy}"` \|', TEXT, re.MULTILINE), policy
+    for kind in HOOK_KINDS:
+        assert f"`{kind}`" in TEXT, kind
+    for name in lightning_hooks.__all__:
+        assert name in TEXT, name
