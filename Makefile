@@ -10,9 +10,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,examples,test,dev]'
 	touch $@
 
-demo: $(READY)  ## train a CNN on real data with the trio on, then plant a fault and let it be found
+demo: $(READY)  ## train a CNN on real data with the trio on, then plant four faults and let them be found
 	$(BIN)/python examples/digits.py
-	$(BIN)/python examples/digits.py --fault dying-relu
+	set -e; for fault in vanishing dying-relu exploding nan; do $(BIN)/python examples/digits.py --fault $$fault; done
 
 test: $(READY)  ## run the suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -95,22 +95,22 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
     return list(first) == list(second) and all(torch.equal(first[key], second[key]) for key in first)
 
 
-def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: frozenset[str] = frozenset()) -> None:
+def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: Any = (), tiny: float = 1e-9) -> None:
     """Compare reports field by field, numbers within ``rel``."""
     if dataclasses.is_dataclass(expected):
         for entry in dataclasses.fields(expected):
             if entry.name not in skip:
-                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip)
+                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip, tiny)
     elif isinstance(expected, dict):
         assert list(found) == list(expected), where
         for key, value in expected.items():
-            assert_same(found[key], value, f"{where}[{key}]", rel, skip)
+            assert_same(found[key], value, f"{where}[{key}]", rel, skip, tiny)
     elif isinstance(expected, float):
-        same = math.isclose(found, expected, rel_tol=rel, abs_tol=1e-9) or (math.isnan(found) and math.isnan(expected))
+        same = math.isclose(found, expected, rel_tol=rel, abs_tol=tiny) or (math.isnan(found) and math.isnan(expected))
         assert same, (where, found, expected)
     elif isinstance(expected, tuple):
         assert len(found) == len(expected), where
         for one, other in zip(found, expected, strict=True):
-            assert_same(one, other, where, rel, skip)
+            assert_same(one, other, where, rel, skip, tiny)
     else:
         assert found == expected, (where, found, expected)

@@ -14,8 +14,9 @@ from lightning_hooks.alerts import Constant, Dead, FeatureReport, NonfiniteFeatu
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.callbacks.monitor import Monitor, Rule
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.selection import is_compiled
+from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
+from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import table_lines
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
@@ -54,9 +55,13 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = self.select(pl_module)
-        self._table = FeatureTable(sites, pl_module, pl_module.device, is_compiled(pl_module))
+        self._table = FeatureTable(sites, pl_module, pl_module.device, bool(compiled_regions(pl_module)))
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
+
+    @override
+    def unheard(self) -> list[str]:
+        return unheard(self._table.names, self._table.rows)
 
     @override
     def pack(self) -> Tensor:

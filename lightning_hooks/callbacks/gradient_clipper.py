@@ -11,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.monitor import OnAlert
 from lightning_hooks.callbacks.steps import Step, loss_scale, loss_scaler
@@ -24,8 +23,8 @@ class GradientClipper(GradientClipMonitor):
     """Clips gradients before the optimizer step, and reports the same events as :class:`GradientClipMonitor`.
 
     Unlike an observer it alters training. It clips at the loss scale in force, under automatic and manual optimisation,
-    whatever its place in the list of callbacks: observers still see the gradients before. Beside a GradientClipMonitor it leaves
-    the logging to that one. The state of the adaptive policies is in the checkpoint.
+    whatever its place in the list of callbacks: observers still see the gradients before. Where a GradientClipMonitor
+    is in the list too, the first of the two logs. The state of the adaptive policies is in the checkpoint.
 
     Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
     to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a tensor hook during backward;
@@ -85,10 +84,6 @@ class GradientClipper(GradientClipMonitor):
         self._kept = {i for i, name in enumerate(self._names) if any(fnmatch.fnmatchcase(name, p) for p in self.exclude)}
         self._limit = getattr(self.policy, "limit", None) if not self._kept else None
         self._scaler = loss_scaler(trainer)
-        self._logs = not any(
-            isinstance(other, GradientClipMonitor) and not isinstance(other, GradientClipper)
-            for other in trainer.callbacks  # type: ignore[attr-defined]  # Trainer.callbacks is set by a connector
-        )
         if isinstance(self.policy, PerTensor):
             self._hook_parameters(pl_module)
         else:
@@ -161,11 +156,6 @@ class GradientClipper(GradientClipMonitor):
         if isinstance(self.policy, PerTensor):
             self.on_clipped(step)
         super().on_skipped(step)
-
-    @override
-    def _log(self, trainer: Trainer, report: ClipReport) -> None:
-        if self._logs:
-            super()._log(trainer, report)
 
     @override
     def state_dict(self) -> dict[str, Any]:

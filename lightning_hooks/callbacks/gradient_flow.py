@@ -26,7 +26,7 @@ from lightning_hooks.statistics import (
     weight_sample,
     zero_counts,
 )
-from lightning_hooks.statistics.rows import N_COLUMNS, merge
+from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.trackers import table_lines
 
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
@@ -116,6 +116,11 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_skipped(self, step: Step) -> None:
         self._modules.discard()
         self._measured.pop(step.optimizer, None)
+
+    @override
+    def unheard(self) -> list[str]:
+        pending = self._modules.pending
+        return unheard(self._modules.names, self._modules.rows, *([] if pending is None else [pending]))
 
     @override
     def pack(self) -> Tensor:

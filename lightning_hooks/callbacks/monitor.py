@@ -18,6 +18,7 @@ from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.steps import Step, StepObserver, StepProbe
 from lightning_hooks.hooks import ModuleSelector, guarded
+from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.trackers import write_scalars
 
@@ -69,6 +70,8 @@ class Monitor(HookedCallback, Generic[R]):
         self._broken_trackers: set[str] = set()
         self._resumed: dict[str, Any] | None = None  # an epoch that a checkpoint interrupted
         self._world_size = 1
+        self._regions: list[str] = []  # compiled modules not yet checked
+        self.told_late = False
 
     # What each monitor says of itself.
 
@@ -115,7 +118,9 @@ class Monitor(HookedCallback, Generic[R]):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self.sampled_batches = 0
         self._world_size = trainer.world_size
+        self.told_late = False
         super().on_train_start(trainer, pl_module)
+        self._regions = compiled_regions(pl_module)
         self._resume(trainer)
 
     @override
@@ -123,6 +128,36 @@ class Monitor(HookedCallback, Generic[R]):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self.batches += 1
         self.sampled_batches += self.gate.sampled
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._regions and self.gate.sampled:
+            self._check_compiled(trainer)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def unheard(self) -> list[str]:
+        """The sites that have not been heard yet, read from the device; only asked once, of a compiled model."""
+        return []
+
+    def _check_compiled(self, trainer: Trainer) -> None:
+        """After the first sampled batch: a region all of whose sites are silent was compiled before the hooks came."""
+        regions, self._regions = self._regions, []
+        others = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback is not self]
+        silent = set(self.unheard())
+        late = []
+        for region in regions:
+            inside = [name for name in self.places if not region or name == region or name.startswith(f"{region}.")]
+            if inside and silent.issuperset(inside):
+                late += inside
+        if late and not any(other.told_late for other in others):
+            self.told_late = True
+            rank_zero_warn(
+                f"{type(self).__name__}: nothing was heard from {', '.join(dict.fromkeys(late))}, which run under torch.compile: "
+                "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
+                "torch.compiler.reset() before trainer.fit()."
+            )
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -186,11 +221,18 @@ class Monitor(HookedCallback, Generic[R]):
         return self._generate_state_key(modules=repr(self.modules))
 
     def _log(self, trainer: Trainer, report: R) -> None:
-        counts = dict.fromkeys(self.kinds, 0)
-        for alert in report.alerts:
-            counts[alert.kind] = counts.get(alert.kind, 0) + 1
+        peers = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback.prefix == self.prefix]
+        earlier = peers[: peers.index(self)]
         scalars = self.scalars(report)
-        scalars.update({f"{self.prefix}/alerts/{kind}": float(count) for kind, count in counts.items()})
+        for peer in earlier:  # two monitors of a kind, for instance on different modules: each tag is written once
+            for tag in peer.scalars(peer.report):
+                scalars.pop(tag, None)
+        if self is peers[-1]:
+            found = {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.report.alerts}
+            counts = dict.fromkeys(self.kinds, 0.0)
+            for kind, _ in found:
+                counts[kind] = counts.get(kind, 0.0) + 1
+            scalars.update({f"{self.prefix}/alerts/{kind}": count for kind, count in counts.items()})
         tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
         # Straight into the trainer's own dictionaries, where EarlyStopping and ModelCheckpoint look: self.log would warn
         # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.
@@ -243,6 +285,7 @@ class StepMonitor(Monitor[R]):
 
     def watch_steps(self, trainer: Trainer, pl_module: LightningModule) -> StepProbe:
         """Subscribe to the trainer's optimizer steps; to be called in ``attach``."""
+        refuse_sharded(trainer, pl_module, type(self).__name__)
         self._probe = StepProbe.of(trainer)
 
         def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
@@ -299,6 +342,25 @@ class StepMonitor(Monitor[R]):
             self._probe.batch_end(self)
 
 
+def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
+    """Raise if a rank holds only shards of gradients: a shard's norm must never pass for the whole one's.
+
+    Raises:
+        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters.
+    """
+    # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
+    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
+    if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
+        sharded = ["sharded (DTensor) parameters"]
+    if sharded:
+        raise RuntimeError(
+            f"{who} needs whole gradients at the optimizer step, and under {sharded[0]} each rank holds a shard of them: "
+            "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
+            "FeatureStatsMonitor works under every strategy."
+        )
+
+
 def epoch_step(trainer: Trainer) -> int:
     """The step at which Lightning itself logs what is logged at an epoch's end.
 
@@ -307,6 +369,11 @@ def epoch_step(trainer: Trainer) -> int:
     """
     stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
     return max(stepped - 1, 0)
+
+
+def _callbacks(trainer: Trainer) -> list[Any]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+    return callbacks
 
 
 def _alert_lines(alerts: Sequence[Alert]) -> list[str]:

@@ -130,13 +130,17 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
 
 
-def is_compiled(root: nn.Module) -> bool:
-    """Whether ``root`` or a part of it runs under ``torch.compile``."""
+def compiled_regions(root: nn.Module) -> list[str]:
+    """Return the clean names of the modules of ``root`` that run under ``torch.compile``; "" for the root itself."""
     # There is no public question to ask: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
     # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
-    return getattr(root, "_compiler_ctx", None) is not None or any(
-        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None for module in root.modules()
-    )
+    if getattr(root, "_compiler_ctx", None) is not None:
+        return [""]
+    return [
+        clean_name(name)
+        for name, module in root.named_modules()
+        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    ]
 
 
 def _computes(module: nn.Module) -> bool:

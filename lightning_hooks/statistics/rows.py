@@ -7,6 +7,7 @@ counter stops at 2²⁴, and sums of squares in float32 have given negative vari
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -47,6 +48,12 @@ def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
     """Return a table of ``n_sites`` identity rows, of shape ``(n_sites, n_columns)``."""
     device = torch.device(device)
     return torch.tensor(_IDENTITY, dtype=row_dtype(device), device=device).repeat(n_sites, 1)
+
+
+def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
+    """Return the names of the sites that have no call in any of the tables: reads them on the host."""
+    calls = sum(table[:, Column.CALLS] for table in tables).tolist()
+    return [name for name, count in zip(names, calls, strict=True) if not count]
 
 
 def merge(rows: Tensor) -> Tensor:

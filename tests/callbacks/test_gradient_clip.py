@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
@@ -265,21 +266,19 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
     assert again.report.optimizers == clipper.report.optimizers
 
 
-def test_clipper_beside_a_monitor_leaves_the_logging_to_it() -> None:
-    logged: list[str] = []
+@pytest.mark.parametrize("clipper_first", [True, False])
+def test_beside_a_monitor_each_tag_is_written_once(clipper_first: bool) -> None:
+    rows: list[dict[str, float]] = []
 
-    class Counting(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            logged.extend(k for k in trainer.callback_metrics if k.startswith("gradient_clip"))
+    class Keep(CSVLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            rows.append(metrics)
 
-    clipper = GradientClipper(summary=False)
-    clipper._log = lambda trainer, report: pytest.fail("logged twice")  # type: ignore[method-assign]
-    alone = GradientClipper(summary=False)
-    trainer([alone, Counting()]).fit(Classifier(mlp()), loader())
-    assert "gradient_clip/rate" in logged
-    both = GradientClipper(summary=False)
-    trainer([both, GradientClipMonitor(summary=False)]).fit(Classifier(mlp()), loader())
-    assert both._logs is False
+    pair = [GradientClipper(threshold=0.1, summary=False), GradientClipMonitor(summary=False)]
+    trainer(pair if clipper_first else pair[::-1], logger=Keep("unused")).fit(Classifier(mlp()), loader())
+    tags = [tag for row in rows for tag in row if tag.startswith("gradient_clip/")]
+    assert len(tags) == len(set(tags)) == 13
+    assert [row["gradient_clip/rate"] for row in rows if "gradient_clip/rate" in row] == [1.0]
 
 
 def test_probe_forgets_everything_after_the_fit() -> None:

@@ -252,6 +252,18 @@ def test_a_model_without_rectifiers_packs_rows_only():
     assert (stats["1"].calls, stats["1"].saturated_fraction, silent) == (2, 0.5, ("0",))
 
 
+@pytest.mark.parametrize("capacity", [None, 40])
+def test_an_unpacked_table_goes_on_where_the_packed_one_was(net, capacity):
+    batches = torch.randn(12, 3, 4).split(4)
+    whole, first, second = (FeatureTable(net.sites(), net) for _ in range(3))
+    fill(net, whole, batches)
+    fill(net, first, batches[:2])
+    second.unpack(first.pack(capacity))
+    assert_same(read(second), read(first))
+    fill(net, second, batches[2:])
+    assert_same(read(second), read(whole))
+
+
 def test_reset_starts_anew(net):
     table, fresh = FeatureTable(net.sites(), net), FeatureTable(net.sites(), net)
     fill(net, table, [torch.randn(64, 3, 4)])

@@ -166,6 +166,18 @@ def test_parameter_table_equals_a_plain_loop():
     assert total_norm == pytest.approx(np.mean([total for total in totals if math.isfinite(total)]))
 
 
+def test_an_unpacked_parameter_table_goes_on_where_the_packed_one_was():
+    whole, first, second = (ParameterTable(["a", "b"], n_optimizers=1) for _ in range(3))
+    before, after = {0: torch.randn(3), 1: None}, {0: torch.randn(3), 1: torch.randn(2)}
+    for table, history in ((whole, (before, after)), (first, (before,))):
+        for gradients in history:
+            step(table, 0, gradients)
+    second.unpack(first.pack())
+    step(second, 0, after)
+    assert torch.equal(second.pack(), whole.pack())
+    assert second.read(second.pack()) == whole.read(whole.pack())
+
+
 def test_total_norm_of_several_optimizers():
     table = ParameterTable(["a", "b"], n_optimizers=3)
     step(table, 0, {0: torch.tensor([3.0])})

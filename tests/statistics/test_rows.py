@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as hnp
 from lightning_hooks.statistics import Column, empty_table, merge, scaled, summarize
 from lightning_hooks.statistics.rows import N_COLUMNS, row_dtype
 
-values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0]))
+# Squares of the tiniest values vanish, here and in the reference, each in its own way: test_summarize has those.
+ordinary = st.floats(-1e6, 1e6).map(lambda value: 0.0 if abs(value) < 1e-9 else value)
+values = st.one_of(ordinary, st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0]))
 arrays = hnp.arrays(np.float64, st.integers(0, 20), elements=values)
 
 
