@@ -106,8 +106,8 @@ class NonfiniteFeatures:
                     report, "nonfinite", site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite. Usually the input has such values, "
                     "weights have blown up, or an operation met a bad argument (log of 0, division by 0, overflow in "
-                    "half precision). Look at the first site in this list; check the inputs; try a lower learning rate or "
-                    "gradient clipping.",
+                    "half precision). Where several modules are ill, look at the one with the smallest share first: it spread "
+                    "from there or from the step after. Check the inputs; try a lower learning rate or gradient clipping.",
                 )  # fmt: skip
 
 

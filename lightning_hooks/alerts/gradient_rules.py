@@ -15,13 +15,21 @@ def _alert(
     return Alert(kind, site, value, threshold, report.epoch, report.step, severity, message)
 
 
+def _rms_by_module(report: GradientFlowReport) -> list[tuple[str, float]]:
+    """The modules with a gradient above 0, in model order. Zero has its own rule, and NaN too."""
+    return [(site, stats.rms) for site, stats in report.modules.items() if stats.rms > 0]
+
+
 @dataclass(frozen=True, slots=True)
 class Vanishing:
     """Gradients that are lost on the way back through the model.
 
+    A module counts only if every module before it has lost its gradient too: in a transformer the queries and keys of a
+    healthy layer get very little, and the layers before them plenty.
+
     Attributes:
-        relative: A module's gradient RMS over the largest among the modules after it, below which it has vanished.
-            Ratios down to 1e-2 occur in healthy networks (pooling spreads a gradient thin), so the default is far lower.
+        relative: RMS over the largest among the modules after, below which the gradient has vanished. Ratios down to 1e-2
+            occur in healthy networks (pooling spreads a gradient thin), so the default is far lower.
         absolute: An RMS below which a gradient counts as vanished whatever the others are; close to what a float32
             update can no longer carry.
     """
@@ -30,20 +38,22 @@ class Vanishing:
     absolute: float = 1e-12
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per module whose gradient has vanished."""
-        largest = 0.0
-        found: list[Alert] = []
-        for site, stats in reversed(report.modules.items()):
-            rms = stats.rms
-            if not rms > 0:  # zero has its own rule, NaN too
-                continue
-            share = rms / largest if largest else 1.0
-            if share < self.relative:
-                found.append(self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it"))
-            elif rms < self.absolute:
-                found.append(self._found(report, site, rms, self.absolute, f"below {self.absolute:.0e}"))
-            largest = max(largest, rms)
-        yield from reversed(found)
+        """Yield an alert per module whose gradient has vanished.
+
+        None where gradients explode or are not finite: what is small beside those says nothing.
+        """
+        if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report)):
+            return
+        flow = _rms_by_module(report)
+        before = 0.0
+        for place, (site, rms) in enumerate(flow):
+            before = max(before, rms)
+            after = max((later for _, later in flow[place + 1 :]), default=0.0)
+            if before < self.relative * after:
+                share = rms / after
+                yield self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it")
+            elif before < self.absolute:
+                yield self._found(report, site, rms, self.absolute, f"below {self.absolute:.0e}")
 
     def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str) -> Alert:
         return _alert(
@@ -60,7 +70,8 @@ class Exploding:
     """Gradients that grow on the way back, or are huge everywhere.
 
     Attributes:
-        relative: A module's gradient RMS over the smallest among the modules after it, above which it explodes.
+        relative: RMS over that near the loss (the largest among the last quarter of the modules), above which a gradient
+            explodes, provided that of every module before does too.
         absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
             (1e3 in the hook literature and NeuralDBG).
     """
@@ -70,18 +81,15 @@ class Exploding:
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per module or parameter whose gradient explodes."""
-        smallest = float("inf")
-        found: list[Alert] = []
-        for site, stats in reversed(report.modules.items()):
-            if not stats.rms > 0:
-                continue
-            growth = stats.rms / smallest
-            if growth > self.relative:
-                found.append(self._found(report, site, growth, self.relative, stats.rms, "grows on the way back"))
-            elif stats.rms > self.absolute:
-                found.append(self._found(report, site, stats.rms, self.absolute, stats.rms, "is huge"))
-            smallest = min(smallest, stats.rms)
-        yield from reversed(found)
+        flow = _rms_by_module(report)
+        near_loss = max((rms for _, rms in flow[-max(1, len(flow) // 4) :]), default=0.0)
+        before = float("inf")
+        for site, rms in flow:
+            before = min(before, rms)
+            if before > self.relative * near_loss:
+                yield self._found(report, site, rms / near_loss, self.relative, rms, "grows on the way back")
+            elif rms > self.absolute:
+                yield self._found(report, site, rms, self.absolute, rms, "is huge")
         for site, gradient in report.parameters.items():
             if gradient.rms > self.absolute:
                 yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
@@ -91,8 +99,8 @@ class Exploding:
             report, "exploding", site, value, threshold, "critical",
             f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
             "weights may end as NaN. Usual causes are a learning rate or an initialisation too large, or a recurrent net "
-            "without clipping. Try a lower learning rate, gradient_clip_val=1.0, a smaller initialisation or "
-            "normalisation layers.",
+            "without clipping. Try a lower learning rate, gradient_clip_val=1.0 if nothing clips yet, a smaller "
+            "initialisation or normalisation layers.",
         )  # fmt: skip
 
 
@@ -113,9 +121,9 @@ class NonfiniteGradients:
     def _found(self, report: GradientFlowReport, site: str, value: float, what: str) -> Alert:
         return _alert(
             report, "nonfinite", site, value, 0.0, "critical",
-            f"{what} is NaN or infinite; one such step ruins the weights. Usually the loss or an operation met a bad "
-            "argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. Check the inputs and the "
-            "loss for such operations, add an eps inside them, or lower the learning rate.",
+            f"{what} is NaN or infinite; in a parameter's gradient one such step ruins the weights. Usually the loss or an "
+            "operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. "
+            "Check the inputs and the loss for such operations, add an eps inside them, or lower the learning rate.",
         )  # fmt: skip
 
 

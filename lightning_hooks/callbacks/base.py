@@ -92,9 +92,12 @@ class HookedCallback(Callback, ABC):
 
     def tell_faults(self) -> None:
         """Warn, once each, of hooks that raised and are off since."""
+        news: dict[str, list[str]] = {}
         for site, error in self.faults.take():
+            news.setdefault(error, []).append(repr(site))
+        for error, sites in news.items():
             rank_zero_warn(
-                f"{type(self).__name__}: the hook at {site!r} raised {error}; it is switched off and training goes on "
+                f"{type(self).__name__}: the hook at {', '.join(sites)} raised {error}; it is switched off and training goes on "
                 "without it. Please report this with the model's code at that place."
             )
 

@@ -17,7 +17,7 @@ from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.rows import unheard
-from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers import some, table_lines
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
 
@@ -114,7 +114,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             f"{report.sampled_batches} of {report.batches} batches."
         ]
         if report.silent:
-            lines.append(f"  Silent: {_some(report.silent)}")
+            lines.append(f"  Silent: {some(report.silent)}")
         worst = sorted(report.sites.items(), key=lambda item: -_illness(item[1]))[:5]
         header = ("module", "mean", "std", "zeros", "dead", "saturated", "non-finite")
         rows = [
@@ -136,8 +136,3 @@ class _OutputListener(Listener):
 def _illness(stats: Any) -> float:
     """For the order of the summary: the share of a module that is ill."""
     return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, NonfiniteGradients, Vanishing, Zero
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
-from lightning_hooks.callbacks.feature_stats import _some
 from lightning_hooks.callbacks.monitor import Rule, StepMonitor
 from lightning_hooks.callbacks.steps import Step, loss_scaler
 from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
@@ -27,7 +26,7 @@ from lightning_hooks.statistics import (
     zero_counts,
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
-from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers import some, table_lines
 
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
 PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
@@ -184,8 +183,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             f"total norm {report.total_norm:.4g}."
         ]
         if report.silent:
-            lines.append(f"  No gradient at: {_some(report.silent)}")
-        ranked = sorted(report.modules.items(), key=lambda item: item[1].rms)
+            lines.append(f"  No gradient at: {some(report.silent)}")
+        ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
         rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
         return lines + [f"  {line}" for line in table_lines(("module", "rms", "norm", "zeros", "non-finite"), rows)]

@@ -20,7 +20,7 @@ from lightning_hooks.callbacks.steps import Step, StepObserver, StepProbe
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.metrics import PackedTable
-from lightning_hooks.trackers import write_scalars
+from lightning_hooks.trackers import some, write_scalars
 
 R = TypeVar("R", bound=Report)
 OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
@@ -130,9 +130,7 @@ class Monitor(HookedCallback, Generic[R]):
         self.sampled_batches += self.gate.sampled
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._regions and self.gate.sampled:
             self._check_compiled(trainer)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
@@ -378,8 +376,12 @@ def _callbacks(trainer: Trainer) -> list[Any]:
 
 def _alert_lines(alerts: Sequence[Alert]) -> list[str]:
     order = {"critical": 0, "warning": 1, "info": 2}
-    shown = sorted((alert for alert in alerts if alert.severity != "info"), key=lambda alert: order[alert.severity])
-    lines = [f"  {alert}" for alert in shown[:8]]
-    if len(shown) > 8:
-        lines.append(f"  … and {len(shown) - 8} more in .report.alerts")
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in sorted((alert for alert in alerts if alert.severity != "info"), key=lambda alert: order[alert.severity]):
+        groups.setdefault((alert.severity, alert.kind), []).append(alert)
+    lines = []
+    for group in groups.values():
+        lines.append(f"  {group[0]}")
+        if len(group) > 1:
+            lines.append(f"    The same at {some([alert.site for alert in group[1:]])}.")
     return lines

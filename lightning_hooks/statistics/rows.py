@@ -52,7 +52,7 @@ def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
 
 def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
     """Return the names of the sites that have no call in any of the tables: reads them on the host."""
-    calls = sum(table[:, Column.CALLS] for table in tables).tolist()
+    calls = torch.stack([table[:, Column.CALLS] for table in tables]).sum(0).tolist()
     return [name for name, count in zip(names, calls, strict=True) if not count]
 
 

@@ -28,6 +28,12 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
     return [line(list(header)), *(line(row) for row in cells)]
 
 
+def some(names: Sequence[str], most: int = 6) -> str:
+    """Join names, and count those beyond ``most``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

@@ -24,7 +24,7 @@ RULES = [
     ),
     (
         NonfiniteFeatures(0.1), {"nonfinite_fraction": 0.1}, {"nonfinite_fraction": 0.11}, 0.11, 0.1, "critical",
-        "check the inputs",
+        "Check the inputs",
     ),
 ]  # fmt: skip
 KINDS = {Dead: "dead", Saturated: "saturated", Constant: "constant", NonfiniteFeatures: "nonfinite"}

@@ -55,7 +55,9 @@ def test_vanishing_says_against_what(gradients):
         ([0.1, 999.0], [], []),
         ([1.01e-3, 1e-7], [], ["site0"]),
         ([0.99e-3, 1e-7], [], []),
-        ([1.01e-3, 1e-7, 0.1], [], ["site0"]),  # against the smallest of those after it
+        ([1.01e-3, 1e-7, 0.1], [], []),  # one small gradient on the way explodes nothing
+        ([1.01e-3, 1.01e-3, 1e-7], [], ["site0", "site1"]),
+        ([1e-8, 1.01e-3, 1e-7], [], []),  # nor does a large one that those before it do not share
         ([1.0, 0.0, math.nan], [math.nan], []),
         ([math.inf, 0.1], [], ["site0"]),
     ],

@@ -163,9 +163,7 @@ class RankShards(TensorDataset):
 
 def spawn(folder: str) -> None:
     ours = monitors(every_n_steps=1, summary=False)
-    run = trainer(
-        [*ours, Save(folder)], strategy="ddp_spawn", devices=2, gradient_clip_val=0.2, use_distributed_sampler=False
-    )
+    run = trainer([*ours, Save(folder)], strategy="ddp_spawn", devices=2, gradient_clip_val=0.2, use_distributed_sampler=False)
     run.fit(SumLoss(divisor=4.0), DataLoader(RankShards(), batch_size=None))
 
 

@@ -43,7 +43,7 @@ def test_stop_ends_the_fit_after_the_epoch() -> None:
 
 def test_raise_carries_the_alerts_and_leaves_no_hook() -> None:
     monitor = FeatureStatsMonitor(on_alert="raise", summary=False)
-    with pytest.raises(AlertError, match="dead at net.1") as raised:
+    with pytest.raises(AlertError, match=r"dead at net\.1") as raised:
         trainer([monitor]).fit(dying(), loader())
     assert ("dead", "net.1") in {(alert.kind, alert.site) for alert in raised.value.alerts}
     assert monitor.report.alerts
@@ -57,7 +57,7 @@ def test_a_function_is_called_with_each_new_alert_and_may_fail() -> None:
         seen.append(alert)
         raise KeyError("oops")
 
-    with pytest.warns(UserWarning, match="raised KeyError: 'oops'; training goes on"):
+    with pytest.warns(UserWarning, match=r"raised KeyError: 'oops'; training goes on"):
         trainer([FeatureStatsMonitor(on_alert=subscriber, summary=False)], max_epochs=3).fit(dying(), loader())
     assert ("dead", "net.1") in [(alert.kind, alert.site) for alert in seen]
     assert len({(alert.kind, alert.site) for alert in seen}) == len(seen)

@@ -56,7 +56,9 @@ def test_a_hook_that_raises_is_told_once_and_switched_off() -> None:
     trainer().fit(plain, loader())
     torch.manual_seed(0)
     model, callback = Classifier(mlp()), Faulty()
-    with pytest.warns(UserWarning, match=r"Faulty: the hook at 'net.1' raised ValueError: no such thing; it is switched off") as told:
+    with pytest.warns(
+        UserWarning, match=r"Faulty: the hook at 'net.1' raised ValueError: no such thing; it is switched off"
+    ) as told:
         trainer([callback]).fit(model, loader())
     assert len([w for w in told if "switched off" in str(w.message)]) == 1
     assert callback.calls == 1

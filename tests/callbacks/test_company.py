@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_pytorch_lightning_is_served_as_lightning_is(tmp_path: Any) -> None:
 
         training_step = Classifier.training_step
         configure_optimizers = Classifier.configure_optimizers
-        losses: list[float] = []
+        losses: ClassVar[list[float]] = []
         lr, optimizer = 0.1, staticmethod(torch.optim.SGD)
 
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_sharded_parameters_are_refused_whatever_the_strategy() -> None:
             super().__init__(8, 3)
             self.weight.to_local = lambda: self.weight  # what a DTensor has
 
-    with pytest.raises(RuntimeError, match="under sharded .DTensor. parameters"):
+    with pytest.raises(RuntimeError, match=r"under sharded .DTensor. parameters"):
         trainer([GradientFlowMonitor(summary=False)]).fit(Classifier(Sharded()), loader())
 
 

@@ -47,7 +47,9 @@ def compiled(model: Plain, what: str, backend: str) -> Any:
     return model
 
 
-def fit(net: Any, shape: tuple[int, ...], what: str = "none", backend: str = "eager", listen: bool = True) -> tuple[Any, Any, int, int]:
+def fit(
+    net: Any, shape: tuple[int, ...], what: str = "none", backend: str = "eager", listen: bool = True
+) -> tuple[Any, Any, int, int]:
     torch.manual_seed(0)
     model = Plain(net(), lr=0.01)
     ours = monitors(every_n_steps=2, summary=False) if listen else []
@@ -61,7 +63,8 @@ def fit(net: Any, shape: tuple[int, ...], what: str = "none", backend: str = "ea
 
 
 CASES = [
-    *(("mlp", what, backend) for what in ("module", "child", "in place", "layer") for backend in ("eager", "aot_eager")),
+    *(("mlp", what, backend) for what in ("module", "child", "layer") for backend in ("eager", "aot_eager")),
+    ("cnn", "in place", "eager"),
     ("mlp", "child", "inductor"),
     ("cnn", "child", "aot_eager"),
 ]

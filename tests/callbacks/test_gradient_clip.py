@@ -134,9 +134,9 @@ def test_skipped_steps_under_a_loss_scaler_are_told_from_nonfinite_ones() -> Non
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model, monitor = BadBatch(mlp(), math.inf), GradientClipMonitor(summary=False)
     recorder = Recorder([])
-    trainer(
-        [recorder, monitor], gradient_clip_val=0.5, plugins=MixedPrecision("16-mixed", "cpu", scaler), precision=None
-    ).fit(model, loader())
+    trainer([recorder, monitor], gradient_clip_val=0.5, plugins=MixedPrecision("16-mixed", "cpu", scaler), precision=None).fit(
+        model, loader()
+    )
     stats = monitor.report.optimizers["0-SGD"]
     assert (stats.steps, stats.nonfinite_steps, stats.skipped_steps) == (6, 0, 1)
     finite = [total_norm(step) for step in recorder.steps if math.isfinite(total_norm(step))]

@@ -172,9 +172,7 @@ def test_a_logger_that_raises_is_told_once_and_the_others_go_on() -> None:
 def test_early_stopping_and_checkpoints_follow_our_values_wherever_they_stand(tmp_path: Path) -> None:
     stopping = EarlyStopping(monitor="features/alerts/dead", mode="min", patience=0, stopping_threshold=-1, strict=True)
     checkpoint = ModelCheckpoint(tmp_path, monitor="gradient_flow/total_norm", filename="{epoch}")
-    run = trainer(
-        [stopping, checkpoint, *monitors(summary=False)], max_epochs=5, enable_checkpointing=True
-    )
+    run = trainer([stopping, checkpoint, *monitors(summary=False)], max_epochs=5, enable_checkpointing=True)
     run.fit(Classifier(mlp()), loader())
     assert run.current_epoch == 2  # no fewer dead layers than none: stopped after the second epoch
     assert checkpoint.best_model_score is not None

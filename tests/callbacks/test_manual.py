@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ def test_a_parameter_shared_by_two_names_counts_once() -> None:
             return self.head(self.two(torch.relu(self.one(x))))
 
     class Keep(Classifier):
-        norms: list[float] = []
+        norms: ClassVar[list[float]] = []
 
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             self.norms.append(grad_norm(self.parameters()))

@@ -82,10 +82,7 @@ def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ran
 
 
 def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
-    code = (
-        "import sys; from tests.callbacks.rank_cases import spawn\n"
-        "if __name__ == '__main__': spawn(sys.argv[1])\n"
-    )
+    code = "import sys; from tests.callbacks.rank_cases import spawn\nif __name__ == '__main__': spawn(sys.argv[1])\n"
     script = tmp_path / "spawned.py"
     script.write_text(code)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
@@ -94,4 +91,3 @@ def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
     found = [pickle.loads((tmp_path / f"spawn-{rank}.pickle").read_bytes()) for rank in range(2)]
     assert repr(found[0]) == repr(found[1])
     assert_same(found[0][0], run_case("even", world=1)["reports"][0], "features", skip=PER_CALL)
-
