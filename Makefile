@@ -23,7 +23,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python tests/benchmarks/overhead.py
+	$(BIN)/python -m tests.benchmarks.overhead
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

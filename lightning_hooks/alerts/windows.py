@@ -29,7 +29,7 @@ class AlertWindow:
         new = [alert for key, alert in current.items() if key not in self._absent]
         for key in list(self._absent):
             self._absent[key] += 1
-            if self._absent[key] >= self.rearm and key not in current:
+            if self._absent[key] >= self.rearm:
                 del self._absent[key]
         self._absent.update(dict.fromkeys(current, 0))
         return new

@@ -72,7 +72,7 @@ def plain_values(tensor: Tensor) -> Tensor:
     values = tensor.detach()
     if torch.compiler.is_compiling():  # a traced tensor is plain, and layouts may not be asked for in a traced backward
         return values
-    if values.layout == torch.jagged:
+    if values.is_nested:
         return values.values()
     if values.layout == torch.sparse_coo:
         return values.coalesce().values()

@@ -43,6 +43,12 @@ def test_vanishing_says_against_what(gradients):
     assert "Try ReLU or GELU, He initialisation, normalisation layers or residual" in absolute.message
 
 
+def test_a_layer_is_not_ill_whose_predecessors_are_well(gradients):
+    """A healthy transformer's queries and keys get next to nothing; its embeddings, before them, plenty."""
+    assert list(Vanishing()(gradients(*rms(1.0, 1e-9, 1.0)))) == []
+    assert [alert.site for alert in Vanishing()(gradients(*rms(1e-9, 1e-7, 1.0)))] == ["site0", "site1"]
+
+
 @pytest.mark.parametrize(
     ("modules", "parameters", "sites"),
     [

@@ -65,7 +65,7 @@ def fit(
 CASES = [
     *(("mlp", what, backend) for what in ("module", "child", "layer") for backend in ("eager", "aot_eager")),
     ("cnn", "in place", "eager"),
-    ("mlp", "child", "inductor"),
+    *(("mlp", what, "inductor") for what in ("module", "child", "layer")),
     ("cnn", "child", "aot_eager"),
 ]
 NETS = {"mlp": (mlp, (8,)), "cnn": (ResidualCNN, (1, 6, 6))}

@@ -120,8 +120,9 @@ class Gives(nn.Module):
         (lambda x: torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse(), 2 * 7),
         (lambda x: torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr(), 2 * 7),
         (lambda x: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged), 16 * 7),
+        (lambda x: torch.nested.nested_tensor([x[0], x[1]]), 16 * 7),
     ],
-    ids=["None", "text", "bool", "int", "complex", "quantised", "sparse", "csr", "jagged"],
+    ids=["None", "text", "bool", "int", "complex", "quantised", "sparse", "csr", "jagged", "nested"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:.*quantiz.*", "ignore:.*nested.*")
 def test_statistics_where_there_are_floats_and_quiet_elsewhere(make: Any, expected: int) -> None:
@@ -225,6 +226,8 @@ def test_sparse_embedding_gradients() -> None:
 
 
 def tiny(name: str) -> tuple[nn.Module, Any]:
+    if name in ("lstm", "vae"):
+        return (LanguageLSTM() if name == "lstm" else VAE()), lambda m, ids: m(ids)
     import transformers as t
 
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
@@ -246,6 +249,36 @@ def tiny(name: str) -> tuple[nn.Module, Any]:
     config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_channels=1, layer_type="basic")
     pixels = lambda ids: ids.float().repeat(1, 8)[:, :64].reshape(-1, 1, 8, 8) / 50  # noqa: E731
     return t.ResNetModel(config), lambda m, ids: m(pixel_values=pixels(ids)).last_hidden_state.flatten(2).transpose(1, 2)
+
+
+class LanguageLSTM(nn.Module):
+    """Embedding, LSTM, and the head tied to the embedding's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.norm = nn.Embedding(50, 8), nn.LSTM(8, 8, 2, batch_first=True), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.gate, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.lstm(self.embed(ids))[0])
+        x = x + self.down(torch.relu(self.up(x)))
+        return self.out(torch.sigmoid(self.gate(x)) * x)
+
+
+class VAE(nn.Module):
+    """Encoder, reparametrised latent, decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.mean, self.log_var = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+        self.decode, self.refine, self.out = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = torch.relu(self.encode(ids.float() / 50))
+        mean, log_var = self.mean(hidden), self.log_var(hidden)
+        z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
+        return self.out(torch.relu(self.refine(torch.relu(self.decode(z)))))[:, None]
 
 
 class Real(nn.Module):
@@ -278,7 +311,7 @@ class KeepAll:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*fast path.*")
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "mamba", "vit", "resnet"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "mamba", "vit", "resnet", "lstm", "vae"])
 def test_real_models(name: str) -> None:
     torch.manual_seed(0)
     model = Classifier(Real(name), lr=0.01)

@@ -1,0 +1,86 @@
+"""What only a CUDA device can show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_hooks import GradientClipper, monitors
+from tests.models import Classifier, ResidualCNN, TinyTransformer, loader, trainer
+from tests.reference import assert_same, same_state
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
+]
+NETS = {"cnn": (ResidualCNN, (1, 6, 6)), "transformer": (TinyTransformer, (5, 6))}
+
+
+class NoSync(Callback):
+    """Makes every synchronisation an error from the second batch's start to the last one's end."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == trainer.num_training_batches - 1:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def on_exception(self, *args: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Quiet(Classifier):
+    """Without the read of its own loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def fit(net: str, accelerator: str, callbacks: Any, **kwargs: Any) -> Quiet:
+    build, shape = NETS[net]
+    torch.manual_seed(0)
+    model = Quiet(build(), lr=0.01)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    trainer(callbacks, accelerator=accelerator, **kwargs).fit(model, loader(shape, n=80, pin_memory=accelerator == "gpu"))
+    return model
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_no_synchronisation_between_epoch_boundaries(net: str, precision: str) -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    fit(net, "gpu", [NoSync(), *ours], precision=precision)
+    assert not any(callback.faults.errors for callback in ours[:3])
+    assert ours[2].report.optimizers["0-SGD"].steps == 10
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_the_numbers_are_those_of_the_cpu(net: str) -> None:
+    reports = []
+    for accelerator in ("cpu", "gpu"):
+        ours = monitors(every_n_steps=1, summary=False)
+        fit(net, accelerator, ours, gradient_clip_val=0.5)
+        reports.append(tuple(callback.report for callback in ours[:3]))
+    assert_same(reports[1], reports[0], rel=2e-3, tiny=1e-5)
+
+
+def test_on_equals_off_bit_for_bit() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert same_state(fit("cnn", "gpu", []), fit("cnn", "gpu", monitors(every_n_steps=1, summary=False)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("policy", ["norm", "value", "tensor", "agc", "zclip", "autoclip"])
+def test_clippers_do_not_synchronise(policy: str) -> None:
+    clipper = GradientClipper(policy=policy, summary=False)
+    fit("cnn", "gpu", [NoSync(), clipper])
+    assert clipper.report.optimizers["0-SGD"].steps == 10
