@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import AlwaysClipped, ClipIneffective, ClipReport, StepsSkipped
 from lightning_hooks.alerts.alert import CLIP_KINDS
-from lightning_hooks.callbacks.monitor import OnAlert, Rule, StepMonitor
+from lightning_hooks.callbacks.monitor import OnAlert, Rule
+from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.steps import Step
 from lightning_hooks.clipping import ClipLedger, clip_stats
 from lightning_hooks.statistics.rows import row_dtype

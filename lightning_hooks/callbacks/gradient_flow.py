@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, NonfiniteGradients, Vanishing, Zero
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
-from lightning_hooks.callbacks.monitor import Rule, StepMonitor
+from lightning_hooks.callbacks.monitor import Rule
+from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.steps import Step, loss_scaler
 from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
 from lightning_hooks.statistics import (

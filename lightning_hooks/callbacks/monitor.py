@@ -16,8 +16,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, AlertError, AlertWindow
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.steps import Step, StepObserver, StepProbe
-from lightning_hooks.hooks import ModuleSelector, guarded
+from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.trackers import some, write_scalars
@@ -273,90 +272,6 @@ class Monitor(HookedCallback, Generic[R]):
         return state
 
     _fit_only: ClassVar[tuple[str, ...]] = ()
-
-
-class StepMonitor(Monitor[R]):
-    """A monitor that also watches optimizer steps."""
-
-    _fit_only: ClassVar[tuple[str, ...]] = ("_probe",)
-    _probe: StepProbe | None = None
-
-    def watch_steps(self, trainer: Trainer, pl_module: LightningModule) -> StepProbe:
-        """Subscribe to the trainer's optimizer steps; to be called in ``attach``."""
-        refuse_sharded(trainer, pl_module, type(self).__name__)
-        self._probe = StepProbe.of(trainer)
-
-        def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
-            return guarded(function, f"optimizer step ({function.__name__})", self.faults)
-
-        observer = StepObserver(
-            gradients=safe(self.on_gradients),
-            clipped=safe(self.on_clipped),
-            taken=safe(self.on_taken),
-            skipped=safe(self.on_skipped),
-        )
-        self._probe.subscribe(self, observer, trainer, pl_module)
-        return self._probe
-
-    def on_gradients(self, step: Step) -> None:
-        """Gradients are ready and not clipped."""
-
-    def on_clipped(self, step: Step) -> None:
-        """Gradients are as the update will see them."""
-
-    def on_taken(self, step: Step) -> None:
-        """The optimizer has stepped."""
-
-    def on_skipped(self, step: Step) -> None:
-        """A loss scaler did not let the optimizer step."""
-
-    @override
-    def released(self) -> None:
-        if self._probe is not None:
-            self._probe.unsubscribe(self)
-            self._probe = None
-
-    @override
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        super().on_before_backward(trainer, pl_module, loss)
-        if self._probe is not None:
-            self._probe.before_backward(self)
-
-    @override
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_after_backward(trainer, pl_module)
-        if self._probe is not None:
-            self._probe.after_backward(self, trainer, pl_module)
-
-    @override
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._probe is not None:
-            self._probe.before_optimizer_step(self, trainer, pl_module, optimizer)
-
-    @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._probe is not None:
-            self._probe.batch_end(self)
-
-
-def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
-    """Raise if a rank holds only shards of gradients: a shard's norm must never pass for the whole one's.
-
-    Raises:
-        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters.
-    """
-    # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
-    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-    sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
-    if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
-        sharded = ["sharded (DTensor) parameters"]
-    if sharded:
-        raise RuntimeError(
-            f"{who} needs whole gradients at the optimizer step, and under {sharded[0]} each rank holds a shard of them: "
-            "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
-            "FeatureStatsMonitor works under every strategy."
-        )
 
 
 def epoch_step(trainer: Trainer) -> int:
