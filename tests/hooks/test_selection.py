@@ -56,7 +56,6 @@ def test_default_is_every_leaf_that_computes():
         ([nn.LayerNorm, "head"], ["norm", "head"]),
         (lambda name, module: name.endswith("1") and isinstance(module, Block), ["encoder.1"]),
     ],
-    ids=str,
 )
 def test_selectors_choose_in_model_order(modules, chosen):
     assert names(Net(), modules) == chosen
@@ -136,7 +135,6 @@ def test_clean_name(name, clean):
         ([], r"got \[\], which names nothing"),
         (["head", ""], "which names nothing"),
     ],
-    ids=str,
 )
 def test_nothing_selected_is_an_error_with_a_remedy(modules, message):
     with pytest.raises(ValueError, match=message):
