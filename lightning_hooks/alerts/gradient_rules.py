@@ -70,8 +70,8 @@ class Exploding:
     """Gradients that grow on the way back, or are huge everywhere.
 
     Attributes:
-        relative: RMS over that near the loss (the largest among the last quarter of the modules), above which a gradient
-            explodes, provided that of every module before does too.
+        relative: RMS over that near the loss (the largest among the last eighth of the modules), above which a gradient
+            explodes, provided that every module before has at least a hundredth as much too large a gradient.
         absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
             (1e3 in the hook literature and NeuralDBG).
     """
@@ -82,11 +82,11 @@ class Exploding:
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per module or parameter whose gradient explodes."""
         flow = _rms_by_module(report)
-        near_loss = max((rms for _, rms in flow[-max(1, len(flow) // 4) :]), default=0.0)
+        near_loss = max((rms for _, rms in flow[-max(1, len(flow) // 8) :]), default=0.0)
         before = float("inf")
         for site, rms in flow:
             before = min(before, rms)
-            if before > self.relative * near_loss:
+            if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
                 yield self._found(report, site, rms / near_loss, self.relative, rms, "grows on the way back")
             elif rms > self.absolute:
                 yield self._found(report, site, rms, self.absolute, rms, "is huge")

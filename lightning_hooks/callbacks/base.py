@@ -13,6 +13,9 @@ from typing_extensions import override
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, sampled, select_modules
 from lightning_hooks.hooks.selection import check_selector
 
+# Lightning lends every callback these methods of the model, and with them the model.
+_BORROWED = ("log", "log_dict")
+
 
 class HookedCallback(Callback, ABC):
     """Base class of every callback here, and of your own: write :meth:`attach`, the rest is taken care of.
@@ -42,6 +45,8 @@ class HookedCallback(Callback, ABC):
         ...             self.listen(name, module, lambda m, args, out, name=name: self.shapes.update({name: out.shape}))
     """
 
+    fit_only: ClassVar[tuple[str, ...]] = ()
+    """Attributes that belong to one fit: a copy or a pickle of the callback has None there."""
     hears_recomputation: ClassVar[bool] = False
     """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
 
@@ -136,7 +141,18 @@ class HookedCallback(Callback, ABC):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.detach()
+        self._forget_model()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.detach()
+        self._forget_model()
+
+    def _forget_model(self) -> None:
+        for borrowed in _BORROWED:
+            vars(self).pop(borrowed, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to the fit under way."""
+        state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
+        return {**state, **dict.fromkeys(self.fit_only), "attached": False}

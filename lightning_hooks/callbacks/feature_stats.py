@@ -49,7 +49,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     prefix: ClassVar[str] = "features"
     kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
-    _fit_only: ClassVar[tuple[str, ...]] = ("_table",)
+    fit_only: ClassVar[tuple[str, ...]] = ("_table",)
     _table: FeatureTable
 
     @override

@@ -58,7 +58,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     prefix: ClassVar[str] = "gradient_clip"
     kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
-    _fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
     _ledgers: list[ClipLedger]
 
     def __init__(self, *, on_alert: OnAlert = "log", summary: bool = True) -> None:

@@ -52,7 +52,7 @@ class GradientClipper(GradientClipMonitor):
         >>> trainer = Trainer(callbacks=[GradientClipper(policy="zclip")], logger=False)
     """
 
-    _fit_only: ClassVar[tuple[str, ...]] = (*GradientClipMonitor._fit_only, "_scaler")
+    fit_only: ClassVar[tuple[str, ...]] = (*GradientClipMonitor.fit_only, "_scaler")
 
     def __init__(
         self,

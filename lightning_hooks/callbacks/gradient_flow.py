@@ -66,7 +66,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
-    _fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters")
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters")
     _modules: GradientTable
     _parameters: ParameterTable
 

@@ -265,14 +265,6 @@ class Monitor(HookedCallback, Generic[R]):
         if serious and self.on_alert == "raise":
             raise AlertError(serious)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but what belongs to the fit under way."""
-        state = self.__dict__.copy()
-        state.update(dict.fromkeys(self._fit_only), attached=False)
-        return state
-
-    _fit_only: ClassVar[tuple[str, ...]] = ()
-
 
 def epoch_step(trainer: Trainer) -> int:
     """The step at which Lightning itself logs what is logged at an epoch's end.

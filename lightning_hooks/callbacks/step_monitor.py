@@ -17,7 +17,7 @@ from lightning_hooks.hooks import guarded
 class StepMonitor(Monitor[R]):
     """A monitor that also watches optimizer steps."""
 
-    _fit_only: ClassVar[tuple[str, ...]] = ("_probe",)
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe",)
     _probe: StepProbe | None = None
 
     def watch_steps(self, trainer: Trainer, pl_module: LightningModule) -> StepProbe:

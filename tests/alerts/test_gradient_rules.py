@@ -23,7 +23,7 @@ def rms(*values):
         ([0.9e-12, 0.9e-12], ["site0", "site1"]),
         ([0.0, math.nan, 0.1], []),  # these have rules of their own
         ([1e-6, 0.0, math.nan, 0.1], ["site0"]),
-        ([1e-6, 0.1, 1e-9], ["site0"]),  # against the largest of those after it
+        ([1e-6, 0.1, 1e-6], ["site0"]),  # against the largest of those after it
         ([], []),
     ],
 )

@@ -171,10 +171,7 @@ def test_a_model_is_free_after_the_fit_and_nothing_grows_with_steps() -> None:
     run = trainer([*ours, Measure(modules="net.0", summary=False)])
     run.fit(model, loader(n=2000, batch_size=1))
     assert sizes[1] <= sizes[0] + 2
-    run.optimizers.clear()
     ref = weakref.ref(model)
-    run.strategy._lightning_module = None
-    run.strategy._model = None
     del run, model
     gc.collect()
     assert ref() is None
