@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_hooks.alerts.alert import Alert, Severity
-from lightning_hooks.alerts.reports import FeatureReport
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
+
+
+def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
+    """Whether nothing but training's first batch was heard: what is initialised to zero is still zero then, as it should be."""
+    return report.epoch == 0 and report.sampled_batches == 1
 
 
 def _alert(report: FeatureReport, kind: str, site: str, value: float, threshold: float, severity: Severity, message: str) -> Alert:
@@ -51,10 +56,12 @@ class Saturated:
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
+        last = next(reversed(report.sites), None)  # a confident classifier's last activation is meant to be there
         for site, stats in report.sites.items():
             if stats.saturated_fraction is not None and stats.saturated_fraction > self.threshold:
+                severity: Severity = "info" if site == last else "warning"
                 yield _alert(
-                    report, "saturated", site, stats.saturated_fraction, self.threshold, "warning",
+                    report, "saturated", site, stats.saturated_fraction, self.threshold, severity,
                     f"{stats.saturated_fraction:.0%} of its values are at a bound of the activation, where the slope is "
                     "almost zero and gradients stop. Usually its inputs are too large: unnormalised data or weights "
                     "initialised too wide. Try normalising the inputs, a normalisation layer before it, or a smaller "
@@ -75,6 +82,8 @@ class Constant:
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
+        if only_the_first_step(report):
+            return
         for site, stats in report.sites.items():
             if stats.count < 2 or (stats.dead_fraction or 0.0) == 1.0:
                 continue

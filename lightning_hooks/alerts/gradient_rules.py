@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_hooks.alerts.alert import Alert, Severity
+from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.reports import GradientFlowReport
 
 
@@ -28,8 +30,8 @@ class Vanishing:
     healthy layer get very little, and the layers before them plenty.
 
     Attributes:
-        relative: RMS over the largest among the modules after, below which the gradient has vanished. Ratios down to 1e-2
-            occur in healthy networks (pooling spreads a gradient thin), so the default is far lower.
+        relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Ratios down
+            to 1e-2 occur in healthy networks, so the default is far lower.
         absolute: An RMS below which a gradient counts as vanished whatever the others are; close to what a float32
             update can no longer carry.
     """
@@ -45,11 +47,14 @@ class Vanishing:
         if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report)):
             return
         flow = _rms_by_module(report)
-        before = 0.0
+        # A mean over n positions leaves each a n-th of the gradient and the norm a root of that: the norm must be small too.
+        norms = [rms * math.sqrt(report.modules[site].count / report.modules[site].calls) for site, rms in flow]
+        before = norm_before = 0.0
         for place, (site, rms) in enumerate(flow):
-            before = max(before, rms)
+            before, norm_before = max(before, rms), max(norm_before, norms[place])
             after = max((later for _, later in flow[place + 1 :]), default=0.0)
-            if before < self.relative * after:
+            norm_after = max(norms[place + 1 :], default=0.0)
+            if before < self.relative * after and norm_before < self.relative * norm_after:
                 share = rms / after
                 yield self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it")
             elif before < self.absolute:
@@ -87,16 +92,25 @@ class Exploding:
         for site, rms in flow:
             before = min(before, rms)
             if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
-                yield self._found(report, site, rms / near_loss, self.relative, rms, "grows on the way back")
+                yield self._found(report, site, rms / near_loss, self.relative, rms, "grows on the way back", "critical")
             elif rms > self.absolute:
                 yield self._found(report, site, rms, self.absolute, rms, "is huge")
         for site, gradient in report.parameters.items():
             if gradient.rms > self.absolute:
                 yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
 
-    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, rms: float, what: str) -> Alert:
+    def _found(
+        self,
+        report: GradientFlowReport,
+        site: str,
+        value: float,
+        threshold: float,
+        rms: float,
+        what: str,
+        severity: Severity = "warning",  # a gradient that is only large may be in the units of the loss
+    ) -> Alert:
         return _alert(
-            report, "exploding", site, value, threshold, "critical",
+            report, "exploding", site, value, threshold, severity,
             f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
             "weights may end as NaN. Usual causes are a learning rate or an initialisation too large, or a recurrent net "
             "without clipping. Try a lower learning rate, gradient_clip_val=1.0 if nothing clips yet, a smaller "
@@ -139,6 +153,8 @@ class Zero:
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient is zero."""
+        if only_the_first_step(report):
+            return
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
                 yield _alert(

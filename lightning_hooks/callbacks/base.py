@@ -108,6 +108,7 @@ class HookedCallback(Callback, ABC):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.faults = Faults()
         self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
         try:
             self.attach(trainer, pl_module)
@@ -127,7 +128,8 @@ class HookedCallback(Callback, ABC):
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.gate.resume()
+        if not pl_module.automatic_optimization:  # a manual loop may run forward again in the same batch
+            self.gate.resume()
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

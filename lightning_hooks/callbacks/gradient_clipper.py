@@ -17,6 +17,7 @@ from lightning_hooks.callbacks.steps import Step, loss_scale, loss_scaler
 from lightning_hooks.clipping import PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.tensors import plain_values
 
 
 class GradientClipper(GradientClipMonitor):
@@ -85,12 +86,12 @@ class GradientClipper(GradientClipMonitor):
         self._limit = getattr(self.policy, "limit", None) if not self._kept else None
         self._scaler = loss_scaler(trainer)
         if isinstance(self.policy, PerTensor):
-            self._hook_parameters(pl_module)
+            self._clips: dict[int, _TensorClip] = {}
+            self._hook_parameters(trainer)
         else:
             self._state = {}
-            for name, optimizer in zip(self._optimizer_names, trainer.optimizers, strict=True):
-                device = optimizer.param_groups[0]["params"][0].device
-                fresh = self.policy.initial(device, self._ledgers[0].total.dtype) if self._adapts else {}
+            for name in self._optimizer_names:
+                fresh = self.policy.initial(pl_module.device, self._ledgers[0].total.dtype) if self._adapts else {}
                 loaded = self._loaded.get(name, {})
                 self._state[name] = {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
 
@@ -98,12 +99,21 @@ class GradientClipper(GradientClipMonitor):
     def _adapts(self) -> bool:
         return hasattr(self.policy, "factors")
 
-    def _hook_parameters(self, pl_module: LightningModule) -> None:
-        self._clips: dict[int, _TensorClip] = {}
-        for index, (name, parameter) in enumerate(zip(self._names, pl_module.parameters(), strict=False)):
-            if index not in self._kept and parameter.requires_grad:
+    def _hook_parameters(self, trainer: Trainer) -> None:
+        """Hook the optimizers' parameters that require gradients and have no hook yet."""
+        for optimizer in trainer.optimizers:
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                index = None if self._probe is None else self._probe.index_of(parameter)
+                if index is None or index in self._kept or index in self._clips or not parameter.requires_grad:
+                    continue
                 self._clips[index] = _TensorClip(self.policy.max_norm, self._scaler)
-                self.hooks.register(parameter, self._clips[index], "tensor", label=name)
+                self.hooks.register(parameter, self._clips[index], "tensor", label=self._names[index])
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        if isinstance(self.policy, PerTensor):
+            self._hook_parameters(trainer)  # what was unfrozen since
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
@@ -116,6 +126,9 @@ class GradientClipper(GradientClipMonitor):
     def clip(self, step: Step) -> None:
         """Clip the gradients of one optimizer step in place."""
         chosen = [place for place, index in enumerate(step.indices) if index not in self._kept]
+        for parameter in step.parameters:
+            if parameter.grad is not None and parameter.grad.layout == torch.sparse_coo:
+                parameter.grad = parameter.grad.coalesce()  # its values can be scaled in place then
         gradients = [step.gradients()[place] for place in chosen]
         if not gradients:
             return
@@ -143,7 +156,8 @@ class GradientClipper(GradientClipMonitor):
     @override
     def on_clipped(self, step: Step) -> None:
         if isinstance(self.policy, PerTensor):
-            before, after = self._ledgers[0].total.new_zeros((2, len(self._names)))
+            after = step.norms().clone()
+            before = after.clone()
             for index in step.indices:
                 if index in self._clips:
                     before[index], after[index] = self._clips[index].take()
@@ -169,7 +183,7 @@ class GradientClipper(GradientClipMonitor):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(policy=self.policy.name)
+        return self._generate_state_key(policy=self.policy.name, exclude=self.exclude)
 
 
 class _TensorClip(Listener):
@@ -181,11 +195,15 @@ class _TensorClip(Listener):
 
     def __call__(self, gradient: Tensor) -> Tensor:
         scale = None if self.scaler is None else loss_scale(self.scaler)
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(plain_values(gradient), dtype=torch.float32)
         norm = norm if scale is None else norm / scale
         factor = norm_factor(norm, self.max_norm)
         squares = torch.stack((norm, norm * factor)).double() ** 2
         self.squares = squares if self.squares is None else self.squares + squares
+        if gradient.layout == torch.sparse_coo:
+            gradient = gradient.coalesce()
+            values = gradient.values() * factor.to(gradient.dtype)
+            return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
         return gradient * factor.to(gradient.dtype)
 
     def take(self) -> Tensor:

@@ -77,6 +77,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         device = pl_module.device
         self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
+        self._modules.listening = False  # but while the loss's backward runs
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
         for index, (name, module) in enumerate(sites):
@@ -88,6 +89,16 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         table = self.__dict__.get("_modules")
         if table is not None:
             table.listening = False  # tensor hooks live as long as their graph, which the user may keep
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        self._modules.listening = True
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_after_backward(trainer, pl_module)
+        self._modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -227,7 +238,7 @@ class _GradientListener(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         for tensor in float_tensors(output):
-            if tensor.requires_grad:
+            if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a place of its own
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
 
 

@@ -17,7 +17,7 @@ from lightning_hooks.alerts import Alert, AlertError, AlertWindow
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.trackers import some, write_scalars
 
@@ -62,11 +62,13 @@ class Monitor(HookedCallback, Generic[R]):
             raise TypeError(f"summary must be True or False; got {summary!r}.")
         self.on_alert = on_alert
         self.summary = summary
+        self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
         self.batches = 0
         self.sampled_batches = 0
         self._window = AlertWindow()
         self._broken_trackers: set[str] = set()
+        self._restored = False  # from a checkpoint, since the last fit
         self._resumed: dict[str, Any] | None = None  # an epoch that a checkpoint interrupted
         self._world_size = 1
         self._regions: list[str] = []  # compiled modules not yet checked
@@ -116,6 +118,11 @@ class Monitor(HookedCallback, Generic[R]):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self.sampled_batches = 0
+        self.report = None
+        self._broken_trackers.clear()
+        if not self._restored:
+            self._window = AlertWindow()
+        self._restored = False
         self._world_size = trainer.world_size
         self.told_late = False
         super().on_train_start(trainer, pl_module)
@@ -190,6 +197,7 @@ class Monitor(HookedCallback, Generic[R]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._window.load_state_dict(state_dict["alerts"])
         self._resumed = state_dict.get("epoch")
+        self._restored = True
 
     def _merged(self) -> Tensor:
         """The table of all ranks: one collective."""
@@ -215,7 +223,7 @@ class Monitor(HookedCallback, Generic[R]):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(modules=repr(self.modules))
+        return self._generate_state_key(modules=self.selection)
 
     def _log(self, trainer: Trainer, report: R) -> None:
         peers = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback.prefix == self.prefix]

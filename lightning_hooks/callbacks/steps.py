@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -157,10 +158,19 @@ class StepProbe:
         self.names, self._index = [], {}
         for name, parameter in pl_module.named_parameters():
             self._name(parameter, clean_name(name))
+        optimizers: list[Any] = trainer.optimizers  # Lightning steps anything that has what it needs
+        for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                rank_zero_warn(
+                    f"{type(optimizer).__name__} is not a torch.optim.Optimizer and has no step hooks: its steps, gradients and "
+                    "clips are not seen. Derive it from torch.optim.Optimizer to have them."
+                )
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
         self._watches, self._positions = {}, {}
         with self._hooks.all_or_nothing():
-            for position, optimizer in enumerate(trainer.optimizers):
+            for position, optimizer in enumerate(optimizers):
+                if not isinstance(optimizer, Optimizer):
+                    continue
                 for group, settings in enumerate(optimizer.param_groups):
                     for place, parameter in enumerate(settings["params"]):
                         self._name(parameter, f"{self.optimizer_names[position]}.group{group}.{place}")
@@ -169,6 +179,10 @@ class StepProbe:
                 label = self.optimizer_names[position]
                 self._hooks.register(optimizer, _BeforeUpdate(self), "optimizer_step_pre", label=label)
                 self._hooks.register(optimizer, _AfterUpdate(self), "optimizer_step_post", label=label)
+
+    def index_of(self, parameter: Tensor) -> int | None:
+        """The parameter's place in ``names``."""
+        return self._index.get(id(parameter))
 
     def _name(self, parameter: Tensor, name: str) -> None:
         if id(parameter) not in self._index:  # a tied parameter is one parameter
@@ -180,6 +194,9 @@ class StepProbe:
     def before_backward(self, owner: object) -> None:
         """Backward starts."""
         self._backward = True
+        for watch in self._watches.values():
+            if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
+                self._skip(watch)
 
     def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
@@ -203,6 +220,9 @@ class StepProbe:
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
+        if watch.step is not None:  # looked at after a manual backward, when gradients were still scaled
+            watch.step.carries_scale = watch.step.skips_nonfinite
+            watch.step.look_again()
         if watch.step is None or pl_module.automatic_optimization:
             watch.step = self._step(position, getattr(optimizer, "optimizer", optimizer), trainer, unscaled=True)
             self._tell("gradients", watch.step)

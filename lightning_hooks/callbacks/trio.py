@@ -32,8 +32,8 @@ def monitors(
         >>> from lightning_hooks import monitors
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
-    return [
-        FeatureStatsMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary),
-        GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary),
-        GradientClipMonitor(on_alert=on_alert, summary=summary),
-    ]
+    clip = GradientClipMonitor(on_alert=on_alert, summary=summary)
+    features = FeatureStatsMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary)
+    flow = GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary)
+    clip.selection = features.selection  # so that two trios can stand side by side
+    return [features, flow, clip]

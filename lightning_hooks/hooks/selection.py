@@ -57,6 +57,8 @@ def check_selector(modules: object) -> None:
         "modules must be a glob pattern on module names (str), a module type, a sequence of these, "
         "a predicate of (name, module), or None for every leaf that computes something"
     )
+    if isinstance(modules, nn.Module):
+        raise TypeError(f"{expected}; got the module {type(modules).__name__} itself: give its name.")
     if modules is None or callable(modules):
         return
     if isinstance(modules, Sequence):
@@ -68,6 +70,15 @@ def check_selector(modules: object) -> None:
             return
         raise TypeError(f"{expected}; got {wrong[0]!r} in {modules!r}.")
     raise TypeError(f"{expected}; got {modules!r}.")
+
+
+def describe_selector(modules: ModuleSelector | None) -> str:
+    """A text of the selector that is the same in every process."""
+    if isinstance(modules, str) or modules is None:
+        return repr(modules)
+    if isinstance(modules, Sequence):
+        return ", ".join(describe_selector(entry) for entry in modules)
+    return getattr(modules, "__qualname__", type(modules).__qualname__)
 
 
 def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module]]:
@@ -164,7 +175,9 @@ def _is_module_type(entry: object) -> bool:
 
 
 def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
-    return fnmatch.fnmatchcase(name, entry) if isinstance(entry, str) else isinstance(module, entry)
+    if isinstance(entry, str):
+        return name == entry or fnmatch.fnmatchcase(name, entry)  # a name may hold the brackets of a pattern
+    return isinstance(module, entry)
 
 
 def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:

@@ -39,13 +39,18 @@ class FeatureTable:
         self.names = [name for name, _ in sites]
         self.rows = empty_table(len(sites), device)
         self.saturation: dict[int, Saturation] = {}
-        self.rectifiers: dict[int, bool | None] = {}  # site -> are its units in the last dimension?
+        self.rectifiers: dict[int, bool | None] = {}  # site -> does the model's order say its units are last?
+        self.producers: dict[int, bool] = {}  # site -> does it put units last?
+        self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
         self.capacity = max((units for units in map(_units_of, root.modules())), default=0)
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
             if is_rectifier(module):
                 self.rectifiers[index] = layout.get(id(module))
+            said = features_last(module)
+            if said is not None:
+                self.producers[index] = said
             spec = saturation_of(module)
             if spec is not None:
                 self.saturation[index] = spec
@@ -55,6 +60,9 @@ class FeatureTable:
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
         spec = self.saturation.get(index)
+        compiling = torch.compiler.is_compiling()
+        if index in self.producers and not compiling:  # a traced hook may not remember: it would be traced anew
+            self._before = self.producers[index]
         for position, tensor in enumerate(float_tensors(output)):
             values = plain_values(tensor)
             saturated = None
@@ -63,7 +71,9 @@ class FeatureTable:
                 saturated = None if read is None else spec.count(read)
             units = 0
             if index in self.rectifiers and values.numel():
-                fired = fired_units(values, self.rectifiers[index])
+                # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
+                guess = self.rectifiers[index] if values.dim() < 4 else None
+                fired = fired_units(values, guess if compiling or self._before is None else self._before)
                 units = fired.shape[0]
                 self._add_units(index, fired)
             accumulate(self.rows, index, values, saturated, units=units, new_call=position == 0)

@@ -41,7 +41,7 @@ class GradientTable:
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        if self.listening:
+        if torch.compiler.is_compiling() or self.listening:  # a traced hook is traced before backward begins
             accumulate(self.rows if self.pending is None else self.pending, index, plain_values(gradient))
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.features import pooled_stats
-from lightning_hooks.statistics.host import norm_on_host, zeros_on_host
+from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
 from lightning_hooks.statistics.rows import Column, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
@@ -140,7 +140,7 @@ def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     """
     device = gradients[0].device
     if device.type == "cpu":
-        return torch.tensor([norm_on_host(gradient) for gradient in gradients], dtype=torch.float64)
+        return torch.tensor(norms_on_host(gradients), dtype=torch.float64)
     # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
     return torch.stack(torch._foreach_norm(list(gradients))).to(row_dtype(device))
 
@@ -191,12 +191,12 @@ def weight_sample(parameter: Tensor) -> Tensor:
     distributed values. Parameters up to that size are taken whole, so their ratios are exact.
     """
     flat = parameter.detach().reshape(-1)
-    if flat.numel() <= UPDATE_SAMPLE:
-        return flat.clone()
-    stride = flat.numel() // UPDATE_SAMPLE
-    while math.gcd(stride, parameter.shape[-1]) != 1:  # a common factor would visit some columns only
-        stride += 1
-    return flat[::stride].clone()
+    if flat.numel() > UPDATE_SAMPLE:
+        stride = flat.numel() // UPDATE_SAMPLE
+        while math.gcd(stride, parameter[0].numel()) != 1:  # a common factor would visit some columns only
+            stride += 1
+        flat = flat[::stride]
+    return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
 
 
 def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:

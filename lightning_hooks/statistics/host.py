@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -131,8 +132,10 @@ def norm_on_host(values: Tensor) -> float:
     """L2 norm of a plain CPU tensor; NaN or infinite if it holds such a value."""
     flat = flatten(values)
     square = 0.0
-    for chunk in torch.split(flat, CHUNK):
+    for chunk in (flat,) if flat.numel() <= CHUNK else torch.split(flat, CHUNK):
         square += number(torch.dot(chunk, chunk))
+    if square == 0.0 and not bool(flat.numpy().any()):  # a gradient of zeros is common, and needs no more
+        return 0.0
     if not _SQUARES_SAFE[0] ** 2 < square < _SQUARES_SAFE[1] ** 2:
         # Squares that overflow or vanish in float32, and NaN: float64 tells which.
         square = 0.0
@@ -140,6 +143,19 @@ def norm_on_host(values: Tensor) -> float:
             wide = chunk.double()
             square += number(torch.dot(wide, wide))
     return math.sqrt(square)
+
+
+def norms_on_host(tensors: Sequence[Tensor]) -> list[float]:
+    """L2 norms of plain CPU tensors: the small float32 ones in one call, the others and the extreme ones each by itself."""
+    small = [place for place, tensor in enumerate(tensors) if tensor.dtype == torch.float32 and tensor.numel() <= CHUNK // 4]
+    # What clip_grad_norm_ itself calls; torch has no public name for many norms at once.
+    together = torch._foreach_norm([tensors[place] for place in small]) if small else ()
+    norms = dict(zip(small, map(number, together), strict=True))
+    safe = _SQUARES_SAFE
+    return [
+        norms[place] if place in norms and safe[0] < norms[place] < safe[1] else norm_on_host(tensor)
+        for place, tensor in enumerate(tensors)
+    ]
 
 
 def zeros_on_host(values: Tensor) -> int:

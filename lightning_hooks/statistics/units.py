@@ -102,7 +102,6 @@ _SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
     (nn.Sigmoid, Saturation(0.01, 0.99)),
     (nn.Tanh, Saturation(-0.98, 0.98)),
     (nn.Softsign, Saturation(-0.98, 0.98)),
-    (nn.LogSigmoid, Saturation(None, -0.01005)),
     (nn.GELU, Saturation(-3.07, None, reads="input")),
     (nn.SiLU, Saturation(-6.26, None, reads="input")),
     (nn.Mish, Saturation(-6.26, None, reads="input")),
@@ -152,8 +151,7 @@ def _from_arguments(module: nn.Module) -> Saturation | None:
         return Saturation(-0.99 * module.alpha, None)
     if isinstance(module, nn.SELU):
         return Saturation(0.01 - 1.7580993408473766, None)
-    if isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax):
+    if isinstance(module, nn.Softmax | nn.Softmax2d):  # not LogSoftmax: a confident one has all its slope under its loss
         dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
-        high = -0.01005 if isinstance(module, nn.LogSoftmax) else 0.99
-        return Saturation(None, high, dim=-1 if dim is None else dim)
+        return Saturation(None, 0.99, dim=-1 if dim is None else dim)
     return None

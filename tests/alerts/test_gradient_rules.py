@@ -71,7 +71,9 @@ def test_a_layer_is_not_ill_whose_predecessors_are_well(gradients):
 def test_exploding(gradients, modules, parameters, sites):
     alerts = list(Exploding()(gradients(*rms(*modules), parameters=rms(*parameters))))
     assert [alert.site for alert in alerts] == sites
-    assert all((alert.kind, alert.severity, alert.epoch, alert.step) == ("exploding", "critical", 3, 120) for alert in alerts)
+    assert all((alert.kind, alert.epoch, alert.step) == ("exploding", 3, 120) for alert in alerts)
+    # growth is a fault of the model's; size may be in the units of the loss
+    assert all((alert.severity == "critical") == ("grows" in alert.message) for alert in alerts)
 
 
 def test_exploding_says_against_what(gradients):
