@@ -140,7 +140,7 @@ class GradientClipper(GradientClipMonitor):
             return
         step.look_again()  # a user's own clipping may have come between
         norms = step.norms()[torch.tensor([step.indices[place] for place in chosen])]
-        parameters = [step.parameters[place] for place in chosen]
+        parameters = [_touched(step.parameters[place]) for place in chosen]
         name = self._optimizer_names[step.optimizer]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
         factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, self._state[name])
@@ -186,6 +186,14 @@ class GradientClipper(GradientClipMonitor):
         return self._generate_state_key(policy=self.policy.name, exclude=self.exclude)
 
 
+def _touched(parameter: Tensor) -> Tensor:
+    """The rows of a parameter that its gradient is of: all, or those a sparse one holds."""
+    gradient = parameter.grad
+    if gradient is None or gradient.layout != torch.sparse_coo:
+        return parameter.detach()
+    return parameter.detach().index_select(0, gradient.indices()[0])
+
+
 class _TensorClip(Listener):
     """Tensor hook of one parameter: scales its gradient to a norm, and keeps the norms before and after."""
 
@@ -203,7 +211,7 @@ class _TensorClip(Listener):
         if gradient.layout == torch.sparse_coo:
             gradient = gradient.coalesce()
             values = gradient.values() * factor.to(gradient.dtype)
-            return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+            return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False)
         return gradient * factor.to(gradient.dtype)
 
     def take(self) -> Tensor:
