@@ -13,24 +13,27 @@ import lightning_hooks
 
 ROOT = Path(__file__).parent.parent
 BUDGET_SECONDS = 0.05
+BUDGET_SHARE = 0.015  # of Lightning's own import: what the budget is on a machine at rest, for one that is not
 TRIES = 5
 
 MEASURE = """
 import json, sys, time
+begin = time.process_time()
 import lightning.pytorch, numpy, torchmetrics
 before = set(sys.modules)
-start = time.perf_counter()
+start = time.process_time()
 import lightning_hooks
-print(json.dumps([time.perf_counter() - start, sorted(set(sys.modules) - before)]))
+end = time.process_time()
+print(json.dumps([end - start, start - begin, sorted(set(sys.modules) - before)]))
 """
 
 
 @pytest.fixture(scope="module")
 def imports():
-    """(seconds, modules that came) of fresh processes, until one keeps the budget; the first may have to compile."""
+    """(our seconds, Lightning's, modules that came) of fresh processes, until one keeps the budget; the first may compile."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     measured = []
-    while len(measured) < TRIES and not any(seconds < BUDGET_SECONDS for seconds, _ in measured):
+    while len(measured) < TRIES and not any(seconds < BUDGET_SECONDS for seconds, _, _ in measured):
         command = [sys.executable, "-c", MEASURE]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
         measured.append(json.loads(done.stdout.splitlines()[-1]))
@@ -38,12 +41,12 @@ def imports():
 
 
 def test_importing_is_fast(imports):
-    assert min(seconds for seconds, _ in imports) < BUDGET_SECONDS
+    assert any(ours < max(BUDGET_SECONDS, BUDGET_SHARE * lightnings) for ours, lightnings, _ in imports)
 
 
 def test_importing_brings_nothing_but_itself(imports):
     """No matplotlib, no tracker: whatever was not there through Lightning and torchmetrics stays away."""
-    for _, modules in imports:
+    for _, _, modules in imports:
         assert "lightning_hooks" in modules
         assert {name.partition(".")[0] for name in modules} == {"lightning_hooks"}
 

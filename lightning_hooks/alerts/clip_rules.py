@@ -9,7 +9,7 @@ from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.reports import ClipReport
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AlwaysClipped:
     """Clipping that acts at nearly every step is no safety net but a hidden learning rate.
 
@@ -35,7 +35,7 @@ class AlwaysClipped:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ClipIneffective:
     """Configured clipping that did not hold.
 
@@ -58,7 +58,7 @@ class ClipIneffective:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepsSkipped:
     """Optimizer steps that a loss scaler skipped because gradients overflowed.
 

@@ -18,7 +18,7 @@ def _alert(report: FeatureReport, kind: str, site: str, value: float, threshold:
     return Alert(kind, site, value, threshold, report.epoch, report.step, severity, message)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dead:
     """Units of a rectifier that never fired in the epoch.
 
@@ -44,7 +44,7 @@ class Dead:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Saturated:
     """A bounded activation that sits at its bounds.
 
@@ -69,7 +69,7 @@ class Saturated:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Constant:
     """A module that gives the same value whatever it is fed.
 
@@ -97,7 +97,7 @@ class Constant:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NonfiniteFeatures:
     """NaN or infinite outputs.
 
@@ -120,7 +120,7 @@ class NonfiniteFeatures:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Silent:
     """A selected module whose hook never fired."""
 

@@ -22,7 +22,7 @@ def _rms_by_module(report: GradientFlowReport) -> list[tuple[str, float]]:
     return [(site, stats.rms) for site, stats in report.modules.items() if stats.rms > 0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Vanishing:
     """Gradients that are lost on the way back through the model.
 
@@ -70,7 +70,7 @@ class Vanishing:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exploding:
     """Gradients that grow on the way back, or are huge everywhere.
 
@@ -118,7 +118,7 @@ class Exploding:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NonfiniteGradients:
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
@@ -141,7 +141,7 @@ class NonfiniteGradients:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Zero:
     """Gradients that arrive and are exactly zero everywhere.
 
@@ -165,7 +165,7 @@ class Zero:
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Missing:
     """Parameters that require gradients and never get one."""
 

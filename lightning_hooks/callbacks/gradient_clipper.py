@@ -94,6 +94,7 @@ class GradientClipper(GradientClipMonitor):
                 fresh = self.policy.initial(pl_module.device, self._ledgers[0].total.dtype) if self._adapts else {}
                 loaded = self._loaded.get(name, {})
                 self._state[name] = {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
+            self._loaded = {}
 
     @property
     def _adapts(self) -> bool:
@@ -129,7 +130,8 @@ class GradientClipper(GradientClipMonitor):
         for parameter in step.parameters:
             if parameter.grad is not None and parameter.grad.layout == torch.sparse_coo:
                 parameter.grad = parameter.grad.coalesce()  # its values can be scaled in place then
-        gradients = [step.gradients()[place] for place in chosen]
+        present = step.gradients()
+        gradients = [present[place] for place in chosen]
         if not gradients:
             return
         carried = step.loss_scale if step.carries_scale else None
@@ -139,7 +141,8 @@ class GradientClipper(GradientClipMonitor):
                 gradient.clamp_(-bound, bound)  # type: ignore[arg-type]  # two numbers or two tensors
             return
         step.look_again()  # a user's own clipping may have come between
-        norms = step.norms()[torch.tensor([step.indices[place] for place in chosen])]
+        norms = step.norms()
+        norms = norms[torch.tensor([step.indices[place] for place in chosen]).to(norms.device, non_blocking=True)]
         parameters = [_touched(step.parameters[place]) for place in chosen]
         name = self._optimizer_names[step.optimizer]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]

@@ -26,7 +26,7 @@ from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """One optimizer step under way.
 
@@ -83,7 +83,7 @@ class Step:
         self._norms = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class StepObserver:
     """What one callback wants to be told. Each takes the :class:`Step`."""
 
@@ -93,7 +93,7 @@ class StepObserver:
     skipped: Callable[[Step], Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Watch:
     """What is known of one optimizer's next step."""
 
@@ -102,7 +102,7 @@ class _Watch:
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Callers:
     """Lightning tells every callback of an event; the first to hand it on makes it happen."""
 

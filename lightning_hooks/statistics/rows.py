@@ -34,10 +34,6 @@ class Column(IntEnum):
 
 N_COLUMNS = len(Column)
 
-_IDENTITY = [0.0] * N_COLUMNS
-_IDENTITY[Column.MIN] = float("inf")
-_IDENTITY[Column.MAX] = float("-inf")
-
 
 def row_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 on devices that lack it (MPS)."""
@@ -47,7 +43,10 @@ def row_dtype(device: torch.device) -> torch.dtype:
 def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
     """Return a table of ``n_sites`` identity rows, of shape ``(n_sites, n_columns)``."""
     device = torch.device(device)
-    return torch.tensor(_IDENTITY, dtype=row_dtype(device), device=device).repeat(n_sites, 1)
+    table = torch.zeros((n_sites, N_COLUMNS), dtype=row_dtype(device), device=device)  # filled on the device: a copy would wait
+    table[:, Column.MIN] = torch.inf
+    table[:, Column.MAX] = -torch.inf
+    return table
 
 
 def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
