@@ -84,6 +84,14 @@ def mlp(width: int = 16, depth: int = 2) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 3))
 
 
+# name -> how to build it, the shape of one input, its sites
+NETS = {
+    "mlp": (mlp, (8,), ["net.0", "net.1", "net.2", "net.3", "net.4"]),
+    "cnn": (ResidualCNN, (1, 6, 6), ["net.stem", "net.bn", "net.act", "net.conv", "net.act2", "net.head"]),
+    "lstm": (TinyLSTM, (5, 6), ["net.lstm", "net.head"]),
+}
+
+
 def loader(shape: tuple[int, ...] = (8,), n: int = 50, batch_size: int = 8, seed: int = 0, **kwargs: Any) -> DataLoader[Any]:
     """Fixed random data; 50 in batches of 8 leaves a short last batch."""
     generator = torch.Generator().manual_seed(seed)

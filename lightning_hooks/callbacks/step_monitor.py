@@ -94,5 +94,5 @@ def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> No
         raise RuntimeError(
             f"{who} needs whole gradients at the optimizer step, and under {sharded[0]} each rank holds a shard of them: "
             "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
-            "FeatureStatsMonitor works under every strategy."
+            "FeatureStatsMonitor needs no gradients and is not concerned."
         )

@@ -213,23 +213,24 @@ class StepProbe:
 
     def before_optimizer_step(self, owner: object, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
-        position = self._positions.get(id(getattr(optimizer, "optimizer", optimizer)))
+        optimizer = _unwrapped(optimizer)
+        position = self._positions.get(id(optimizer))
         if position is None or not self._first(f"before_step_{position}", owner):
             return
         watch = self._watches[position]
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
-        if watch.step is not None:  # looked at after a manual backward, when gradients were still scaled
+        if watch.step is None or pl_module.automatic_optimization:
+            watch.step = self._step(position, optimizer, trainer, unscaled=True)
+            self._tell("gradients", watch.step)
+        else:  # looked at after a manual backward, when gradients were still scaled
             watch.step.carries_scale = watch.step.skips_nonfinite
             watch.step.look_again()
-        if watch.step is None or pl_module.automatic_optimization:
-            watch.step = self._step(position, getattr(optimizer, "optimizer", optimizer), trainer, unscaled=True)
-            self._tell("gradients", watch.step)
 
     def current(self, optimizer: Any) -> Step | None:
         """The optimizer's step under way."""
-        watch = self._watch(getattr(optimizer, "optimizer", optimizer))
+        watch = self._watch(_unwrapped(optimizer))
         return None if watch is None else watch.step
 
     def batch_end(self, owner: object) -> None:
@@ -340,6 +341,12 @@ class _AfterUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.probe.taken(optimizer)
+
+
+def _unwrapped(optimizer: Any) -> Optimizer:
+    """The optimizer inside Lightning's wrapper, or itself."""
+    found: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return found
 
 
 def loss_scaler(trainer: Trainer) -> Any:

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor
-from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, mlp, trainer
+from tests.models import NETS, Classifier, ResidualCNN, TinyTransformer, loader, mlp, trainer
 from tests.reference import Recorder, assert_stats, reference_stats
-
-NETS = {
-    "mlp": (mlp, (8,), ["net.0", "net.1", "net.2", "net.3", "net.4"]),
-    "cnn": (ResidualCNN, (1, 6, 6), ["net.stem", "net.bn", "net.act", "net.conv", "net.act2", "net.head"]),
-    "lstm": (TinyLSTM, (5, 6), ["net.lstm", "net.head"]),
-}
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -10,21 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor
-from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, mlp, trainer
+from tests.models import NETS, Classifier, TinyTransformer, loader, mlp, trainer
 from tests.reference import Recorder, assert_stats, reference_stats, total_norm
 
-NETS = {
-    "mlp": (mlp, (8,), ["net.0", "net.1", "net.2", "net.3", "net.4"]),
-    "cnn": (ResidualCNN, (1, 6, 6), ["net.stem", "net.bn", "net.act", "net.conv", "net.act2", "net.head"]),
-    "lstm": (TinyLSTM, (5, 6), ["net.lstm", "net.head"]),
+ALL_NETS = {
+    **NETS,
     "transformer": (TinyTransformer, (5, 6), ["net.embed", "net.encoder.layers.1.linear2", "net.head"]),
 }
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", ALL_NETS)
 @pytest.mark.parametrize("every", [1, 3])
 def test_module_gradients(net: str, every: int) -> None:
-    build, shape, names = NETS[net]
+    build, shape, names = ALL_NETS[net]
     torch.manual_seed(0)
     monitor, recorder = GradientFlowMonitor(every_n_steps=every, summary=False), Recorder(names, every)
     trainer([recorder, monitor]).fit(Classifier(build()), loader(shape))
@@ -37,10 +35,10 @@ def test_module_gradients(net: str, every: int) -> None:
         assert stats.norm_max == pytest.approx(np.max(norms), rel=1e-6)
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", ALL_NETS)
 @pytest.mark.parametrize("every", [1, 3])
 def test_parameter_gradients_and_update_ratios(net: str, every: int) -> None:
-    build, shape, _ = NETS[net]
+    build, shape, _ = ALL_NETS[net]
     torch.manual_seed(0)
     model = Classifier(build(), lr=0.1)
     monitor, recorder = GradientFlowMonitor(every_n_steps=every, summary=False), Recorder([])
