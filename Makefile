@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,examples,test,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,trackers,files,examples,test,dev]'
 	touch $@
 
 demo: $(READY)  ## train a CNN on real data with the trio on, then plant four faults and let them be found

@@ -1,4 +1,4 @@
-"""The README is true: its code runs, its files exist, its tables are complete."""
+"""README and docs are true: their code runs, their files exist, the README's tables are complete."""
 
 from __future__ import annotations
 
@@ -15,27 +15,34 @@ from lightning_hooks.hooks import HOOK_KINDS
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
+PAGES = {
+    page: page.read_text(encoding="utf-8") for page in [README, *sorted(Path(lightning_hooks.__file__).parent.glob("docs/*.md"))]
+}
 BLOCKS = [
-    pytest.param(match[1], TEXT[: match.start(1)].count("\n"), id=f"line{TEXT[: match.start(1)].count(chr(10)) + 1}")
-    for match in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    pytest.param(match[1], page, line := text[: match.start(1)].count("\n"), id=f"{page.stem}-line{line + 1}")
+    for page, text in PAGES.items()
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 ]
 
 
 def test_there_are_blocks_to_run() -> None:
-    assert len(BLOCKS) == TEXT.count("```python") >= 5
+    assert len(BLOCKS) == sum(text.count("```python") for text in PAGES.values()) >= 5
 
 
 @pytest.mark.example
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
-@pytest.mark.parametrize(("code", "line"), BLOCKS)
-def test_block_runs(code: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "page", "line"), BLOCKS)
+def test_block_runs(code: str, page: Path, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile("\n" * line + code, str(README), "exec"), {"__name__": "__main__"})
+    exec(compile("\n" * line + code, str(page), "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?://|#)([^)]+)\)", TEXT))
-def test_linked_file_exists(target: str) -> None:
-    assert (README.parent / target).is_file()
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", text)],
+)
+def test_linked_file_exists(page: Path, target: str) -> None:
+    assert (page.parent / target).is_file()
 
 
 def test_pictures_are_small() -> None:
