@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, sampled, select_modules
 from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.trackers import Trackers
 
 # Lightning lends every callback these methods of the model, and with them the model.
 _BORROWED = ("log", "log_dict")
@@ -63,6 +64,7 @@ class HookedCallback(Callback, ABC):
         self.gate = Gate()
         self.faults = Faults()
         self.attached = False
+        self._trackers: Trackers | None = None
 
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,9 +108,26 @@ class HookedCallback(Callback, ABC):
                 "without it. Please report this with the model's code at that place."
             )
 
+    def trackers(self, trainer: Trainer) -> Trackers:
+        """Return the trainer's loggers behind one face: scalars, figures, histograms, text, tables, files.
+
+        Write with it at step :func:`~lightning_hooks.callbacks.monitor.epoch_step`. On ranks other than 0 it is empty. A logger
+        that raises is told once in a fit, and training goes on.
+        """
+        if self._trackers is None:
+            self._trackers = Trackers(trainer.loggers if trainer.is_global_zero else (), self._tracker_fault)
+        return self._trackers
+
+    def _tracker_fault(self, tracker: str, error: Exception) -> None:
+        rank_zero_warn(
+            f"{type(self).__name__}: {tracker} raised {type(error).__name__}: {error}. Its results may be missing there; "
+            "training goes on, and this is said once."
+        )
+
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults()
+        self._trackers = None
         self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
         try:
             self.attach(trainer, pl_module)
@@ -153,8 +172,9 @@ class HookedCallback(Callback, ABC):
     def _forget_model(self) -> None:
         for borrowed in _BORROWED:
             vars(self).pop(borrowed, None)
+        self._trackers = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
         state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
-        return {**state, **dict.fromkeys(self.fit_only), "attached": False}
+        return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_trackers": None}

@@ -19,7 +19,7 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
-from lightning_hooks.trackers import some, write_scalars
+from lightning_hooks.trackers import some
 
 R = TypeVar("R", bound=Report)
 OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
@@ -67,7 +67,6 @@ class Monitor(HookedCallback, Generic[R]):
         self.batches = 0
         self.sampled_batches = 0
         self._window = AlertWindow()
-        self._broken_trackers: set[str] = set()
         self._restored = False  # from a checkpoint, since the last fit
         self._resumed: dict[str, Any] | None = None  # an epoch that a checkpoint interrupted
         self._world_size = 1
@@ -119,7 +118,6 @@ class Monitor(HookedCallback, Generic[R]):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self.sampled_batches = 0
         self.report = None
-        self._broken_trackers.clear()
         if not self._restored:
             self._window = AlertWindow()
         self._restored = False
@@ -243,16 +241,9 @@ class Monitor(HookedCallback, Generic[R]):
         # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.
         trainer.callback_metrics.update(tensors)
         trainer.logged_metrics.update(tensors)
-        if trainer.is_global_zero:
-            write_scalars(trainer.loggers, scalars, epoch_step(trainer), self._tracker_fault)
-
-    def _tracker_fault(self, tracker: str, error: Exception) -> None:
-        if tracker not in self._broken_trackers:
-            self._broken_trackers.add(tracker)
-            rank_zero_warn(
-                f"{type(self).__name__}: {tracker} raised {type(error).__name__}: {error}. Its results may be missing there; "
-                "training goes on, and this is said once."
-            )
+        trackers = self.trackers(trainer)
+        trackers.scalars(scalars, epoch_step(trainer))
+        trackers.save()
 
     def _tell(self, trainer: Trainer, alerts: list[Alert]) -> None:
         if callable(self.on_alert):

@@ -1,6 +1,7 @@
-"""Where results go."""
+"""Where results go: one adapter per kind of logger, chosen by what the logger can do."""
 
 from lightning_hooks.trackers.console import some, table_lines
-from lightning_hooks.trackers.scalars import write_scalars
+from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.trackers import Trackers
 
-__all__ = ["some", "table_lines", "write_scalars"]
+__all__ = ["Tracker", "Trackers", "some", "table_lines"]

@@ -15,7 +15,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
     Returns:
         Lines without a newline, the header first.
     """
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[cell(value) for value in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
     numeric = [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
 
@@ -34,7 +34,8 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Write one value: a dash for None, 4 significant digits of a number."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,54 @@
+"""CSVLogger: metrics.csv, and files beside it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lightning_hooks.trackers.names import safe_path
+from lightning_hooks.trackers.quantiles import QUANTILES, quantiles
+from lightning_hooks.trackers.tracker import Tracker
+
+if TYPE_CHECKING:
+    from lightning_hooks.trackers.picture import Picture
+
+
+class CSVTracker(Tracker):
+    """Writes to a CSVLogger.
+
+    Its metrics.csv takes numbers: a histogram becomes columns of quantiles; pictures, texts and tables become files beside it.
+    """
+
+    shows_pictures = True
+
+    @classmethod
+    @override
+    def suits(cls, logger: Any, experiment: Any) -> bool:
+        return isinstance(getattr(experiment, "metrics_file_path", None), str) and isinstance(experiment.log_dir, str)
+
+    @override
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        self._beside(tag, f"step-{step:08d}.png").write_bytes(picture.png)
+
+    @override
+    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+        values = quantiles(edges, counts, QUANTILES)
+        self.scalars({f"{tag}/q{share * 100:g}": value for share, value in zip(QUANTILES, values, strict=True)}, step)
+
+    @override
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        self._beside(tag, f"step-{step:08d}.md").write_text(markdown, encoding="utf-8")
+
+    @override
+    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
+        with self._beside(tag, f"step-{step:08d}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+
+    def _beside(self, tag: str, name: str) -> Path:
+        folder = Path(self.experiment.log_dir) / safe_path(tag)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name

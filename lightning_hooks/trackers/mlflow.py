@@ -1,0 +1,68 @@
+"""MLflow: metrics in a store, the rest as artifacts."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lightning_hooks.trackers.names import metric_name, safe_path
+from lightning_hooks.trackers.tracker import Tracker
+
+if TYPE_CHECKING:
+    from lightning_hooks.trackers.picture import Picture
+
+METRICS_PER_BATCH = 1000
+"""The most that an MLflow server takes at once."""
+FOLDER = "lightning_hooks"
+
+
+class MLflowTracker(Tracker):
+    """Writes through an ``MlflowClient``: metrics in batches, pictures, texts, tables and histograms as artifacts."""
+
+    shows_pictures = True
+
+    @classmethod
+    @override
+    def suits(cls, logger: Any, experiment: Any) -> bool:
+        methods = ("log_batch", "log_artifact", "log_text", "log_dict")
+        return all(callable(getattr(experiment, method, None)) for method in methods) and isinstance(logger.run_id, str)
+
+    @override
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(metric_name(self.prefixed(tag)), float(value), now, step) for tag, value in values.items()]
+        for start in range(0, len(metrics), METRICS_PER_BATCH):
+            self.experiment.log_batch(self.logger.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+
+    @override
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"step-{step:08d}.png"
+            path.write_bytes(picture.png)
+            self.experiment.log_artifact(self.logger.run_id, str(path), f"{FOLDER}/{safe_path(tag)}")
+
+    @override
+    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+        contents = {"tag": tag, "step": step, "edges": list(edges), "counts": list(counts)}
+        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json")
+
+    @override
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        self.experiment.log_text(self.logger.run_id, markdown, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.md")
+
+    @override
+    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
+        # What MLflow's log_table writes and load_table reads, which need pandas.
+        contents = {"columns": list(columns), "data": [list(row) for row in rows]}
+        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json")
+
+    @override
+    def file(self, path: Path, step: int) -> None:
+        self.experiment.log_artifact(self.logger.run_id, str(path), FOLDER)

@@ -1,0 +1,70 @@
+"""A picture, encoded once for all trackers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+PALETTE = 128
+"""Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG.
+
+    Attributes:
+        png: The file's bytes.
+        width: In pixels.
+        height: In pixels.
+    """
+
+    png: bytes
+    width: int
+    height: int
+
+    @classmethod
+    def of_figure(cls, figure: Figure, dpi: int = 100) -> Picture:
+        """Draw a matplotlib figure, without pyplot and its global state."""
+        from PIL import Image
+
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=dpi)
+        return _encoded(Image.open(drawn).convert("RGB").quantize(PALETTE))
+
+    @classmethod
+    def of_array(cls, image: np.ndarray) -> Picture:
+        """Encode an array, uint8 of shape ``(height, width, 3)``.
+
+        Raises:
+            ImportError: If Pillow is not installed.
+            ValueError: If it is of another type or shape.
+        """
+        import numpy as np
+
+        image = np.asarray(image)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"image must be uint8 of shape (height, width, 3); got {image.dtype} of shape {image.shape}.")
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise ImportError('Pictures need Pillow: pip install "lightning-hooks[plots]".') from error
+        return _encoded(Image.fromarray(image))
+
+    def array(self) -> np.ndarray:
+        """Decode it: uint8 of shape ``(height, width, 3)``."""
+        import numpy as np
+        from PIL import Image
+
+        return np.asarray(Image.open(BytesIO(self.png)).convert("RGB"))
+
+
+def _encoded(image: Any) -> Picture:
+    buffer = BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return Picture(buffer.getvalue(), image.width, image.height)

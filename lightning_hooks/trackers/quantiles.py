@@ -1,0 +1,31 @@
+"""Quantiles of a histogram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Read quantiles off a histogram, taking values to lie evenly in each bin.
+
+    Args:
+        edges: Ascending, one more than counts.
+        counts: Not negative, not all zero.
+        shares: Ascending, 0 to 1.
+
+    Returns:
+        A value per share; 0 and 1 give the edges of the first and last bin that are not empty.
+    """
+    total = sum(counts)
+    found: list[float] = []
+    index, below = next(index for index, count in enumerate(counts) if count > 0), 0.0
+    last = max(index for index, count in enumerate(counts) if count > 0)
+    for share in shares:
+        while index < last and below + counts[index] < share * total:
+            below += counts[index]
+            index += 1
+        within = (share * total - below) / counts[index] if counts[index] else 0.0
+        found.append(edges[index] + (edges[index + 1] - edges[index]) * min(max(within, 0.0), 1.0))
+    return found

@@ -1,0 +1,87 @@
+"""What a tracker can show. This one, for any Lightning logger: scalars, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lightning_hooks.trackers.picture import Picture
+
+
+class Tracker:
+    """One of the trainer's loggers, and what can be shown there.
+
+    Every method but :meth:`scalars` and :meth:`save` does nothing unless an adapter knows how. Methods may raise whatever the
+    logger raises; :class:`~lightning_hooks.trackers.Trackers` sees to that.
+
+    Args:
+        logger: A Lightning logger, of whichever package.
+    """
+
+    shows_pictures = False
+    """Whether figures need be drawn at all."""
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+
+    @classmethod
+    def suits(cls, logger: Any, experiment: Any) -> bool:  # noqa: ARG003  this one suits all
+        """Whether the logger can do what this adapter asks of it.
+
+        Args:
+            logger: The logger.
+            experiment: Its ``experiment``, None if it has none.
+        """
+        return True
+
+    @cached_property
+    def name(self) -> str:
+        """What a fault is told under."""
+        return type(self.logger).__name__
+
+    @property
+    def experiment(self) -> Any:
+        """The tracker's own object, behind the logger."""
+        return self.logger.experiment
+
+    def prefixed(self, tag: str) -> str:
+        """The tag as the logger would write it, with the prefix that its user gave it."""
+        prefix = getattr(self.logger, "_prefix", "")  # all of Lightning's loggers have it, under this name only
+        return f"{prefix}{getattr(self.logger, 'LOGGER_JOIN_CHAR', '-')}{tag}" if prefix and isinstance(prefix, str) else tag
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write values at a step."""
+        self.logger.log_metrics(dict(values), step=step)
+
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        """Show a picture."""
+
+    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+        """Show a distribution: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``, ascending, finite."""
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Show text."""
+
+    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
+        """Show a table."""
+
+    def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
+        """Show points of many dimensions, ``(n, dimensions)``, with a label each."""
+
+    def file(self, path: Path, step: int) -> None:
+        """Keep a file with the run."""
+
+    def alert(self, title: str, text: str, severity: str) -> None:
+        """Tell the run's owner, where the tracker sends messages."""
+
+    def layout(self, charts: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Arrange charts, once per run: category to title to content, see :mod:`lightning_hooks.trackers.layout`."""
+
+    def save(self) -> None:
+        """Write what is buffered."""
+        self.logger.save()

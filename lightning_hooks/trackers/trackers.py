@@ -1,0 +1,133 @@
+"""All of the trainer's loggers behind one face."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_hooks.trackers.csv import CSVTracker
+from lightning_hooks.trackers.mlflow import MLflowTracker
+from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tensorboard import TensorBoardTracker
+from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.wandb import WandbTracker
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
+
+
+class Trackers:
+    """The trainer's loggers behind one face.
+
+    Each is written to by the adapter that suits what it can do; any logger gets scalars, and what it cannot show is left out
+    without a word. A logger that raises is told once to ``on_fault`` and harms neither the others nor training.
+
+    Args:
+        loggers: The trainer's loggers, of whichever package; none is fine.
+        on_fault: Called once per logger with (its class's name, what it raised).
+    """
+
+    def __init__(self, loggers: Iterable[object], on_fault: Callable[[str, Exception], None]) -> None:
+        self._loggers = list(loggers)
+        self._on_fault = on_fault
+        self._told: set[int] = set()
+        self._found: list[Tracker] | None = None
+
+    def __len__(self) -> int:
+        return len(self._loggers)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write values, each under its tag, at a step."""
+        self._each("scalars", values, step)
+
+    def figure(self, tag: str, figure: Figure, step: int) -> None:
+        """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and beside a CSVLogger's metrics."""
+        if any(tracker.shows_pictures for tracker in self._trackers()):
+            self._each("picture", tag, Picture.of_figure(figure), step)
+
+    def image(self, tag: str, image: np.ndarray, step: int) -> None:
+        """Show an image, uint8 of shape ``(height, width, 3)``, as :meth:`figure` does."""
+        if any(tracker.shows_pictures for tracker in self._trackers()):
+            self._each("picture", tag, Picture.of_array(image), step)
+
+    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+        """Show a distribution: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``.
+
+        Raises:
+            ValueError: If there are not one more edges than counts.
+        """
+        if len(edges) != len(counts) + 1:
+            raise ValueError(f"edges must be one more than counts; got {len(edges)} edges and {len(counts)} counts.")
+        # A tracker can place neither an unbounded bin nor an uncounted one.
+        bins = [(*sides, count) for sides, count in zip(pairwise(edges), counts, strict=True) if all(map(math.isfinite, sides))]
+        kept = [(low, high, count if math.isfinite(count) else 0.0) for low, high, count in bins]
+        if sum(count for _, _, count in kept) > 0:
+            self._each("histogram", tag, [kept[0][0], *(high for _, high, _ in kept)], [count for _, _, count in kept], step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Show text in Markdown."""
+        self._each("text", tag, markdown, step)
+
+    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
+        """Show a table: text in TensorBoard, ``wandb.Table``, an artifact in MLflow, a CSV file beside a CSVLogger's metrics."""
+        self._each("table", tag, columns, rows, step)
+
+    def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
+        """Show points of many dimensions, ``(n, dimensions)``: TensorBoard's projector, a ``wandb.Table``."""
+        self._each("embedding", tag, features, labels, step)
+
+    def file(self, path: Path, step: int) -> None:
+        """Keep a file with the run, where the tracker keeps files (W&B, MLflow)."""
+        self._each("file", path, step)
+
+    def alert(self, title: str, text: str, severity: str) -> None:
+        """Tell the run's owner, where the tracker sends messages (W&B): severity ``info``, ``warning`` or ``critical``."""
+        self._each("alert", title, text, severity)
+
+    def layout(self, charts: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Arrange charts, once per run (TensorBoard's Custom Scalars)."""
+        self._each("layout", charts)
+
+    def save(self) -> None:
+        """Write what is buffered."""
+        self._each("save")
+
+    def _each(self, method: str, *args: Any) -> None:
+        for tracker in self._trackers():
+            try:
+                getattr(tracker, method)(*args)
+            except Exception as error:  # noqa: BLE001  a tracker's trouble is not the training's
+                self._fault(tracker.logger, error)
+
+    def _trackers(self) -> list[Tracker]:
+        # On first use: to ask W&B or MLflow for its experiment starts a run there.
+        if self._found is None:
+            self._found = list(self._adapt())
+        return self._found
+
+    def _adapt(self) -> Iterator[Tracker]:
+        for logger in self._loggers:
+            try:
+                experiment = getattr(logger, "experiment", None)
+                if _answers_anything(logger) or _answers_anything(experiment):
+                    experiment = None  # Lightning's DummyLogger, mocks: what they can do cannot be asked
+                adapter = next((known for known in ADAPTERS if known.suits(logger, experiment)), Tracker)
+            except Exception as error:  # noqa: BLE001
+                self._fault(logger, error)
+                adapter = Tracker
+            yield adapter(logger)
+
+    def _fault(self, logger: object, error: Exception) -> None:
+        if id(logger) not in self._told:
+            self._told.add(id(logger))
+            self._on_fault(type(logger).__name__, error)
+
+
+def _answers_anything(thing: object) -> bool:
+    return hasattr(thing, "lightning_hooks_asks_for_what_no_logger_has")

@@ -1,0 +1,81 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lightning_hooks.trackers.names import markdown_text, safe_path
+from lightning_hooks.trackers.tracker import Tracker
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lightning_hooks.trackers.picture import Picture
+
+LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
+
+
+class WandbTracker(Tracker):
+    """Writes to a ``wandb.Run``.
+
+    Everything goes by the logger's ``log_metrics``, which puts Lightning's step beside it as a value: a step of ours in
+    ``run.log`` would have W&B drop every row that goes back.
+    """
+
+    shows_pictures = True
+
+    @classmethod
+    @override
+    def suits(cls, logger: Any, experiment: Any) -> bool:
+        methods = ("log", "define_metric", "log_artifact", "alert", "save")
+        return all(callable(getattr(experiment, method, None)) for method in methods)
+
+    @override
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        import wandb
+        from PIL import Image
+
+        self._media(tag, wandb.Image(Image.open(BytesIO(picture.png))), step)
+
+    @override
+    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+        import numpy as np
+        import wandb
+
+        self._media(tag, wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges))), step)
+
+    @override
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        self.table(tag, ["text"], [[markdown]], step)
+
+    @override
+    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
+        import wandb
+
+        self._media(tag, wandb.Table(columns=list(columns), data=[list(row) for row in rows]), step)
+
+    @override
+    def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
+        names = [str(label) for label in labels] if labels is not None else [str(index) for index in range(len(features))]
+        columns = ["label", *(f"d{index}" for index in range(features.shape[1]))]
+        self.table(tag, columns, [[name, *row] for name, row in zip(names, features.tolist(), strict=True)], step)
+
+    @override
+    def file(self, path: Path, step: int) -> None:
+        self.experiment.save(str(path), base_path=str(path.parent), policy="now")
+
+    @override
+    def alert(self, title: str, text: str, severity: str) -> None:
+        self.experiment.alert(title=title[:63], text=markdown_text(text), level=LEVELS.get(severity, "WARN"))
+
+    @override
+    def save(self) -> None:
+        """Nothing: the run writes by itself."""
+
+    def _media(self, tag: str, media: Any, step: int) -> None:
+        self.logger.log_metrics({safe_path(tag): media}, step=step)  # W&B makes a file's path of the name
