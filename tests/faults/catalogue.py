@@ -1,0 +1,8 @@
+"""All families of the zoo: importing this fills the lists."""
+
+from __future__ import annotations
+
+from tests.faults import healthy, planted_numbers, planted_scale, planted_wiring  # noqa: F401  each enters its cases
+from tests.faults.zoo import FAULTS, HEALTHY, Case
+
+CASES: dict[str, Case] = {**FAULTS, **HEALTHY}
