@@ -1,0 +1,216 @@
+"""The sheet a figure is drawn on: its style, safe text, the axes of layers and of epochs, and the marks of alerts."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lightning_hooks.plots.names import labels, round_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008): eight colours that people with any colour vision tell apart.
+BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
+INK, GREY, PALE, MISSING = "#1b1f24", "#6b7280", "#eef0f3", "#d7dae0"
+
+CHARACTER = 6.0
+"""About the width of a character of the legend, in pixels."""
+
+SMALLEST, LARGEST = 1e-200, 1e300  # matplotlib's log axes need room beyond their extremes
+
+SEVERITIES = ("critical", "warning", "info")
+MARKS: dict[str, dict[str, Any]] = {
+    "critical": {"marker": "X", "color": VERMILLION, "s": 62},
+    "warning": {"marker": "^", "color": ORANGE, "s": 48},
+    "info": {"marker": "o", "color": SKY, "s": 22},
+}
+
+MINUS = "\N{MINUS SIGN}"
+
+# What a user's own matplotlib settings must not change: that names are shown as they are, and dark text on white.
+STYLE: Any = {
+    "text.usetex": False, "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9.0, "text.color": INK,
+    "axes.titlesize": 12.0, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10.0,
+    "axes.labelsize": 9.5, "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.8, "axes.facecolor": "white",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "axes.unicode_minus": True, "axes.grid": False,
+    "xtick.color": GREY, "xtick.labelcolor": INK, "xtick.labelsize": 8.0, "xtick.direction": "out", "xtick.minor.visible": False,
+    "ytick.color": GREY, "ytick.labelcolor": INK, "ytick.labelsize": 8.0, "ytick.direction": "out", "ytick.minor.visible": False,
+    "grid.color": PALE, "grid.linewidth": 0.8, "grid.linestyle": "-",
+    "legend.frameon": False, "legend.fontsize": 8.5, "lines.linewidth": 1.6, "hatch.linewidth": 0.5, "hatch.color": "#b6bbc4",
+}  # fmt: skip
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the house style.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise ImportError('lightning_hooks.plots needs matplotlib: pip install "lightning-hooks[plots]".') from error
+    with rc_context(STYLE):
+        yield
+
+
+def sheet(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that belongs to nobody but the caller."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
+
+
+def heading(axes: Axes, title: str, line: str = "", width: float = 6.0) -> None:
+    """A title and, below it, a line that says what is seen, broken to a width in inches."""
+    wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
+    axes.set_title(plain(title) + "\n" * len(wrapped))
+    if wrapped:
+        text = axes.annotate(
+            "\n".join(wrapped), (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", color=GREY, fontsize=9
+        )
+        text.set_in_layout(False)  # the title keeps its room; its width must not squeeze the axes
+
+
+def nothing(figure: Figure, title: str, line: str) -> Figure:
+    """A figure that says why there is nothing to see."""
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    heading(axes, title)
+    axes.text(0, 0.9, plain(line), color=GREY, va="top", wrap=True)
+    return figure
+
+
+def plain(text: str) -> str:
+    """Text that every font can show: control characters escaped, characters that the font lacks replaced by a box."""
+    known = _characters()
+    return "".join(
+        char if char == "\n" or ord(char) in known else _escaped(char) if unicodedata.category(char)[0] == "C" else "□"
+        for char in text
+    )
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+@cache
+def _characters() -> frozenset[int]:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return frozenset(code for code in get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap() if code >= ord(" "))
+
+
+def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what: str) -> None:
+    """Write layers' names along an axis; blocks of them, with a band each, where there is no room for all."""
+    chosen = labels(names)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(chosen.positions)
+    axis.set_ticklabels([plain(text).replace("\n", "\\n") for text in chosen.texts])
+    for label in axis.get_ticklabels():
+        label.set_parse_math(False)
+        if which == "x":
+            if len(names) > 8:
+                label.set_rotation(90)
+            elif max(map(len, chosen.texts)) > 12:
+                label.set(rotation=25, ha="right", rotation_mode="anchor")
+            label.set_fontsize(8 if len(names) <= 40 else 7)
+        else:
+            label.set_fontsize(8 if len(names) <= 40 else 6.5)
+    text = f"{what} in {chosen.prefix.rstrip('.')}" if chosen.prefix else what
+    if which == "x":
+        text += ", in the model's order"
+    if len(names) > len(chosen.positions) and not chosen.edges:
+        text += f" (every {round(chosen.positions[1])}th is named)"
+    axis.set_label_text(plain(text))
+    if chosen.edges:
+        axis.set_tick_params(length=0)
+        if which == "x":
+            for start, end in list(zip(chosen.edges, chosen.edges[1:], strict=False))[::2]:
+                axes.axvspan(start, end, color=PALE, alpha=0.7, lw=0, zorder=0)
+        else:
+            axis.set_ticks(chosen.edges, minor=True)
+            axis.set_tick_params(which="minor", length=6, color=GREY)
+
+
+def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12) -> None:
+    """Write epochs below their columns, which stand at 0, 1, 2, …: not all where there are many."""
+    step = next(n for n in round_numbers() if len(epochs) / n <= most)
+    columns = range(0, len(epochs), step)
+    axes.set_xticks(list(columns), [str(epochs[column]) for column in columns])
+    axes.set_xlabel("epoch")
+
+
+def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> None:
+    """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    if not values.size:
+        axis.set_ticks([])
+        return
+    low, high = np.log10(np.clip([values.min(), values.max()], SMALLEST, LARGEST))
+    margin = max(0.06 * (high - low), 0.15)
+    low, high = low - margin, high + margin
+    if high - low < 2:
+        low, high = np.floor(low), np.ceil(high)
+    first, last = int(np.ceil(low)), int(np.floor(high))
+    step = max(1, -(-(last - first) // 9))
+    (axes.set_yscale if which == "y" else axes.set_xscale)("log")
+    (axes.set_ylim if which == "y" else axes.set_xlim)(10.0**low, 10.0**high)
+    axis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1) if power % step == 0]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+
+
+def power_of_ten(value: float) -> str:
+    """``1e-3``: as people write it in code, and in any font."""
+    return f"1e{round(np.log10(value))}" if value > 0 else "0"
+
+
+def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:
+    """Legend entries: one per severity, with its kinds and how often each.
+
+    Args:
+        kinds: Severity to kind to count.
+    """
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for severity in SEVERITIES:
+        found = kinds.get(severity)
+        if found:
+            mark = MARKS[severity]
+            text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in found.items()))
+            handles.append(
+                Line2D(
+                    [], [], ls="", marker=mark["marker"], color=mark["color"], ms=mark["s"] ** 0.5, mec="white", mew=0.6, label=text
+                )
+            )
+    return handles
+
+
+def legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """A legend below everything, in as many columns as there is room for, so that it takes nothing from the picture's width."""
+    if not handles:
+        return
+    room = figure.get_figwidth() * figure.dpi - 20
+    for handle in handles:
+        handle.set_label(textwrap.fill(str(handle.get_label()), int(room / CHARACTER) - 8))
+    widths = [max(map(len, str(handle.get_label()).splitlines())) * CHARACTER + 50 for handle in handles]
+    for columns in range(len(handles), 0, -1):
+        rows, longer = divmod(len(handles), columns)
+        sizes = [rows + (column < longer) for column in range(columns)]
+        starts = np.cumsum([0, *sizes])
+        if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
+            break
+    figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)

@@ -1,0 +1,214 @@
+"""Layer by layer: the gradient on its way back, and what updates do to weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.reports import GradientFlowReport
+from lightning_hooks.plots.canvas import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    MARKS,
+    SKY,
+    alert_handles,
+    decades,
+    heading,
+    legend,
+    name_layers,
+    nothing,
+    sheet,
+    style,
+)
+from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEALTHY_UPDATES = (1e-4, 1e-2)
+"""Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""
+
+
+def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
+    """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
+
+    The line is the root mean square per element, comparable between layers of any size. For modules the band reaches from the
+    mean's magnitude up to the largest single value, for parameters from the mean norm to the largest, per root of the
+    elements. A gradient that is zero, or has no finite value, stands on the axis's foot.
+
+    Args:
+        report: One epoch's.
+        of: ``modules`` (the gradient at their outputs) or ``parameters`` (``.grad`` at the optimizer step).
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``report`` is not a GradientFlowReport.
+        ValueError: If ``of`` is neither.
+    """
+    _check(report)
+    if of not in ("modules", "parameters"):
+        raise ValueError(f"of must be 'modules' or 'parameters'; got {of!r}.")
+    table: Mapping[str, Any] = report.modules if of == "modules" else report.parameters
+    title = f"Gradient flow, epoch {report.epoch}"
+    with style():
+        if not table:
+            return nothing(sheet(6.4, 2.0), title, f"No gradient was seen at any of the {of}.")
+        names, stats = list(table), list(table.values())
+        rms = np.array([entry.rms for entry in stats], dtype=float)
+        if of == "modules":
+            low = np.abs([entry.mean for entry in stats])
+            high = np.maximum(np.abs([entry.min for entry in stats]), np.abs([entry.max for entry in stats]))
+            band = "|mean| to largest |value|"
+            line = "RMS of the loss's gradient at each module's output; the loss is to the right"
+        else:
+            high = rms * _ratio([entry.norm_max for entry in stats], [entry.norm for entry in stats])
+            low = rms
+            band = "RMS to that of the largest step"
+            line = "RMS of each parameter's gradient at the optimizer step, before clipping"
+        if report.silent and of == "modules":
+            line += f"; no gradient came to {len(report.silent)} more"
+        if not (np.isfinite(rms) & (rms > 0)).any():
+            line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
+        figure, axes = _wide(len(names))
+        heading(axes, title, line, figure.get_figwidth() - 0.8)
+        x = np.arange(len(names))
+        shown = _positive(rms)
+        alone = shown & ~np.append(shown[1:], False) & ~np.append(False, shown[:-1])
+        decades(axes, np.concatenate([values[_positive(values)] for values in (rms, high)]))
+        bottom, top = axes.get_ylim()
+        floor = np.where(_positive(low), np.clip(low, bottom, top), bottom)
+        axes.fill_between(x, floor, np.clip(np.where(shown, high, np.nan), bottom, top), where=shown, color=SKY, alpha=0.3, lw=0)
+        axes.vlines(x[alone], floor[alone], np.clip(high[alone], bottom, top), color=SKY, alpha=0.45, lw=3)
+        axes.plot(x, np.where(shown, rms, np.nan), color=BLUE, marker="o", ms=_dot(len(names)), label="RMS", zorder=3)
+        axes.grid(axis="y")
+        handles = [*axes.get_legend_handles_labels()[0], _patch(SKY, band)]
+        handles += _foot(axes, x, rms, "gradient")
+        handles += _marks(axes, names, rms, report.alerts, of)
+        axes.set_ylabel("gradient (loss per unit)" if of == "modules" else "gradient (loss per unit of weight)")
+        _finish(figure, axes, names, of[:-1], handles)
+    return figure
+
+
+def update_ratios(report: GradientFlowReport) -> Figure:
+    """Draw the size of each parameter's updates relative to its weights, on a log axis, with alerts marked.
+
+    Shaded is a decade to each side of 1e-3, where healthy runs often are (Karpathy 2022). Far below, a parameter hardly
+    learns; far above, it is thrown about.
+
+    Args:
+        report: One epoch's.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``report`` is not a GradientFlowReport.
+    """
+    _check(report)
+    measured = {name: stats.update_ratio for name, stats in report.parameters.items() if stats.update_ratio is not None}
+    title = f"Update ratios, epoch {report.epoch}"
+    with style():
+        if not measured:
+            return nothing(sheet(6.4, 2.0), title, "No update was measured: every weight is zero, or no step was taken.")
+        names, values = list(measured), np.array(list(measured.values()), dtype=float)
+        figure, axes = _wide(len(names))
+        left_out = len(report.parameters) - len(names)
+        heading(axes, title, "‖update‖ / ‖weight‖ per optimizer step" + (f"; {left_out} not measured" if left_out else ""))
+        x = np.arange(len(names))
+        shown = _positive(values)
+        decades(axes, np.concatenate([values[shown], np.array(HEALTHY_UPDATES)]))
+        axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0)
+        axes.axhline(1e-3, color=GREEN, lw=1.0)
+        matrix = np.array([name.rpartition(".")[2] != "bias" for name in names])
+        handles = []
+        for chosen, text, face in ((matrix, "weight", BLUE), (~matrix, "bias", "white")):
+            if chosen.any():
+                dots = axes.scatter(
+                    x[chosen & shown], values[chosen & shown], s=_dot(len(names), 5.5) ** 2, color=face, ec=BLUE, zorder=3
+                )
+                dots.set_label(text)
+                handles.append(dots)
+        axes.grid(axis="y")
+        handles += [_patch(GREEN, "a decade around 1e-3", 0.25)]
+        handles += _foot(axes, x, values, "update")
+        handles += _marks(axes, names, values, [alert for alert in report.alerts if alert.site in measured], "parameters")
+        axes.set_ylabel("update / weight, no unit")
+        _finish(figure, axes, names, "parameter", handles)
+    return figure
+
+
+def _check(report: object) -> None:
+    if not isinstance(report, GradientFlowReport):
+        raise TypeError(f"expected one GradientFlowReport, such as GradientFlowMonitor's report; got {type(report).__name__}.")
+
+
+def _wide(layers: int) -> tuple[Figure, Axes]:
+    figure = sheet(float(np.clip(1.8 + 0.2 * layers, 6.4, 16.0)), 4.6 if layers <= 8 else 5.2)
+    return figure, figure.add_subplot()
+
+
+def _finish(figure: Figure, axes: Axes, names: Sequence[str], noun: str, handles: list[Any]) -> None:
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    name_layers(axes, names, "x", noun)
+    legend(figure, handles)
+
+
+def _ratio(high: Sequence[float], low: Sequence[float]) -> np.ndarray:
+    above, below = np.array(high, dtype=float), np.array(low, dtype=float)
+    ratio = np.ones_like(above)
+    np.divide(above, below, out=ratio, where=_positive(below) & np.isfinite(above))
+    return ratio
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    positive: np.ndarray = np.isfinite(values) & (values > 0)
+    return positive
+
+
+def _dot(layers: int, largest: float = 4.5) -> float:
+    return float(np.clip(largest * 60 / max(layers, 1), 1.6, largest))
+
+
+def _patch(color: str, text: str, alpha: float = 0.3) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=color, alpha=alpha, lw=0, label=text)
+
+
+def _foot(axes: Axes, x: np.ndarray, values: np.ndarray, what: str) -> list[Any]:
+    """What a log axis cannot show stands on its foot: zero, and what has no finite value."""
+    handles = []
+    for chosen, marker, text in ((values == 0, "v", f"{what} is zero"), (~np.isfinite(values), "x", "no finite value")):
+        if chosen.any():
+            (dots,) = axes.plot(
+                x[chosen], np.full(int(chosen.sum()), 0.0), marker, ls="", color=INK if marker == "x" else GREY, ms=5,
+                transform=axes.get_xaxis_transform(), clip_on=False, zorder=5, label=text,
+            )  # fmt: skip
+            handles.append(dots)
+    return handles
+
+
+def _marks(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: Sequence[Alert], of: str) -> list[Any]:
+    """Mark what has an alert; a parameter's alert marks its module where modules are drawn."""
+    place = {name: index for index, name in enumerate(names)}
+    found: dict[str, list[Alert]] = {}
+    for site, at in alerts_by_site(alerts).items():
+        where = site if site in place or of == "parameters" else site.rpartition(".")[0]
+        if where in place:
+            found.setdefault(where, []).extend(at)
+    size = float(np.clip(60 / max(len(names), 1), 0.5, 1.0))
+    for severity, mark in MARKS.items():
+        rows = [place[site] for site, at in found.items() if at[0].severity == severity]
+        for on_axis in (True, False):
+            some = np.array([row for row in rows if _positive(values[row : row + 1])[0] == on_axis], dtype=int)
+            if some.size:
+                kwargs = {"marker": mark["marker"], "color": mark["color"], "s": mark["s"] * size, "ec": "white", "lw": 0.6}
+                y = values[some] if on_axis else np.full(some.size, 0.035)
+                transform = axes.transData if on_axis else axes.get_xaxis_transform()
+                axes.scatter(some, y, transform=transform, zorder=6, clip_on=False, **kwargs)
+    shown = [alert for at in found.values() for alert in at]
+    return alert_handles(kinds_by_severity(shown))

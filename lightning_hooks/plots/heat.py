@@ -1,0 +1,224 @@
+"""Layers by epochs: any statistic as a heat map, and the dead units of rectifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+from lightning_hooks.plots.canvas import (
+    BLUE,
+    LARGEST,
+    MARKS,
+    MINUS,
+    MISSING,
+    PALE,
+    SMALLEST,
+    VERMILLION,
+    alert_handles,
+    heading,
+    legend,
+    name_epochs,
+    name_layers,
+    nothing,
+    power_of_ten,
+    sheet,
+    style,
+)
+from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DEAD_LIMIT = 0.5
+"""The share of dead units that the default rule allows."""
+
+
+def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None) -> Figure:
+    """Draw one statistic of all layers over the epochs; a mark shows where an alert began.
+
+    Shares have a linear scale from 0 to 1, magnitudes a log scale, and what has a sign a scale that diverges from zero. Hatched
+    is what was not measured, or had no finite value.
+
+    Args:
+        reports: One or several of one kind; any order.
+        stat: A field of their statistics, such as ``rms``, ``std``, ``dead_fraction`` or ``update_ratio``.
+        of: ``module`` or ``parameter``, for a statistic that both have; None for modules where they have it.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``reports`` are not reports of one kind.
+        ValueError: If there is none, or none has the statistic.
+    """
+    ordered = as_reports(reports)
+    table = series(ordered, stat, of)
+    title = f"{_subject(ordered[0])} {stat} by {table.noun}"
+    with style():
+        if not table.names:
+            return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
+        figure, axes = _tall(table)
+        heading(axes, title, f"{_span(table.epochs)}; hatched where nothing finite was measured", figure.get_figwidth() - 2.5)
+        _cells(figure, axes, table, stat)
+        handles = _beginnings(axes, table, ordered)
+        legend(figure, handles)
+    return figure
+
+
+def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
+    """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
+
+    A unit is dead in an epoch if it gave zero for every sampled input. The line is the share above which the default rule alerts.
+
+    Args:
+        reports: One or several; any order.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        TypeError: If ``reports`` are not FeatureReports.
+        ValueError: If there is none.
+    """
+    ordered = as_reports(reports)
+    if not isinstance(ordered[0], FeatureReport):
+        raise TypeError(f"expected FeatureReports, such as FeatureStatsMonitor's history; got {type(ordered[0]).__name__}.")
+    title = "Dead units of rectifiers"
+    with style():
+        if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
+            return nothing(sheet(6.4, 2.0), title, "No rectifier (nn.ReLU, nn.ReLU6) was heard.")
+        table = series(ordered, "dead_fraction")
+        several = len(ordered) > 1
+        figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
+        if several:
+            axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
+            heading(axes, title, _span(table.epochs))
+            _cells(figure, axes, table, "dead_fraction", colorbar=False)
+            handles = _beginnings(axes, table, ordered)
+            bars.tick_params(left=False, labelleft=False)
+        else:
+            bars = figure.add_subplot()
+            heading(bars, title, f"epoch {table.epochs[-1]}")
+            bars.set_ylim(len(table.names) - 0.5, -0.5)
+            name_layers(bars, table.names, "y", "rectifier")
+            handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
+        _bars(bars, table.values[:, -1], table.epochs[-1])
+        legend(figure, handles)
+    return figure
+
+
+def _bars(axes: Axes, shares: np.ndarray, epoch: int) -> None:
+    y = np.arange(len(shares))
+    axes.barh(y, np.ones_like(shares), color=PALE, height=0.82 if len(y) <= 120 else 1.0)
+    grave = shares > DEAD_LIMIT
+    colors = np.where(grave, VERMILLION, BLUE)
+    axes.barh(y, np.nan_to_num(shares), color=list(colors), height=0.82 if len(y) <= 120 else 1.0)
+    axes.axvline(DEAD_LIMIT, color="black", lw=0.9, ls=(0, (4, 3)))
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.set_xlabel(f"dead units in epoch {epoch}")
+    if len(y) <= 40:
+        for row, share in enumerate(shares):
+            text = "not heard" if np.isnan(share) else f"{share:.0%}"
+            inside = share > 0.8
+            axes.text(
+                share - 0.02 if inside else np.nan_to_num(share) + 0.02, row, text, va="center", ha="right" if inside else "left",
+                fontsize=7, color="white" if inside else "black",
+                bbox=None if inside else {"fc": PALE, "ec": "none", "pad": 0.5},
+            )  # fmt: skip
+
+
+def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True) -> None:
+    rows, columns = table.values.shape
+    shown, norm, colors, ticks = _scale(table.values, stat)
+    axes.set_facecolor(MISSING)
+    axes.patch.set_hatch("////")
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    gap = 0.4 if rows <= 40 and columns <= 60 else 0.0
+    mesh = axes.pcolormesh(
+        *edges, shown, norm=norm, cmap=colors, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True
+    )
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    name_epochs(axes, table.epochs, most=max(2, columns if columns <= 12 else 12))
+    name_layers(axes, table.names, "y", table.noun)
+    if colorbar and not np.ma.getmaskarray(shown).all():
+        bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1), **ticks)
+        bar.outline.set_visible(False)
+        bar.ax.minorticks_off()
+        bar.set_label(f"{stat}, {_unit(stat)}")
+
+
+def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
+    """What is coloured (masked where nothing can be), and how."""
+    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    finite = np.isfinite(values)
+    if stat in FRACTIONS:
+        return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": FuncFormatter(lambda v, _: f"{v:.0%}")}
+    if stat in SIGNED:
+        sizes = np.clip(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
+        largest = float(sizes.max()) if sizes.size else 1.0
+        smallest = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
+        top, low = int(np.ceil(np.log10(largest))), int(np.floor(np.log10(smallest)))
+        low = min(low, top - 1)
+        step = max(1, -(-(top - low) // 4))
+        powers = [10.0**power for power in range(top, low, -step)]
+        ticks = FixedLocator([*(-power for power in powers), 0.0, *reversed(powers)])
+        norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
+        text = FuncFormatter(lambda v, _: (MINUS if v < 0 else "") + power_of_ten(abs(v)))
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": text}
+    positive = finite & (values > 0)
+    some = np.clip(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
+    lowest, highest = float(some.min()), float(some.max())
+    if highest / lowest < 10:
+        lowest, highest = lowest / 10**0.5, highest * 10**0.5
+    first, last = int(np.ceil(np.log10(lowest))), int(np.floor(np.log10(highest)))
+    step = max(1, -(-(last - first) // 7))
+    ticks = FixedLocator([10.0**power for power in range(first, last + 1) if power % step == 0])
+    shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": ticks, "format": FuncFormatter(lambda v, _: power_of_ten(v))}
+
+
+def _subject(report: Report) -> str:
+    return "Output" if isinstance(report, FeatureReport) else "Gradient" if isinstance(report, GradientFlowReport) else "Clipping"
+
+
+def _unit(stat: str) -> str:
+    if stat in FRACTIONS:
+        return "share"
+    if stat.endswith("_steps") or stat in ("steps", "calls", "count"):
+        return "count"
+    return "no unit" if stat == "update_ratio" else "log scale"
+
+
+def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
+    place = {name: row for row, name in enumerate(table.names)}
+    began = [(index, place[site], alert) for site, found in beginnings(reports).items() if site in place for index, alert in found]
+    size = float(np.clip(40 / max(len(table.names), 1), 0.3, 1.0))
+    edge = len(table.names) <= 120
+    for severity, mark in MARKS.items():
+        points = [(x, y) for x, y, alert in began if alert.severity == severity]
+        if points:
+            x, y = np.array(points).T
+            axes.scatter(x, y, marker=mark["marker"], color=mark["color"], s=mark["s"] * size, ec="white", lw=0.7 * edge, zorder=5)
+    return alert_handles(kinds_by_severity(alert for _, _, alert in began))
+
+
+def _span(epochs: Sequence[int]) -> str:
+    return f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+
+
+def _width(table: Series) -> float:
+    longest = min(max(map(len, table.names), default=0), 34)
+    return float(np.clip(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0))
+
+
+def _height(table: Series) -> float:
+    return float(np.clip(1.9 + 0.19 * len(table.names), 2.8, 12.5))
+
+
+def _tall(table: Series) -> tuple[Figure, Axes]:
+    figure = sheet(_width(table), _height(table))
+    return figure, figure.add_subplot()

@@ -1,0 +1,167 @@
+"""The colourful dimension: how a layer's values are spread, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_hooks.plots.canvas import MINUS, MISSING, heading, name_epochs, nothing, power_of_ten, sheet, style
+from lightning_hooks.plots.names import shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Histogram = tuple[Sequence[float], Sequence[float]]
+"""Edges, of length n + 1 and rising, and counts, of length n."""
+
+BINS = 120
+MOST_PANELS = 24
+SHARES = (1e-5, 1.0)
+"""The colour scale: share of an epoch's values, per hundredth of the axis."""
+
+
+def colourful_dimension(
+    histograms: Mapping[str, Sequence[Histogram | None]],
+    *,
+    epochs: Sequence[int] | None = None,
+    value: str = "activation",
+) -> Figure:
+    """Draw how each layer's values are spread in each epoch, on a logarithmic colour scale: fastai's colourful dimension.
+
+    Healthy layers fill a band whose width stays; one that collapses to a line, or that grows and falls back in waves, does not
+    learn (Howard and Gugger, Deep Learning for Coders, 2020, chapter 13).
+
+    Args:
+        histograms: Layer to one (edges, counts) per epoch, None for an epoch without; at most 24 layers. Edges may differ
+            between epochs: values are laid on a common axis, by shares.
+        epochs: What the columns are called; None for 0, 1, 2, ….
+        value: What was counted, for the axis.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there are too many layers, if layers have different numbers of epochs, or if edges and counts do not fit.
+    """
+    lengths = {len(columns) for columns in histograms.values()}
+    if len(lengths) > 1:
+        raise ValueError(f"each layer needs one histogram per epoch (None where there is none); got {sorted(lengths)} of them.")
+    if len(histograms) > MOST_PANELS:
+        raise ValueError(f"at most {MOST_PANELS} layers can be told apart in one picture; got {len(histograms)}: choose some.")
+    n_epochs = lengths.pop() if lengths else 0
+    named = list(range(n_epochs)) if epochs is None else list(epochs)
+    if len(named) != n_epochs:
+        raise ValueError(f"epochs must name each of the {n_epochs} columns; got {len(named)} names.")
+    checked = {name: [_checked(name, column) for column in columns] for name, columns in histograms.items()}
+    with style():
+        if not n_epochs:
+            return nothing(sheet(6.4, 2.0), "Colourful dimension", "There is no histogram.")
+        columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
+        rows = -(-len(checked) // columns)
+        width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
+        figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
+        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+        mesh = None
+        for index, (name, layer) in enumerate(checked.items()):
+            axes = grid.flat[index]
+            drawn = _panel(axes, layer)
+            mesh = drawn or mesh
+            heading(axes, shortened(name, 44), "" if drawn else "no finite value")
+            axes.title.set_fontsize(9.5)
+            axes.set_ylabel(value)
+        for axes in grid.flat[len(checked) :]:
+            axes.set_axis_off()
+        for column in range(columns):
+            last = (len(checked) - 1 - column) // columns
+            name_epochs(grid[last, column], named)
+            grid[last, column].tick_params(labelbottom=True)
+        if mesh is not None:
+            from matplotlib.ticker import FuncFormatter
+
+            bar = figure.colorbar(
+                mesh, ax=grid, aspect=30, fraction=0.04, pad=0.015, format=FuncFormatter(lambda v, _: power_of_ten(v))
+            )
+            bar.outline.set_visible(False)
+            bar.ax.minorticks_off()
+            bar.set_label("share of an epoch's values")
+    return figure
+
+
+def _checked(name: str, column: Histogram | None) -> tuple[np.ndarray, np.ndarray] | None:
+    if column is None:
+        return None
+    edges, counts = np.asarray(column[0], dtype=float), np.asarray(column[1], dtype=float)
+    if edges.ndim != 1 or edges.size != counts.size + 1 or edges.size < 2:
+        raise ValueError(f"{name}: a histogram of n counts needs n + 1 edges; got {edges.size} edges for {counts.size} counts.")
+    if np.isnan(edges).any() or (np.diff(edges) < 0).any():
+        raise ValueError(f"{name}: a histogram's edges must rise; got {edges[:5]}….")
+    edges = _closed(edges)
+    counts = np.where(np.isfinite(counts), counts, 0.0)
+    return (edges, counts) if counts.sum() > 0 else None
+
+
+def _closed(edges: np.ndarray) -> np.ndarray:
+    """Infinite outer edges, as of bins for all that lies beyond, brought near."""
+    inner = edges[np.isfinite(edges)]
+    if inner.size == edges.size:
+        return edges
+    low, high = (float(inner[0]), float(inner[-1])) if inner.size else (0.0, 0.0)
+    closed: np.ndarray = np.clip(edges, low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05)
+    return closed
+
+
+def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
+    from matplotlib.colors import LogNorm
+
+    axes.set_facecolor(MISSING)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    heard = [column for column in columns if column is not None]
+    if not heard:
+        axes.set_yticks([])
+        return None
+    grid, linear = _axis(heard)
+    shares = np.full((grid.size - 1, len(columns)), np.nan)
+    for index, column in enumerate(columns):
+        if column is not None:
+            edges, counts = column
+            below = np.concatenate([[0.0], np.cumsum(counts / counts.sum())])
+            step = np.flatnonzero(np.diff(edges) > 0)  # bins of no width would not be a function of the value
+            kept = np.concatenate([step, [edges.size - 1]]) if step.size else np.array([0, edges.size - 1])
+            shares[:, index] = np.diff(np.interp(grid, edges[kept], below[kept], left=0.0, right=1.0))
+    lower, upper = SHARES
+    shown = np.ma.masked_invalid(np.clip(shares, lower, upper))
+    x = np.arange(len(columns) + 1) - 0.5
+    mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(lower, upper), cmap="magma", rasterized=True)
+    if not linear:
+        _signed_log(axes, grid)
+    axes.set_ylim(grid[0], grid[-1])
+    return mesh
+
+
+def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, bool]:
+    """The common axis: of all values that occur; linear, or with the bins' own spacing where that is by magnitude."""
+    used = [edges[np.flatnonzero(counts)[[0, -1]] + [0, 1]] for edges, counts in columns]
+    low, high = min(float(pair[0]) for pair in used), max(float(pair[1]) for pair in used)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    widths = [np.diff(edges) for edges, _ in columns]
+    spread = max(float(width.max() / width[width > 0].min()) if (width > 0).any() else 1.0 for width in widths)
+    if spread < 50:
+        return np.linspace(low, high, BINS + 1), True
+    edges = np.unique(np.concatenate([edges[(edges >= low) & (edges <= high)] for edges, _ in columns]))
+    return edges if edges.size > 1 else np.array([low, high]), False
+
+
+def _signed_log(axes: Axes, grid: np.ndarray) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    sizes = np.abs(grid[grid != 0])
+    first, last = int(np.floor(np.log10(sizes.min()))), int(np.floor(np.log10(sizes.max())))
+    first = max(first, last - 8)
+    axes.set_yscale("symlog", linthresh=10.0**first, linscale=0.5)
+    step = max(1, -(-(last - first) // 3))
+    powers = [10.0**power for power in range(last, first - 1, -step)]
+    axes.yaxis.set_major_locator(FixedLocator([*(-power for power in powers), 0.0, *powers]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: (MINUS if v < 0 else "") + power_of_ten(abs(v))))

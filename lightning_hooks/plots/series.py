@@ -1,0 +1,130 @@
+"""Numbers of several reports side by side: layers by epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+
+FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
+SIGNED = ("mean", "min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One statistic of several reports.
+
+    Attributes:
+        names: Layers, parameters or optimizers, in the model's order, of which any report has the statistic.
+        epochs: One per report.
+        values: Shape ``(len(names), len(epochs))``, float64; NaN where nothing was measured.
+        noun: What the names name: ``module``, ``parameter`` or ``optimizer``.
+    """
+
+    names: tuple[str, ...]
+    epochs: tuple[int, ...]
+    values: np.ndarray
+    noun: str
+
+
+def as_reports(reports: Any) -> list[Any]:
+    """One report, or several of a kind, as a list in the order of epochs.
+
+    Raises:
+        TypeError: If something else came, or reports of several kinds.
+        ValueError: If none came.
+    """
+    found = [reports] if isinstance(reports, Report) else list(reports)
+    if not found:
+        raise ValueError("a picture needs at least one report; got none. A monitor has its first after an epoch.")
+    for report in found:
+        if not isinstance(report, Report) or type(report) is not type(found[0]):
+            raise TypeError(
+                "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport); "
+                f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
+            )
+    return sorted(found, key=lambda report: report.epoch)
+
+
+def tables(report: Report) -> dict[str, Mapping[str, Any]]:
+    """The tables of a report: what is named, to the statistics by name."""
+    if isinstance(report, FeatureReport):
+        return {"module": report.sites}
+    if isinstance(report, GradientFlowReport):
+        return {"module": report.modules, "parameter": report.parameters}
+    return {"optimizer": report.optimizers}
+
+
+def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
+    """The names of the numbers that a report's tables hold."""
+    found: dict[str, None] = {}
+    for what, table in tables(report).items():
+        first = next(iter(table.values()), None)
+        if first is not None and noun in (None, what):
+            found.update(dict.fromkeys(name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit")))
+    return tuple(found)
+
+
+def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
+    """Lay one statistic of several reports side by side.
+
+    Args:
+        reports: Of one kind, in the order of epochs.
+        stat: A field of their statistics, such as ``rms``.
+        noun: ``module`` or ``parameter``, where both have it; None for the first that has it.
+
+    Raises:
+        ValueError: If no report has the statistic.
+    """
+    for what in dict.fromkeys(key for report in reports for key in tables(report)):
+        columns = [tables(report)[what] for report in reports]
+        if noun not in (None, what) or not any(hasattr(stats, stat) for column in columns for stats in column.values()):
+            continue
+        order = list(dict.fromkeys(name for column in sorted(columns, key=len, reverse=True) for name in column))
+        values = np.full((len(order), len(columns)), np.nan)
+        place = {name: row for row, name in enumerate(order)}
+        for index, column in enumerate(columns):
+            for name, stats in column.items():
+                value = getattr(stats, stat, None)
+                values[place[name], index] = np.nan if value is None else value
+        applies = [name for name in order if any(getattr(column.get(name), stat, None) is not None for column in columns)]
+        kept = [place[name] for name in applies]
+        return Series(tuple(applies), tuple(report.epoch for report in reports), values[kept], what)
+    known = sorted({name for report in reports for name in statistics(report, noun)})
+    raise ValueError(f"stat must be one of {', '.join(known) or 'none: the reports are empty'}; got {stat!r}.")
+
+
+def alerts_by_site(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
+    """Alerts of each site, the gravest first."""
+    order = {"critical": 0, "warning": 1, "info": 2}
+    found: dict[str, list[Alert]] = {}
+    for alert in sorted(alerts, key=lambda alert: order.get(alert.severity, 3)):
+        found.setdefault(alert.site, []).append(alert)
+    return found
+
+
+def kinds_by_severity(alerts: Iterable[Alert]) -> dict[str, dict[str, int]]:
+    """Severity to kind to the number of sites."""
+    found: dict[str, Counter[str]] = {}
+    for severity, kind, _ in dict.fromkeys((alert.severity, alert.kind, alert.site) for alert in alerts):
+        found.setdefault(severity, Counter())[kind] += 1
+    return {severity: dict(counter) for severity, counter in found.items()}
+
+
+def beginnings(reports: Sequence[Report]) -> dict[str, list[tuple[int, Alert]]]:
+    """When alerts began: site to (index of the report, alert), for alerts that the report before did not have."""
+    found: dict[str, list[tuple[int, Alert]]] = {}
+    before: set[tuple[str, str]] = set()
+    for index, report in enumerate(reports):
+        now = {(alert.kind, alert.site): alert for alert in report.alerts}
+        for key, alert in now.items():
+            if key not in before:
+                found.setdefault(alert.site, []).append((index, alert))
+        before = set(now)
+    return found

@@ -1,0 +1,312 @@
+"""The figures show the numbers of the reports, whatever these hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from lightning_hooks.plots import clip_history, colourful_dimension, dead_units, gradient_flow, heatmap, update_ratios
+from lightning_hooks.plots.canvas import plain
+from tests.reports import HOSTILE, alert, clips, features, flow, layer_names
+
+NAMES = layer_names(12)
+
+
+def drawn(figure, dpi=40):
+    """Draw a figure as a tracker would; every warning is an error here. Returns the PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def texts(figure):
+    """All that is written on a figure."""
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def marks(figure, marker_color):
+    """Positions of the alert marks of a colour."""
+    from matplotlib.colors import to_rgba
+
+    found = []
+    for axes in figure.axes:
+        for dots in axes.collections:
+            faces = dots.get_facecolor() if hasattr(dots, "get_offsets") else []
+            if len(faces) and tuple(faces[0]) == to_rgba(marker_color):
+                found += [tuple(point) for point in np.asarray(dots.get_offsets())]
+    return found
+
+
+def test_gradient_flow_draws_the_rms_of_every_module():
+    report = flow(3, NAMES)
+    figure = gradient_flow(report)
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "RMS")
+    np.testing.assert_allclose(line.get_ydata(), [stats.rms for stats in report.modules.values()])
+    band = figure.axes[0].collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(max(stats.max for stats in report.modules.values()))
+    assert figure.axes[0].get_yscale() == "log"
+    assert figure.axes[0].get_ylabel() == "gradient (loss per unit)"
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()][-1] == "head"
+    assert figure.axes[0].get_title(loc="left").startswith("Gradient flow, epoch 3")
+    drawn(figure)
+
+
+def test_gradient_flow_marks_alerts_at_their_layer():
+    report = flow(3, NAMES)
+    ill = NAMES[: len(NAMES) // 5]
+    figure = gradient_flow(report)
+    assert [x for x, _ in marks(figure, "#e69f00")] == list(range(len(ill)))
+    assert any(text == f"warning: vanishing ({len(ill)})" for text in texts(figure))
+
+
+def test_a_parameters_alert_marks_its_module():
+    report = flow(3, NAMES, alerts=(alert("zero", f"{NAMES[4]}.weight", 3), alert("nonfinite", "nowhere.weight", 3, "critical")))
+    figure = gradient_flow(report)
+    assert [x for x, _ in marks(figure, "#e69f00")] == [4]
+    assert not marks(figure, "#d55e00")
+
+
+def test_zero_and_nonfinite_gradients_stand_on_the_foot():
+    report = flow(0, NAMES)
+    modules = dict(report.modules)
+    modules[NAMES[2]] = dataclasses.replace(modules[NAMES[2]], mean=0.0, std=0.0, min=0.0, max=0.0, rms=0.0, norm=0.0)
+    modules[NAMES[5]] = dataclasses.replace(modules[NAMES[5]], **dict.fromkeys(("mean", "std", "min", "max", "rms"), math.nan))
+    figure = gradient_flow(dataclasses.replace(report, modules=modules))
+    foot = {line.get_label(): list(line.get_xdata()) for line in figure.axes[0].lines if line.get_label() != "RMS"}
+    assert foot == {"gradient is zero": [2], "no finite value": [5]}
+    drawn(figure)
+
+
+def test_gradient_flow_of_parameters():
+    report = flow(3, NAMES)
+    figure = gradient_flow(report, of="parameters")
+    line = next(line for line in figure.axes[0].lines if line.get_label() == "RMS")
+    np.testing.assert_allclose(line.get_ydata(), [stats.rms for stats in report.parameters.values()])
+    with pytest.raises(ValueError, match="of must be 'modules' or 'parameters'; got 'weights'"):
+        gradient_flow(report, of="weights")
+
+
+def test_update_ratios_are_drawn_where_there_is_one():
+    report = flow(3, NAMES)
+    first = next(iter(report.parameters))
+    parameters = {**report.parameters, first: dataclasses.replace(report.parameters[first], update_ratio=None)}
+    figure = update_ratios(dataclasses.replace(report, parameters=parameters))
+    found = sorted(
+        y for dots in figure.axes[0].collections if dots.get_label() in ("weight", "bias") for _, y in dots.get_offsets()
+    )
+    expected = sorted(stats.update_ratio for stats in parameters.values() if stats.update_ratio is not None)
+    np.testing.assert_allclose(found, expected)
+    assert any("; 1 not measured" in text for text in texts(figure))
+    drawn(figure)
+
+
+def test_heatmap_holds_layers_by_epochs():
+    reports = [flow(epoch, NAMES) for epoch in range(4)]
+    figure = heatmap(reports[::-1], "rms")  # in any order
+    mesh = figure.axes[0].collections[0].get_array()
+    expected = [[report.modules[name].rms for report in reports] for name in NAMES]
+    np.testing.assert_allclose(np.asarray(mesh).reshape(len(NAMES), 4), expected)
+    assert figure.axes[0].get_xlabel() == "epoch"
+    assert figure.axes[0].get_ylabel() == "module in model"
+    assert [x for x, _ in marks(figure, "#e69f00")] == [0, 0]  # where alerts began, not where they lasted
+    drawn(figure)
+
+
+def test_heatmap_of_a_layer_that_came_later_is_empty_before():
+    reports = [features(0, NAMES[:5]), features(1, NAMES), features(7, NAMES[2:])]
+    figure = heatmap(reports, "std")
+    mesh = np.ma.masked_invalid(figure.axes[0].collections[0].get_array()).reshape(len(NAMES), 3)
+    assert mesh.mask.sum() == (len(NAMES) - 5) + 2
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0", "1", "7"]
+
+
+@pytest.mark.parametrize(
+    ("stat", "of", "norm"),
+    [
+        ("mean", None, "SymLogNorm"),
+        ("zero_fraction", None, "Normalize"),
+        ("rms", "parameter", "LogNorm"),
+        ("update_ratio", None, "LogNorm"),
+    ],
+)
+def test_the_scale_follows_the_statistic(stat, of, norm):
+    figure = heatmap([flow(epoch, NAMES) for epoch in range(3)], stat, of=of)
+    assert type(figure.axes[0].collections[0].norm).__name__ == norm
+    drawn(figure)
+
+
+def test_a_statistic_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"stat must be one of calls, count, dead_fraction, .*; got 'norms'"):
+        heatmap(features(0, NAMES), "norms")
+    assert any("applies to none" in text for text in texts(heatmap(features(0, NAMES), "saturated_fraction")))
+
+
+def test_dead_units_draws_the_last_epochs_bars_and_all_epochs():
+    shares = [[None, 0.25, 0.6], [None, 0.5, 1.0], [None, 0.4, math.nan]]
+    reports = [features(epoch, NAMES[:3], dead) for epoch, dead in enumerate(shares)]
+    figure = dead_units(reports)
+    mesh = np.asarray(np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan)).reshape(2, 3)
+    np.testing.assert_allclose(mesh, [[0.25, 0.5, 0.4], [0.6, 1.0, math.nan]])
+    bars = [bar.get_width() for bar in figure.axes[1].patches][2:]
+    assert bars == [0.4, 0.0]
+    assert {"40%", "not heard"} <= set(texts(figure))
+    drawn(figure)
+    one = dead_units(reports[1])
+    assert [bar.get_width() for bar in one.axes[0].patches][2:] == [0.5, 1.0]
+    assert "critical: dead (1)" in texts(one)
+    drawn(one)
+
+
+def test_no_rectifier_is_said():
+    assert any("No rectifier" in text for text in texts(dead_units(features(0, NAMES[:1]))))
+
+
+def test_clip_history_draws_norms_and_shares():
+    reports = [
+        clips(epoch, alerts=(alert("always_clipped", "0-AdamW", epoch, "info"),) if epoch in (2, 3) else ()) for epoch in range(6)
+    ]
+    figure = clip_history(reports)
+    norms, rates = figure.axes
+    lines = {line.get_label(): line for line in norms.lines}
+    np.testing.assert_allclose(
+        lines["before clipping: mean, to the largest"].get_ydata(), [r.optimizers["0-AdamW"].norm_before for r in reports]
+    )
+    assert lines["configured limit 1"].get_ydata()[0] == 1.0
+    heights = [bar.get_height() for bar in rates.patches[:6]]
+    np.testing.assert_allclose(heights, [r.optimizers["0-AdamW"].clipped_steps / 22 for r in reports])
+    assert marks(figure, "#56b4e9") == [(2.0, reports[2].optimizers["0-AdamW"].norm_before)]
+    drawn(figure)
+
+
+def test_each_optimizer_has_its_column():
+    figure = clip_history([clips(epoch, ("0-Adam", "1-SGD")) for epoch in range(3)])
+    assert len(figure.axes) == 4
+    assert [axes.get_title(loc="left").strip() for axes in figure.axes[:2]] == ["0-Adam", "1-SGD"]
+    drawn(figure)
+
+
+def test_colourful_dimension_keeps_shares_over_changing_bins():
+    narrow, wide = np.linspace(-1, 1, 11), np.linspace(-4, 4, 11)
+    figure = colourful_dimension({"a": [(narrow, np.ones(10)), None, (wide, np.ones(10))]}, epochs=[3, 4, 5])
+    mesh = np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan).reshape(-1, 3)
+    np.testing.assert_allclose(mesh[:, 0].sum() - 90 * 1e-5, 1.0, atol=1e-6)  # empty cells stand on the scale's bottom
+    assert np.isnan(mesh[:, 1]).all()
+    np.testing.assert_allclose(mesh[:, 2].sum(), 1.0)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["3", "4", "5"]
+    drawn(figure)
+
+
+def test_colourful_dimension_of_bins_by_magnitude():
+    powers = 10.0 ** np.linspace(-8, 4, 25)
+    edges = np.concatenate([[-np.inf], -powers[::-1], powers, [np.inf]])
+    counts = np.histogram(np.random.default_rng(0).normal(size=1000) * 1e-3, edges)[0]
+    figure = colourful_dimension({"a": [(edges, counts)] * 3})
+    assert figure.axes[0].get_yscale() == "symlog"
+    drawn(figure)
+
+
+@pytest.mark.parametrize(
+    ("histograms", "message"),
+    [
+        ({"a": [None], "b": [None, None]}, r"one histogram per epoch .* got \[1, 2\]"),
+        ({f"l{i}": [None] for i in range(25)}, "at most 24 layers .* got 25: choose some"),
+        ({"a": [([0, 1], [1, 2])]}, "a: a histogram of n counts needs n \\+ 1 edges; got 2 edges for 2 counts"),
+        ({"a": [([1, 0, 2], [1, 2])]}, "a: a histogram's edges must rise"),
+    ],
+)
+def test_histograms_that_do_not_fit_are_refused(histograms, message):
+    with pytest.raises(ValueError, match=message):
+        colourful_dimension(histograms)
+
+
+@pytest.mark.parametrize("n", [1, 5, 60, 500])
+def test_any_number_of_layers_can_be_drawn(n):
+    names = layer_names(n)
+    for figure in (gradient_flow(flow(0, names)), heatmap([flow(e, names) for e in range(2)], "rms")):
+        assert len(drawn(figure, dpi=100)) < 400_000
+        assert max(figure.get_size_inches()) <= 16
+        shown = [text for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis) for text in axis.get_ticklabels()]
+        assert len(shown) <= 100
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_what_is_not_finite_anywhere_can_be_drawn(epochs):
+    reports = [flow(epoch, NAMES, broken=True) for epoch in range(epochs)]
+    outputs = [features(epoch, NAMES, broken=True) for epoch in range(epochs)]
+    drawn(gradient_flow(reports[-1]))
+    drawn(gradient_flow(reports[-1], of="parameters"))
+    assert any("No update was measured" in text for text in texts(update_ratios(reports[-1])))
+    for figure in (heatmap(reports, "rms"), heatmap(outputs, "mean"), heatmap(outputs, "nonfinite_fraction"), dead_units(outputs)):
+        drawn(figure)
+    drawn(clip_history([clips(epoch, broken=True) for epoch in range(epochs)]))
+    drawn(colourful_dimension({"a": [([0.0, 1.0], [math.nan])] * epochs}))
+
+
+@pytest.mark.parametrize("value", [1e-320, 1e308])
+def test_extreme_numbers_can_be_drawn(value):
+    report = flow(0, NAMES)
+    modules = {name: dataclasses.replace(stats, rms=value, mean=value, max=value) for name, stats in report.modules.items()}
+    report = dataclasses.replace(report, modules=modules)
+    for figure in (gradient_flow(report), heatmap(report, "rms"), heatmap(report, "mean")):
+        drawn(figure)
+
+
+def test_hostile_names_are_shown_as_they_are():
+    for figure in (
+        gradient_flow(flow(0, HOSTILE)),
+        update_ratios(flow(0, HOSTILE)),
+        heatmap([flow(e, HOSTILE) for e in range(2)], "rms"),
+        dead_units([features(0, HOSTILE, [0.6] * len(HOSTILE))]),
+        clip_history(clips(0, HOSTILE[:3])),
+        colourful_dimension({name: [([0, 1], [1])] for name in HOSTILE}),
+    ):
+        drawn(figure)
+    shown = [text.get_text() for text in gradient_flow(flow(0, HOSTILE)).axes[0].get_xticklabels()]
+    assert shown[:5] == ["<script>alert(1)</script>", "a/../../etc", "$x^2$", "□□ layer", "tab\\tnew\\nline\\x00"]
+    assert plain("a\x1bb") == "a\\x1bb"
+
+
+def test_reports_of_two_kinds_or_none_are_refused():
+    with pytest.raises(TypeError, match=r"of one kind .* got ClipReport, FeatureReport"):
+        heatmap([features(0, NAMES), clips(0)], "rms")
+    with pytest.raises(TypeError, match=r"expected FeatureReports, .* got ClipReport"):
+        dead_units(clips(0))
+    with pytest.raises(TypeError, match=r"expected ClipReports, .* got FeatureReport"):
+        clip_history(features(0, NAMES))
+    with pytest.raises(TypeError, match=r"expected one GradientFlowReport, .* got ClipReport"):
+        gradient_flow(clips(0))
+    with pytest.raises(ValueError, match="needs at least one report"):
+        heatmap([], "rms")
+
+
+def test_empty_reports_say_that_there_is_nothing():
+    empty = flow(0, [])
+    assert any("No gradient was seen at any of the modules." in text for text in texts(gradient_flow(empty)))
+    assert any("There was no optimizer." in text for text in texts(clip_history(clips(0, []))))
+    assert any("There is no histogram." in text for text in texts(colourful_dimension({})))
+
+
+def test_a_users_own_style_and_pyplot_are_left_alone():
+    """Settings that would break a picture are as before after it, and pyplot knows of no figure."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 30.0, "text.parse_math": True}):
+        before = dict(matplotlib.rcParams)
+        for figure in (gradient_flow(flow(0, ["a.$b", "c_d"])), heatmap(flow(0, ["a.$b", "c_d"]), "rms")):
+            drawn(figure)
+        assert dict(matplotlib.rcParams) == before
+    assert not pyplot.get_fignums()
+
+
+def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "lightning-hooks\[plots\]"'):
+        gradient_flow(flow(0, NAMES))
