@@ -1,0 +1,151 @@
+"""Train in two processes on the CPU with the weights sharded between them (FSDP2 over gloo), and look inside as ever.
+
+    python examples/fsdp.py
+
+Each process holds half of every weight; a block's weights are put together for the moment it runs. What a module puts out is
+whole, and of one process's data: FeatureStatsMonitor pools it over the processes as under DDP. OwnHalf keeps the outputs of one
+module, to prove it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_hooks import FeatureStatsMonitor, HookedCallback
+
+BATCH, WIDTH = 32, 64
+SITE = "net.head"
+
+
+class Transformer(nn.Module):
+    """Reads a picture as eight tokens, its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.rows(images)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+class DigitsModel(LightningModule):
+    """The transformer, sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Transformer()
+
+    def configure_model(self) -> None:
+        """Shard each block by itself, and then what is left. Lightning calls this when the processes have found each other."""
+        mesh = self.device_mesh["data_parallel"]
+        for block in self.net.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.net, mesh=mesh)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, digits = batch
+        loss = cross_entropy(self.net(images), digits)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+
+
+class OwnHalf(HookedCallback):
+    """Keeps what a module gave for this process's half of the data in the last epoch, which a monitor never does."""
+
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.outputs: list[Tensor] = []
+        for name, module in self.select(pl_module):
+            self.listen(name, module, self.keep)
+
+    def keep(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self.outputs.append(output.detach().clone())
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.outputs = []
+
+
+def gathered(value: object) -> list:
+    """A value of every process, in the order of their ranks."""
+    found = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Sharded weights in two processes on the CPU, with lightning_hooks on.")
+    parser.add_argument("--fast", action="store_true", help="one epoch instead of eight, enough for a look")
+    parser.add_argument("--log-dir", type=Path, default=Path("runs/fsdp"), help="where the logs go (default runs/fsdp)")
+    options = parser.parse_args()
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
+    warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
+    torch.set_num_threads(1)
+    seed_everything(0, verbose=False)  # each process makes the same weights, and keeps its share of them
+    images, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    data = TensorDataset(images.float().view(-1, 8, 8) / 16, digits)
+    model = DigitsModel()
+    whole = sum(parameter.numel() for parameter in model.parameters())
+
+    features = FeatureStatsMonitor(every_n_steps=1)
+    own = OwnHalf(modules=SITE)
+    trainer = Trainer(
+        max_epochs=1 if options.fast else 8,
+        accelerator="cpu",
+        devices=2,
+        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        callbacks=[features, own],
+        logger=[CSVLogger(options.log_dir, name=""), TensorBoardLogger(options.log_dir, name="", version=0)],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        log_every_n_steps=10,
+    )
+    start = time.perf_counter()
+    trainer.fit(model, DataLoader(data, BATCH, shuffle=True))
+
+    held = gathered(sum(parameter.to_local().numel() for parameter in model.parameters()))
+    reports = gathered(features.report)
+    halves = gathered(torch.cat(own.outputs).double())
+    reported, true = features.report.sites[SITE].std, torch.cat(halves).std(correction=0).item()
+    same = all(repr(report) == repr(reports[0]) for report in reports)
+    if trainer.is_global_zero:
+        loss = trainer.callback_metrics["train_loss"].item()
+        print(f"\nOf {whole} weights the processes hold {' and '.join(map(str, held))}. Loss {loss:.3f}.")
+        alone = " and ".join(f"{half.std(correction=0):.4f}" for half in halves)
+        print(f"Standard deviation at {SITE}: {alone} for the halves alone, {true:.4f} for all, reported {reported:.4f}.")
+        print(f"Both processes report {'the same' if same else 'DIFFERENT NUMBERS'}. {time.perf_counter() - start:.1f} s.")
+        print(f"Logs: {options.log_dir}. To look:\n    tensorboard --logdir {options.log_dir}")
+    torch.distributed.destroy_process_group()
+    return 0 if same and abs(reported / true - 1) < 1e-5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The other examples: those in one process are run in this one, the others as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TESTED = {"digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli"}
+
+pytestmark = pytest.mark.example
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run a script with ``--fast`` in ``tmp_path`` and return what it printed."""
+    monkeypatch.chdir(tmp_path)
+    level = logging.getLogger("lightning.pytorch").level
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--fast", "--log-dir", "logs", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        printed = capsys.readouterr()
+        assert ended.value.code == 0
+        assert printed.err == "", "the console should be quiet"
+        return printed.out
+
+    yield run
+    logging.getLogger("lightning.pytorch").setLevel(level)
+
+
+def epoch_rows(tag: str) -> list[float]:
+    """The values of one tag in metrics.csv."""
+    with Path("logs/version_0/metrics.csv").open() as file:
+        return [float(row[tag]) for row in csv.DictReader(file) if row.get(tag)]
+
+
+def number(pattern: str, printed: str) -> float:
+    """The number that a pattern finds."""
+    found = re.search(pattern, printed)
+    assert found is not None, f"{pattern!r} is not in:\n{printed}"
+    return float(found[1])
+
+
+def test_every_example_has_a_test() -> None:
+    assert {script.stem for script in EXAMPLES.glob("*.py")} <= TESTED
+
+
+def test_characters_learns_and_writes(run_here: Run) -> None:
+    printed = run_here("characters")
+    assert number(r"Validation: ([\d.]+) bits per character", printed) < 4.2  # 4.7 for one who knows how frequent each is
+    assert "It writes:\n    The " in printed
+    assert len(epoch_rows("gradient_flow/blocks.0/norm")) == 2
+    assert epoch_rows("gradient_clip/steps") == [30, 30]
+    assert epoch_rows("features/blocks.2.attention/nonfinite_fraction") == [0, 0]
+    assert "[" not in printed.split("Validation:")[0], "no alert in a healthy run"
+
+
+def test_characters_with_a_learning_rate_that_is_far_too_high_is_told(run_here: Run) -> None:
+    printed = run_here("characters", "--learning-rate", "0.3")
+    assert "[warning] vanishing at blocks.0: " in printed
+    assert epoch_rows("gradient_flow/alerts/vanishing")[-1] >= 1
+
+
+def test_gan_keeps_its_optimizers_apart(run_here: Run) -> None:
+    printed = run_here("gan")
+    for net in ("discriminator", "generator"):
+        assert re.search(rf"^{net}: \d+ of 28 steps were clipped to 1; ", printed, re.MULTILINE)
+    for optimizer in ("0-Adam", "1-Adam"):
+        assert epoch_rows(f"gradient_clip/{optimizer}/steps") == [28, 28, 28]
+        assert max(epoch_rows(f"gradient_clip/{optimizer}/norm_after_max")) <= 1 + 1e-5
+    assert epoch_rows("gradient_clip/0-Adam/norm_before") != epoch_rows("gradient_clip/1-Adam/norm_before")
+    assert epoch_rows("gradient_flow/alerts/missing") == [0, 0, 0]
+    drawn = printed.split("It draws, after epoch 3")[1].splitlines()[1:9]
+    assert all(len(line) == 5 * 16 + 4 * 3 for line in drawn)
+
+
+def test_gan_clipped_hard(run_here: Run) -> None:
+    run_here("gan", "--clip", "0.01")
+    assert epoch_rows("gradient_clip/0-Adam/rate") == [1, 1, 1]
+    assert epoch_rows("gradient_clip/alerts/always_clipped") == [2, 2, 2]
+
+
+def test_finetune_follows_the_unfreezing(run_here: Run) -> None:
+    printed = run_here("finetune")
+    lines = [line for line in printed.splitlines() if line.startswith("Epoch")]
+    for line in lines[:2]:
+        assert re.search(r"backbone frozen: .* gradients at head.weight \([\d.]+\); silent: backbone.conv1, ", line)
+    for line in lines[2:]:
+        assert re.search(r"backbone free: .* gradients at backbone.conv1.weight .*, head.weight .*; silent: none.", line)
+    assert "Alerts: none." in printed
+    assert len(epoch_rows("gradient_flow/backbone.conv1.weight/norm")) == 4
+
+
+def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
+    printed = run_here("finetune", "--fault", "detached")
+    assert "[warning] missing at backbone.conv1.weight: it requires a gradient but had none" in printed
+    assert "The same at backbone.conv1.bias, backbone.conv2.weight, backbone.conv2.bias." in printed
+    assert epoch_rows("gradient_flow/alerts/missing") == [0, 0, 4, 4]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("name", "site", "files"),
+    [("ddp", "net.4", ["features/net.4/std", "gradient_flow/total_norm"]), ("fsdp", "net.head", ["features/net.head/std"])],
+)
+def test_two_processes_report_the_same_and_the_truth(
+    name: str, site: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--fast", "--log-dir", "logs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == "", "the console should be quiet"
+    assert "Both processes report the same." in done.stdout
+    pattern = rf"Standard deviation at {site}: ([\d.]+) and ([\d.]+) for the halves alone, ([\d.]+) for all, reported ([\d.]+)\."
+    found = re.search(pattern, done.stdout)
+    assert found is not None, done.stdout
+    first, second, true, reported = map(float, found.groups())
+    assert first != second
+    assert reported == true
+    assert len(list(tmp_path.glob("logs/version_*"))) == 1, "one process logs"
+    monkeypatch.chdir(tmp_path)
+    for tag in files:
+        assert epoch_rows(tag)
+    if name == "fsdp":
+        assert "Of 68170 weights the processes hold 34085 and 34085." in done.stdout
