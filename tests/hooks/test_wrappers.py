@@ -122,6 +122,46 @@ def test_synchronized_lets_one_thread_in_at_a_time():
     assert most == [1] * 8
 
 
+class Tally:
+    """A hook with a read and a write that another thread can come between."""
+
+    def __init__(self):
+        self.calls = self.total = 0
+
+    def __call__(self, module, args, output):
+        calls, total = self.calls, self.total
+        time.sleep(0.001)  # another thread's turn
+        self.calls, self.total = calls + 1, total + int(output.sum())
+
+
+def replicate(layer):
+    """What nn.DataParallel makes of a layer for each device: a copy with the same hooks. Its own function needs CUDA."""
+    replica = layer._replicate_for_data_parallel()
+    assert replica is not layer
+    assert replica._forward_hooks is layer._forward_hooks or list(replica._forward_hooks) == list(layer._forward_hooks)
+    return replica
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_synchronized_protects_a_hook_of_a_threaded_forward(safe):
+    """Eight replicas run in eight threads, three times: every call counts with the lock, and some are lost without it."""
+    layer, tally, gate = nn.ReLU(), Tally(), threading.Barrier(8)
+    layer.register_forward_hook(synchronized(tally) if safe else tally)
+
+    def forward(replica, value):
+        for _ in range(3):
+            gate.wait(timeout=60)
+            replica(torch.full((2,), float(value)))
+
+    threads = [threading.Thread(target=forward, args=(replicate(layer), value)) for value in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = (8 * 3, 3 * 2 * sum(range(8)))
+    assert ((tally.calls, tally.total) == everything) is safe
+
+
 def test_synchronized_may_reenter():
     hook = synchronized(lambda levels: hook(levels - 1) if levels else "bottom")
     assert hook(3) == "bottom"
