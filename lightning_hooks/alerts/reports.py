@@ -21,6 +21,7 @@ class FeatureReport:
         sampled_batches: Training batches that were listened to, on this rank.
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found.
+        order: The selected modules in the order in which they were first called in this fit; those never called come last.
     """
 
     epoch: int
@@ -30,6 +31,7 @@ class FeatureReport:
     sampled_batches: int = 0
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class GradientFlowReport:
         sampled_batches: Training batches that were listened to, on this rank.
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found.
+        order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
     """
 
     epoch: int
@@ -60,6 +63,7 @@ class GradientFlowReport:
     sampled_batches: int = 0
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,12 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             self.listen(name, module, _OutputListener(self._table, index))
 
     @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self.gate.sampled:
+            self._table.clock.set(self.batches - 1)
+
+    @override
     def unheard(self) -> list[str]:
         return unheard(self._table.names, self._table.rows)
 
@@ -83,7 +89,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
         sites, silent = self._table.read(packed)
-        return FeatureReport(epoch, step, sites, silent, self.sampled_batches, self.batches)
+        return FeatureReport(epoch, step, sites, silent, self.sampled_batches, self.batches, order=self._table.called())
 
     @override
     def reset(self) -> None:

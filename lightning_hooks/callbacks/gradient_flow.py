@@ -20,11 +20,9 @@ from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
 from lightning_hooks.statistics import (
     GradientTable,
     ParameterTable,
+    WeightSample,
     parameter_rows,
     scaled,
-    update_ratios,
-    weight_sample,
-    zero_counts,
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.trackers import some, table_lines
@@ -104,6 +102,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.gate.sampled:
+            self._modules.clock.set(self.batches - 1)
             self._due.update(range(self._parameters.totals.shape[0]))
 
     @override
@@ -161,7 +160,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         rows = scaled(packed[:split].view(-1, N_COLUMNS), 1.0 / self._world_size)
         modules, silent = self._modules.read(rows)
         parameters, total_norm = self._parameters.read(packed[split:])
-        return GradientFlowReport(epoch, step, modules, parameters, total_norm, silent, self.sampled_batches, self.batches)
+        return GradientFlowReport(
+            epoch, step, modules, parameters, total_norm, silent, self.sampled_batches, self.batches, order=self._modules.called()
+        )
 
     @override
     def reset(self) -> None:
@@ -205,29 +206,26 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 class _Measured:
     """What was read of one optimizer step before its update."""
 
-    def __init__(self, step: Step, weights: list[Tensor] | None) -> None:
+    def __init__(self, step: Step, weights: WeightSample | None) -> None:
         self.missing = step.missing
         self.weights = weights  # where LBFGS asks for gradients several times a step, the weights before the first
         if not step.indices:
             return
+        zeros = step.zeros()
         norms = step.norms()
         self.indices = step.index_tensor(norms.device)
-        gradients = step.gradients()
-        sizes = torch.tensor([float(g.numel()) for g in gradients], dtype=norms.dtype).to(norms.device, non_blocking=True)
-        self.rows = parameter_rows(norms[self.indices], zero_counts(gradients), sizes)
+        self.rows = parameter_rows(norms[self.indices], zeros, step.sizes(), step.global_step)
         self.total = torch.linalg.vector_norm(norms)
         if self.weights is None:
-            self.weights = [weight_sample(parameter) for parameter in step.parameters]
+            self.weights = WeightSample(step.parameters)
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""
         table.add_missing(self.missing)
         if self.weights is None:
             return
-        rows, total = (self.rows, self.total) if valid is None else (self.rows * valid, self.total)
-        table.add(step.optimizer, self.indices, rows, total)
-        after = [weight_sample(parameter) for parameter in step.parameters]
-        table.add_ratios(self.indices, update_ratios(self.weights, after), valid)
+        table.add(step.optimizer, self.indices, self.rows, self.total, valid)
+        table.add_ratios(self.indices, self.weights.ratios(step.parameters), valid)
 
 
 class _GradientListener(Listener):

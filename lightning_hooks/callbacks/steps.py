@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics import gradient_norms
+from lightning_hooks.statistics import gradient_norms, norms_and_zeros
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -39,6 +39,7 @@ class Step:
         loss_scale: The loss scale in force, 0-d, or None without a scaler.
         carries_scale: Whether the gradients are still multiplied by it.
         skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
+        global_step: The trainer's, before this step.
     """
 
     optimizer: int
@@ -49,7 +50,10 @@ class Step:
     loss_scale: Tensor | None
     carries_scale: bool
     skips_nonfinite: bool
+    global_step: int
     _norms: Tensor | None = None
+    _zeros: Tensor | None = None
+    _sizes: list[int] = field(default_factory=list)
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are."""
@@ -64,15 +68,32 @@ class Step:
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
-            found = gradient_norms(self.gradients())
-            if self.carries_scale and self.loss_scale is not None:
-                found = found / self.loss_scale
-            if len(self.indices) == self.n_parameters:
-                self._norms = found
-            else:
-                self._norms = found.new_zeros(self.n_parameters)
-                self._norms[self.index_tensor(found.device)] = found
+            self._norms = self._placed(gradient_norms(self.gradients()))
         return self._norms
+
+    def zeros(self) -> Tensor:
+        """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
+        if self._zeros is None:
+            gradients = self.gradients()
+            norms, self._zeros = norms_and_zeros(gradients)
+            self._norms = self._placed(norms)
+            self._sizes = [gradient.numel() for gradient in gradients]
+        return self._zeros
+
+    def sizes(self) -> Tensor:
+        """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
+        zeros = self.zeros()
+        return torch.tensor(self._sizes, dtype=zeros.dtype).to(zeros.device, non_blocking=True)
+
+    def _placed(self, found: Tensor) -> Tensor:
+        """Norms of the gradients that are there, unscaled, among those of all parameters."""
+        if self.carries_scale and self.loss_scale is not None:
+            found = found / self.loss_scale
+        if len(self.indices) == self.n_parameters:
+            return found
+        norms = found.new_zeros(self.n_parameters)
+        norms[self.index_tensor(found.device)] = found
+        return norms
 
     def index_tensor(self, device: torch.device) -> Tensor:
         """``indices`` as a tensor."""
@@ -80,7 +101,7 @@ class Step:
 
     def look_again(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them anew."""
-        self._norms = None
+        self._norms = self._zeros = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -309,6 +330,7 @@ class StepProbe:
             loss_scale=None if scaler is None else loss_scale(scaler),
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
+            global_step=trainer.global_step,
         )
 
 

@@ -6,13 +6,12 @@ from lightning_hooks.statistics.gradient_tables import GradientTable, ParameterT
 from lightning_hooks.statistics.gradients import (
     GradientStats,
     ParameterGradientStats,
+    WeightSample,
     gradient_norms,
     gradient_stats,
+    norms_and_zeros,
     parameter_gradient_stats,
     parameter_rows,
-    update_ratios,
-    weight_sample,
-    zero_counts,
 )
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
 from lightning_hooks.statistics.summarize import accumulate, summarize
@@ -27,6 +26,7 @@ __all__ = [
     "ParameterGradientStats",
     "ParameterTable",
     "Saturation",
+    "WeightSample",
     "accumulate",
     "empty_table",
     "feature_stats",
@@ -34,12 +34,10 @@ __all__ = [
     "gradient_stats",
     "is_rectifier",
     "merge",
+    "norms_and_zeros",
     "parameter_gradient_stats",
     "parameter_rows",
     "saturation_of",
     "scaled",
     "summarize",
-    "update_ratios",
-    "weight_sample",
-    "zero_counts",
 ]

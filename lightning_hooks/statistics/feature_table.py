@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
-from lightning_hooks.statistics.rows import N_COLUMNS, Column, empty_table, merge
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
-from lightning_hooks.statistics.units import Saturation, features_last, fired_units, is_rectifier, saturation_of
+from lightning_hooks.statistics.units import (
+    Saturation,
+    features_last,
+    fired_on_host,
+    fired_units,
+    is_rectifier,
+    saturation_of,
+    unit_dimension,
+)
 
 
 class FeatureTable:
@@ -38,11 +46,14 @@ class FeatureTable:
     ) -> None:
         self.names = [name for name, _ in sites]
         self.rows = empty_table(len(sites), device)
+        self.clock = Clock(device)
+        self.order: dict[int, None] = {}  # sites, as they were first called
         self.saturation: dict[int, Saturation] = {}
         self.rectifiers: dict[int, bool | None] = {}  # site -> does the model's order say its units are last?
         self.producers: dict[int, bool] = {}  # site -> does it put units last?
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
+        self._asleep: dict[int, int] = {}  # site -> how many units have not fired, where that is known on the host
         self.capacity = max((units for units in map(_units_of, root.modules())), default=0)
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
@@ -61,8 +72,9 @@ class FeatureTable:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
         spec = self.saturation.get(index)
         compiling = torch.compiler.is_compiling()
-        if index in self.producers and not compiling:  # a traced hook may not remember: it would be traced anew
-            self._before = self.producers[index]
+        if not compiling:  # a traced hook may not remember: it would be traced anew
+            self.order.setdefault(index)
+            self._before = self.producers.get(index, self._before)
         for position, tensor in enumerate(float_tensors(output)):
             values = plain_values(tensor)
             saturated = None
@@ -73,22 +85,35 @@ class FeatureTable:
             if index in self.rectifiers and values.numel():
                 # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
                 guess = self.rectifiers[index] if values.dim() < 4 else None
-                fired = fired_units(values, guess if compiling or self._before is None else self._before)
-                units = fired.shape[0]
-                self._add_units(index, fired)
-            accumulate(self.rows, index, values, saturated, units=units, new_call=position == 0)
+                units = self._look_for_units(index, values, guess if compiling or self._before is None else self._before)
+            accumulate(self.rows, index, values, self.clock, saturated, units, new_call=position == 0)
 
-    def _add_units(self, index: int, fired: Tensor) -> None:
-        known = self.fired.get(index)
+    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None) -> int:
+        """Note which units of a rectifier fired in ``values``; return how many it has there."""
         if torch.compiler.is_compiling():
-            fired = fired[: self.capacity]
-        elif known is None or known.shape[0] < fired.shape[0]:
-            grown = torch.zeros(fired.shape[0], dtype=torch.bool, device=fired.device)
-            if known is not None:  # one rectifier used at several widths
+            fired = fired_units(values, units_last)
+            self.fired[index][: fired.shape[0]].logical_or_(fired[: self.capacity])
+            return fired.shape[0]
+        units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
+        known = self._known(index, units, values.device)
+        if self._asleep.get(index) != 0:  # what has fired need not be looked at again
+            asleep = fired_on_host(values, units_last, known[:units])
+            if asleep is None:
+                known[:units].logical_or_(fired_units(values, units_last))
+            elif units == known.shape[0]:
+                self._asleep[index] = asleep
+        return units
+
+    def _known(self, index: int, units: int, device: torch.device) -> Tensor:
+        """Which units of a rectifier fired before, for at least ``units`` of them."""
+        known = self.fired.get(index)
+        if known is None or known.shape[0] < units:  # one rectifier may be used at several widths
+            grown = torch.zeros(units, dtype=torch.bool, device=device)
+            if known is not None:
                 grown[: known.shape[0]] = known
             known = self.fired[index] = grown
-        assert known is not None
-        known[: fired.shape[0]].logical_or_(fired)
+            self._asleep.pop(index, None)
+        return known
 
     def pack(self, capacity: int | None = None) -> Tensor:
         """Return everything as one vector, of the same length on every rank if ``capacity`` is the same.
@@ -119,8 +144,10 @@ class FeatureTable:
         if self.rectifiers:
             units = packed[split:].contiguous().view(torch.uint8).view(len(self.rectifiers), -1).bool()
             for line, index in enumerate(self.rectifiers):
-                known = int(self.rows[index, Column.UNITS])
-                self._add_units(index, units[line, :known].to(self.rows.device))
+                n_units = int(self.rows[index, Column.UNITS])
+                if n_units:
+                    fired = units[line, :n_units].to(self.rows.device)
+                    self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
 
     def merge_packed(self, packed: Tensor) -> Tensor:
         """Merge the packed tables of several ranks, shape ``(world, m)``, into one of shape ``(m,)``."""
@@ -155,8 +182,14 @@ class FeatureTable:
     def reset(self) -> None:
         """Start a new epoch."""
         self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        self._asleep.clear()
         for fired in self.fired.values():
             fired.zero_()
+
+    def called(self) -> tuple[str, ...]:
+        """The sites in the order in which they were first called; in the model's order those of which it is not known."""
+        known = [self.names[index] for index in self.order]
+        return (*known, *(name for index, name in enumerate(self.names) if index not in self.order))
 
 
 def layouts(root: nn.Module) -> Mapping[int, bool | None]:

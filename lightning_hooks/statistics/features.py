@@ -27,6 +27,8 @@ class FeatureStats:
         nonfinite_fraction: Share of all values that are NaN or infinite, in [0, 1].
         dead_fraction: Share of the units that never fired, in [0, 1]; None unless the module is a rectifier.
         saturated_fraction: Share of values (softmax: of distributions) at a bound, in [0, 1]; None unless bounded.
+        first_nonfinite_batch: The first sampled training batch of the epoch (``batch_idx``) that gave a NaN or infinite value,
+            on any rank; None if all were finite.
     """
 
     calls: int
@@ -40,6 +42,7 @@ class FeatureStats:
     nonfinite_fraction: float
     dead_fraction: float | None = None
     saturated_fraction: float | None = None
+    first_nonfinite_batch: int | None = None
 
 
 def feature_stats(row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False) -> FeatureStats:
@@ -64,7 +67,13 @@ def feature_stats(row: Sequence[float], dead_fraction: float | None = None, boun
         nonfinite_fraction=pooled["nonfinite_fraction"],
         dead_fraction=dead_fraction,
         saturated_fraction=(row[Column.SATURATED] / saturable if saturable else math.nan) if bounded else None,
+        first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
     )
+
+
+def first_nonfinite(index: float) -> int | None:
+    """The index of a batch or step, or None for +inf."""
+    return None if math.isinf(index) else int(index)
 
 
 def pooled_stats(row: Sequence[float]) -> dict[str, float]:

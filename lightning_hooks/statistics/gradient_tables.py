@@ -13,11 +13,12 @@ from lightning_hooks.statistics.gradients import (
     GradientStats,
     ParameterColumn,
     ParameterGradientStats,
+    empty_parameter_table,
     gradient_stats,
     merge_parameter_rows,
     parameter_gradient_stats,
 )
-from lightning_hooks.statistics.rows import Column, empty_table, merge, row_dtype, scaled
+from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge, row_dtype, scaled
 from lightning_hooks.statistics.summarize import accumulate
 
 
@@ -37,12 +38,17 @@ class GradientTable:
         self.names = names
         self.rows = empty_table(len(names), device)
         self.pending = empty_table(len(names), device) if loss_scaled else None
+        self.clock = Clock(device)
+        self.order: dict[int, None] = {}  # sites, as gradients first arrived
         self.listening = True
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        if torch.compiler.is_compiling() or self.listening:  # a traced hook is traced before backward begins
-            accumulate(self.rows if self.pending is None else self.pending, index, plain_values(gradient))
+        if not torch.compiler.is_compiling():  # a traced hook is traced before backward begins, and may not remember
+            if not self.listening:
+                return
+            self.order.setdefault(index)
+        accumulate(self.rows if self.pending is None else self.pending, index, plain_values(gradient), self.clock)
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
         """The optimizer took the step: what is pending counts, divided by the loss scale.
@@ -74,6 +80,11 @@ class GradientTable:
         self.rows.copy_(empty_table(len(self.names), self.rows.device))
         self.discard()
 
+    def called(self) -> tuple[str, ...]:
+        """The sites in the order in which gradients first arrived; those of which it is not known from the model's end back."""
+        known = [self.names[index] for index in self.order]
+        return (*known, *(self.names[index] for index in reversed(range(len(self.names))) if index not in self.order))
+
 
 class ParameterTable:
     """Rows of the parameters' gradients at the optimizer step, and each optimizer's total norm.
@@ -87,11 +98,11 @@ class ParameterTable:
     def __init__(self, names: list[str], n_optimizers: int, device: torch.device | str = "cpu") -> None:
         self.names = names
         dtype = row_dtype(torch.device(device))
-        self.rows = torch.zeros((len(names), N_PARAMETER_COLUMNS), device=device, dtype=dtype)
+        self.rows = empty_parameter_table(len(names), device)
         self.totals = torch.zeros((n_optimizers, 2), device=device, dtype=dtype)  # finite steps, sum of norms
         self.missing = [0] * len(names)  # known to the host: no need to ask the device
 
-    def add(self, optimizer: int, indices: Tensor, rows: Tensor, total: Tensor) -> None:
+    def add(self, optimizer: int, indices: Tensor, rows: Tensor, total: Tensor, valid: Tensor | None = None) -> None:
         """Take up one optimizer step.
 
         Args:
@@ -99,8 +110,11 @@ class ParameterTable:
             indices: The parameters that had a gradient, each once, shape ``(k,)``.
             rows: Their rows, from :func:`lightning_hooks.statistics.parameter_rows`, shape ``(k, n_columns)``.
             total: The L2 norm over all gradients, 0-d.
+            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
-        self.rows[indices] = merge_parameter_rows(torch.stack((self.rows[indices], rows)))
+        known = self.rows[indices]
+        merged = merge_parameter_rows(torch.stack((known, rows)))
+        self.rows[indices] = merged if valid is None else torch.where(valid, merged, known)
         finite = torch.isfinite(total)
         self.totals[optimizer, 0] += finite
         self.totals[optimizer, 1] += torch.where(finite, total, 0)
@@ -134,12 +148,16 @@ class ParameterTable:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
         rows = packed[: self.rows.numel()].view(-1, N_PARAMETER_COLUMNS).tolist()
         totals = packed[self.rows.numel() :].view(-1, 2).tolist()
-        stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if any(row)}
+        stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if _measured(row)}
         means = [norm / steps for steps, norm in totals if steps]
         return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
 
     def reset(self) -> None:
         """Start a new epoch."""
-        self.rows.zero_()
+        self.rows.copy_(empty_parameter_table(len(self.names), self.rows.device))
         self.totals.zero_()
         self.missing = [0] * len(self.names)
+
+
+def _measured(row: list[float]) -> bool:
+    return any(row[column] for column in ParameterColumn if column != ParameterColumn.FIRST_NONFINITE)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.features import pooled_stats
+from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
+from lightning_hooks.statistics.native import Native, native
 from lightning_hooks.statistics.rows import Column, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
-"""Elements of a parameter compared for its update ratio: all of a smaller one, evenly spread over a larger one."""
+"""Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class GradientStats:
         norm_max: The largest L2 norm of a call.
         zero_fraction: Share of values exactly 0, in [0, 1].
         nonfinite_fraction: Share of values NaN or infinite, in [0, 1].
+        first_nonfinite_batch: The first sampled training batch of the epoch (``batch_idx``) that gave a NaN or infinite value,
+            on any rank; None if all were finite.
     """
 
     calls: int
@@ -51,6 +57,7 @@ class GradientStats:
     norm_max: float
     zero_fraction: float
     nonfinite_fraction: float
+    first_nonfinite_batch: int | None = None
 
 
 def gradient_stats(row: Sequence[float]) -> GradientStats:
@@ -62,12 +69,13 @@ def gradient_stats(row: Sequence[float]) -> GradientStats:
         count=int(row[Column.COUNT]),
         norm=row[Column.NORM] / calls if seen else math.nan,
         norm_max=row[Column.NORM_MAX] if seen else math.nan,
+        first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
         **pooled,
     )
 
 
 class ParameterColumn(IntEnum):
-    """What each number of a parameter's row holds; all but NORM_MAX add."""
+    """What each number of a parameter's row holds; all but NORM_MAX and FIRST_NONFINITE add."""
 
     STEPS = 0  # measured optimizer steps with a finite gradient
     NORM = 1  # sum of its L2 norm over them
@@ -79,6 +87,7 @@ class ParameterColumn(IntEnum):
     MISSING_STEPS = 7  # the gradient was None
     RATIO = 8  # sum of |update| / |weight|
     RATIO_STEPS = 9
+    FIRST_NONFINITE = 10  # global step of the first measured one with a NaN or an infinite value; +inf if none
 
 
 N_PARAMETER_COLUMNS = len(ParameterColumn)
@@ -98,6 +107,8 @@ class ParameterGradientStats:
         missing_steps: Measured steps at which it was None though the parameter requires gradients.
         update_ratio: Mean over measured steps of ‖update‖ / ‖weight‖, the learning rate's real effect (healthy runs are
             often near 1e-3, Karpathy 2022); None where no step could be measured, as for a weight of zeros.
+        first_nonfinite_step: ``global_step`` before the first measured step at which the gradient held a NaN or an infinite
+            value; None if it never did.
     """
 
     steps: int
@@ -108,6 +119,7 @@ class ParameterGradientStats:
     nonfinite_steps: int
     missing_steps: int
     update_ratio: float | None
+    first_nonfinite_step: int | None = None
 
 
 def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
@@ -126,6 +138,7 @@ def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
         nonfinite_steps=int(row[ParameterColumn.NONFINITE_STEPS]),
         missing_steps=int(row[ParameterColumn.MISSING_STEPS]),
         update_ratio=row[ParameterColumn.RATIO] / ratios if ratios else None,
+        first_nonfinite_step=first_nonfinite(row[ParameterColumn.FIRST_NONFINITE]),
     )
 
 
@@ -140,26 +153,61 @@ def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     """
     device = gradients[0].device
     if device.type == "cpu":
-        return torch.tensor(norms_on_host(gradients), dtype=torch.float64)
+        fast = _native_for(gradients)
+        return torch.tensor(norms_on_host(gradients), dtype=torch.float64) if fast is None else fast.norms(gradients)[0]
     # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
     return torch.stack(torch._foreach_norm(list(gradients))).to(row_dtype(device))
 
 
-def zero_counts(gradients: Sequence[Tensor]) -> Tensor:
-    """How many elements of each gradient are exactly zero: shape ``(n,)``, in the row's dtype."""
+def norms_and_zeros(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """L2 norm of each gradient, and how many of its elements are exactly zero, in one read where that can be.
+
+    Args:
+        gradients: Plain dense tensors on one device; at least one.
+
+    Returns:
+        Two tensors of shape ``(n,)``, in the row's dtype.
+    """
     device = gradients[0].device
     if device.type == "cpu":
-        return torch.tensor([zeros_on_host(gradient) for gradient in gradients], dtype=torch.float64)
-    return torch.stack([(gradient == 0).sum() for gradient in gradients]).to(row_dtype(device))
+        fast = _native_for(gradients)
+        if fast is not None:
+            norms, counts = fast.norms(gradients, zeros=True)
+            assert counts is not None
+            return norms, counts
+        zeros = torch.tensor([zeros_on_host(gradient) for gradient in gradients], dtype=torch.float64)
+    else:
+        zeros = torch.stack([(gradient == 0).sum() for gradient in gradients]).to(row_dtype(device))
+    return gradient_norms(gradients), zeros
 
 
-def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor) -> Tensor:
+def _native_for(tensors: Sequence[Tensor], types: Sequence[torch.dtype] | None = None) -> Native | None:
+    """The compiled path, if it can read all these tensors, which must be of one of the types and all of the same."""
+    fast = native()
+    if fast is None or not tensors:
+        return None
+    dtype = tensors[0].dtype
+    if types is not None and dtype not in types:
+        return None
+    return fast if all(t.dtype == dtype and t.is_cpu and fast.readable(t) for t in tensors) else None
+
+
+def empty_parameter_table(n_parameters: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return a table of ``n_parameters`` identity rows, of shape ``(n_parameters, n_parameter_columns)``."""
+    device = torch.device(device)
+    table = torch.zeros((n_parameters, N_PARAMETER_COLUMNS), device=device, dtype=row_dtype(device))
+    table[:, ParameterColumn.FIRST_NONFINITE] = torch.inf
+    return table
+
+
+def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: int = 0) -> Tensor:
     """The rows of one optimizer step.
 
     Args:
         norms: L2 norms, shape ``(n,)``.
         zeros: Zero elements, shape ``(n,)``.
         elements: Sizes, shape ``(n,)``.
+        global_step: The trainer's, before the step.
 
     Returns:
         Shape ``(n, n_parameter_columns)``.
@@ -174,6 +222,7 @@ def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor) -> Tensor:
     rows[:, ParameterColumn.ZEROS] = zeros
     rows[:, ParameterColumn.ELEMENTS] = elements
     rows[:, ParameterColumn.NONFINITE_STEPS] = ~finite
+    rows[:, ParameterColumn.FIRST_NONFINITE] = torch.where(finite, torch.inf, global_step)
     return rows
 
 
@@ -181,27 +230,60 @@ def merge_parameter_rows(rows: Tensor) -> Tensor:
     """Merge parameter rows along the first dimension: ``(k, n, columns)`` to ``(n, columns)``."""
     merged = rows.sum(0)
     merged[..., ParameterColumn.NORM_MAX] = rows[..., ParameterColumn.NORM_MAX].amax(0)
+    merged[..., ParameterColumn.FIRST_NONFINITE] = rows[..., ParameterColumn.FIRST_NONFINITE].amin(0)
     return merged
 
 
-def weight_sample(parameter: Tensor) -> Tensor:
-    """A copy of up to ``UPDATE_SAMPLE`` elements of a parameter, spread evenly and over all its columns.
+class WeightSample:
+    """Copies of parts of parameters before an update, to tell its size after it.
 
-    The relative standard error of a norm estimated from n elements is about sqrt((kurtosis - 1) / 4n): 0.6 % for normally
-    distributed values. Parameters up to that size are taken whole, so their ratios are exact.
+    Of a parameter with up to ``UPDATE_SAMPLE`` elements all are taken, so its ratio is exact; of a larger one a quarter as
+    many, evenly spread over all its columns. The relative standard error of a norm estimated from n elements is about
+    sqrt((kurtosis - 1) / 4n): 1.1 % for normally distributed values.
+
+    Args:
+        parameters: Plain dense tensors on one device.
     """
-    flat = parameter.detach().reshape(-1)
-    if flat.numel() > UPDATE_SAMPLE:
-        stride = flat.numel() // UPDATE_SAMPLE
-        while math.gcd(stride, parameter[0].numel()) != 1:  # a common factor would visit some columns only
-            stride += 1
-        flat = flat[::stride]
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._spacing = [_spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
+        self._native = _native_for(parameters, (torch.float32, torch.float64))
+        if self._native is None:
+            self._taken: Any = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+        else:
+            spacing = np.array(self._spacing, dtype=np.int64).reshape(-1, 2).T.copy()
+            self._counts, self._strides = spacing[0], spacing[1]
+            self._taken = self._native.sample(parameters, self._counts, self._strides)
+
+    def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
+        """‖after - before‖ / ‖before‖ of each parameter.
+
+        Args:
+            parameters: The same, after the update.
+
+        Returns:
+            Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros.
+        """
+        if self._native is not None:
+            return self._native.ratios(parameters, self._counts, self._strides, self._taken)
+        after = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+        updates = torch._foreach_norm(torch._foreach_sub(after, self._taken))
+        weights = torch._foreach_norm(self._taken)
+        dtype = row_dtype(parameters[0].device)
+        return torch.stack(updates).to(dtype) / torch.stack(weights).to(dtype)
+
+
+def _every(parameter: Tensor, stride: int) -> Tensor:
+    flat = parameter.detach().reshape(-1)[::stride]
     return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
 
 
-def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
-    """‖after - before‖ / ‖before‖ of each pair of weight samples: shape ``(n,)``; NaN or infinite for zero weights."""
-    updates = torch._foreach_norm(torch._foreach_sub(list(after), list(before)))
-    weights = torch._foreach_norm(list(before))
-    dtype = row_dtype(before[0].device)
-    return torch.stack(updates).to(dtype) / torch.stack(weights).to(dtype)
+@functools.lru_cache(maxsize=4096)
+def _spacing(numel: int, columns: int) -> tuple[int, int]:
+    """How many elements of a parameter to take, and how far apart."""
+    if numel <= UPDATE_SAMPLE:
+        return numel, 1
+    stride = 4 * numel // UPDATE_SAMPLE
+    while math.gcd(stride, columns) != 1:  # a common factor would visit some columns only
+        stride += 1
+    return -(-numel // stride), stride

@@ -30,6 +30,7 @@ class Column(IntEnum):
     NORM = 10  # sum over calls of the L2 norm
     NORM_MAX = 11
     UNITS = 12  # units of a rectifier
+    FIRST_NONFINITE = 13  # index of the first training batch with a NaN or infinite value; +inf if none
 
 
 N_COLUMNS = len(Column)
@@ -46,7 +47,26 @@ def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
     table = torch.zeros((n_sites, N_COLUMNS), dtype=row_dtype(device), device=device)  # filled on the device: a copy would wait
     table[:, Column.MIN] = torch.inf
     table[:, Column.MAX] = -torch.inf
+    table[:, Column.FIRST_NONFINITE] = torch.inf
     return table
+
+
+class Clock:
+    """The training batch under way, as a number for the host and as a tensor for a device and for traced hooks.
+
+    Args:
+        device: Where the tensor lives.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.batch = 0
+        self.tensor = torch.zeros((), dtype=row_dtype(device), device=device)
+
+    def set(self, batch: int) -> None:
+        """A training batch starts; ``batch`` is its index in the epoch."""
+        self.batch = batch
+        self.tensor.fill_(batch)
 
 
 def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
@@ -75,9 +95,9 @@ def merge(rows: Tensor) -> Tensor:
     merged = rows.sum(0)  # right for the counts; the columns that do not add follow
     merged[..., Column.MEAN] = mean
     merged[..., Column.M2] = m2
-    merged[..., Column.MIN] = rows[..., Column.MIN].amin(0)
-    merged[..., Column.MAX] = rows[..., Column.MAX].amax(0)
-    for column in (Column.NORM_MAX, Column.UNITS):
+    for column in (Column.MIN, Column.FIRST_NONFINITE):
+        merged[..., column] = rows[..., column].amin(0)
+    for column in (Column.MAX, Column.NORM_MAX, Column.UNITS):
         merged[..., column] = rows[..., column].amax(0)
     return merged
 

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.host import summarize_on_host
-from lightning_hooks.statistics.rows import N_COLUMNS, Column, empty_table, merge, row_dtype
+from lightning_hooks.statistics.host import number, summarize_on_host
+from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge, row_dtype
 
 
 def summarize(values: Tensor) -> Tensor:
@@ -53,22 +54,33 @@ def accumulate(
     table: Tensor,
     index: int,
     values: Tensor,
-    saturated: tuple[Tensor, int] | None = None,
+    clock: Clock | None = None,
+    saturated: tuple[Tensor | int, int] | None = None,
     units: int = 0,
     new_call: bool = True,
 ) -> None:
     """Merge the summary of ``values`` into row ``index`` of ``table``, in place and without a host sync.
 
     Args:
-        table: Shape ``(n_sites, n_columns)``.
+        table: Shape ``(n_sites, n_columns)``, contiguous.
         index: The site.
         values: Floating point, plain, outside autograd; any shape and device.
-        saturated: How many entries are at a bound (a 0-d tensor) and how many could be, for bounded activations.
+        clock: Tells the training batch; None for batch 0.
+        saturated: How many entries are at a bound (a 0-d tensor, or a number) and how many could be, for bounded activations.
         units: How many units a rectifier has in ``values``.
         new_call: False for the second and later tensors of one call's output.
     """
-    if table.device.type == "cpu" and values.device.type == "cpu" and not torch.compiler.is_compiling():
-        _accumulate_on_host(table, index, values, saturated, units, new_call)
+    if table.is_cpu and values.is_cpu and not torch.compiler.is_compiling():
+        now = 0 if clock is None else clock.batch
+        at_bound, boundable = saturated if saturated is not None else (0, 0)
+        if isinstance(at_bound, Tensor):
+            at_bound = int(number(at_bound))
+        fast = native()
+        if fast is not None and fast.readable(values):
+            place = table.data_ptr() + index * N_COLUMNS * table.element_size()
+            fast.accumulate(values, place, new_call, now, units, at_bound, boundable)
+        else:
+            _accumulate_on_host(table, index, values, now, at_bound, boundable, units, new_call)
         return
     row = summarize(values)
     if saturated is not None:
@@ -77,37 +89,34 @@ def accumulate(
     row[Column.UNITS] = units
     if not new_call:
         row[Column.CALLS] = 0
+    batch = torch.zeros_like(row[0]) if clock is None else clock.tensor.to(row.device, non_blocking=True)
+    row[Column.FIRST_NONFINITE] = torch.where(row[Column.NONFINITE] > 0, batch, math.inf)
     target = table[index]
     target.copy_(merge(torch.stack((target, row.to(target.device, non_blocking=True)))))
 
 
 def _accumulate_on_host(
-    table: Tensor, index: int, values: Tensor, saturated: tuple[Tensor, int] | None, units: int, new_call: bool
+    table: Tensor, index: int, values: Tensor, now: int, at_bound: int, boundable: int, units: int, new_call: bool
 ) -> None:
     """The same merge in Python numbers: on the CPU a tensor operation on a row costs more than the arithmetic."""
     row = table.numpy()[index]
-    calls, count, mean, m2, low, high, zeros, nonfinite, at_bound, boundable, norm, norm_max, known_units = map(float, row)
     new = summarize_on_host(values)
-    total = count + new.finite
+    count, mean = float(row[Column.COUNT]), float(row[Column.MEAN])
     if new.finite:
+        total = count + new.finite
         delta = new.mean - mean
-        mean += delta * (new.finite / total)
-        m2 += new.m2 + delta * delta * (count * new.finite / total)
-    if saturated is not None:
-        at_bound += float(saturated[0].numpy())
-        boundable += saturated[1]
-    merged = [0.0] * N_COLUMNS
-    merged[Column.CALLS] = calls + new_call
-    merged[Column.COUNT] = total
-    merged[Column.MEAN] = mean
-    merged[Column.M2] = m2
-    merged[Column.MIN] = min(low, new.min)
-    merged[Column.MAX] = max(high, new.max)
-    merged[Column.ZEROS] = zeros + new.zeros
-    merged[Column.NONFINITE] = nonfinite + new.nonfinite
-    merged[Column.SATURATED] = at_bound
-    merged[Column.SATURABLE] = boundable
-    merged[Column.NORM] = norm + new.norm
-    merged[Column.NORM_MAX] = max(norm_max, new.norm)
-    merged[Column.UNITS] = max(known_units, units)
-    row[:] = merged
+        row[Column.COUNT] = total
+        row[Column.MEAN] = mean + delta * (new.finite / total)
+        row[Column.M2] += new.m2 + delta * delta * (count * new.finite / total)
+    if new.nonfinite:
+        row[Column.NONFINITE] += new.nonfinite
+        row[Column.FIRST_NONFINITE] = min(row[Column.FIRST_NONFINITE], now)
+    row[Column.CALLS] += new_call
+    row[Column.MIN] = min(row[Column.MIN], new.min)
+    row[Column.MAX] = max(row[Column.MAX], new.max)
+    row[Column.ZEROS] += new.zeros
+    row[Column.SATURATED] += at_bound
+    row[Column.SATURABLE] += boundable
+    row[Column.NORM] += new.norm
+    row[Column.NORM_MAX] = max(row[Column.NORM_MAX], new.norm)
+    row[Column.UNITS] = max(row[Column.UNITS], units)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.statistics.native import native
+
 RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)
 _RECTIFIER_NAMES = frozenset({"ReLUSquaredActivation", "ReLU2"})
 
@@ -50,14 +52,42 @@ def fired_units(values: Tensor, units_last: bool | None) -> Tensor:
     Returns:
         Boolean, shape ``(n_units,)``. A unit with a NaN counts as fired: it is ill, but not dead.
     """
-    dims = values.dim()
-    if dims == 0:
-        return (values != 0).reshape(1)
-    last = units_last if units_last is not None else dims < 4
-    unit_dim = dims - 1 if last or dims < 2 else 1
-    others = [dim for dim in range(dims) if dim != unit_dim]
-    peak = values.amax(dim=others) if others else values
+    unit_dim = unit_dimension(values, units_last)
+    others = [dim for dim in range(values.dim()) if dim != unit_dim]
+    peak = values.amax(dim=others) if others else values.reshape(-1)
     return peak != 0
+
+
+def unit_dimension(values: Tensor, units_last: bool | None) -> int:
+    """The dimension in which a rectifier's units lie, as :func:`fired_units` says; 0 for a single number."""
+    dims = values.dim()
+    last = units_last if units_last is not None else dims < 4
+    return max(dims - 1, 0) if last or dims < 2 else 1
+
+
+def fired_on_host(values: Tensor, units_last: bool | None, known: Tensor) -> int | None:
+    """Mark in ``known`` the units that fired in ``values``, by the compiled path.
+
+    Args:
+        values: A rectifier's output in CPU memory, not empty.
+        units_last: As for :func:`fired_units`.
+        known: Boolean, one for each unit of ``values``.
+
+    Returns:
+        How many have never fired; None if the compiled path cannot read these values, and nothing was done.
+    """
+    fast = native()
+    if fast is None or not values.is_cpu or values.dtype not in fast.types or values.is_neg():
+        return None
+    unit_dim = unit_dimension(values, units_last)
+    if values.dim() == 0:
+        values = values.reshape(1)
+    if not values.is_contiguous():
+        values = values.movedim(unit_dim, -1)  # channels_last
+        unit_dim = values.dim() - 1
+        if not values.is_contiguous():
+            return None
+    return fast.fired(values, unit_dim, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +106,23 @@ class Saturation:
     reads: Literal["input", "output"] = "output"
     dim: int | None = None
 
-    def count(self, values: Tensor) -> tuple[Tensor, int]:
-        """Return how many entries (distributions) are saturated, as a 0-d tensor, and how many there are."""
+    def count(self, values: Tensor) -> tuple[Tensor | int, int]:
+        """Return how many entries (distributions) are saturated, as a 0-d tensor or a number, and how many there are."""
+        if not torch.compiler.is_compiling() and values.is_cpu:
+            fast = native()
+            if fast is not None and fast.readable(values):
+                return fast.beyond(values, self.low, self.high), self._total(values)
         scratch = torch.empty_like(values, dtype=torch.float32)
-        total = values.numel()
         counts = []
         if self.low is not None:
             counts.append(_total(torch.le(values, self.low, out=scratch)))
         if self.high is not None:
             counts.append(_total(torch.ge(values, self.high, out=scratch)))
-        if self.dim is not None and values.dim():
-            total //= max(values.shape[self.dim], 1)
-        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), total
+        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), self._total(values)
+
+    def _total(self, values: Tensor) -> int:
+        distribution = values.shape[self.dim] if self.dim is not None and values.dim() else 1
+        return values.numel() // max(distribution, 1)
 
 
 def _total(ones: Tensor) -> Tensor:

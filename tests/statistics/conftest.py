@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import Column
 
 
@@ -46,3 +47,14 @@ def assert_row():
             assert row[column] == pytest.approx(expected[column], rel=rel)
 
     return check
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def path(request, monkeypatch):
+    """Every test here runs on both paths for CPU memory."""
+    monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", "1" if request.param == "compiled" else "0")
+    native.cache_clear()
+    if request.param == "compiled" and native() is None:
+        pytest.skip("no C compiler that builds native.c")
+    yield request.param
+    native.cache_clear()

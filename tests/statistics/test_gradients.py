@@ -11,12 +11,11 @@ from lightning_hooks.statistics import (
     Column,
     GradientTable,
     ParameterTable,
+    WeightSample,
     gradient_norms,
     gradient_stats,
+    norms_and_zeros,
     parameter_rows,
-    update_ratios,
-    weight_sample,
-    zero_counts,
 )
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.host import CHUNK
@@ -53,7 +52,7 @@ def test_norms_and_zeros(make):
     norms = gradient_norms([gradient, torch.ones(4)])
     assert norms.dtype == torch.float64
     assert norms.tolist() == pytest.approx([norm(gradient), 2.0], rel=1e-6)
-    assert zero_counts([gradient, torch.tensor([0.0, 1.0, -0.0])]).tolist() == [(gradient == 0).sum().item(), 2]
+    assert norms_and_zeros([gradient, torch.tensor([0.0, 1.0, -0.0])])[1].tolist() == [(gradient == 0).sum().item(), 2]
     assert torch.equal(gradient, kept)
 
 
@@ -83,7 +82,9 @@ class TestGradientTable:
             "norm_max": max(norm(part) for part in finite), "zero_fraction": (values == 0).sum() / 24,
             "nonfinite_fraction": 1 / 24,
         }  # fmt: skip
-        assert asdict(found["a"]) == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-6)
+        values = asdict(found["a"])
+        assert values.pop("first_nonfinite_batch") == 0
+        assert values == pytest.approx({key: float(value) for key, value in expected.items()}, rel=1e-6)
 
     def test_pending_gradients_count_only_when_the_step_is_taken(self, assert_row):
         kept, skipped, late = torch.randn(4), torch.randn(4), torch.randn(4)
@@ -130,13 +131,13 @@ class TestGradientTable:
         assert table.rows[0, Column.NORM] == 0
 
 
-def step(table, optimizer, gradients):
+def step(table, optimizer, gradients, number=0):
     """Enter one optimizer step: {index: gradient}, None for a missing one."""
     present = {index: gradient for index, gradient in gradients.items() if gradient is not None}
     table.add_missing([index for index in gradients if index not in present])
     norms = gradient_norms(list(present.values()))
     sizes = torch.tensor([gradient.numel() for gradient in present.values()])
-    rows = parameter_rows(norms, zero_counts(list(present.values())), sizes)
+    rows = parameter_rows(norms, norms_and_zeros(list(present.values()))[1], sizes, number)
     table.add(optimizer, torch.tensor(list(present)), rows, torch.linalg.vector_norm(norms))
 
 
@@ -147,8 +148,8 @@ def test_parameter_table_equals_a_plain_loop():
     history[3][0][0, 0] = math.inf
     history[7][2][:] = math.nan
     table = ParameterTable(["a", "b", "c", "never"], n_optimizers=1)
-    for gradients in history:
-        step(table, 0, gradients)
+    for number, gradients in enumerate(history):
+        step(table, 0, gradients, number)
     stats, total_norm = table.read(table.pack())
     assert list(stats) == ["a", "b", "c"]
     for index, name in enumerate(stats):
@@ -156,7 +157,9 @@ def test_parameter_table_equals_a_plain_loop():
         finite = [gradient for gradient in present if gradient.isfinite().all()]
         norms = [norm(gradient) for gradient in finite]
         assert stats[name].update_ratio is None
-        assert asdict(replace(stats[name], update_ratio=0.0)) == pytest.approx({
+        values = asdict(replace(stats[name], update_ratio=0.0))
+        assert values.pop("first_nonfinite_step") == {"a": 3, "b": None, "c": 7}[name]
+        assert values == pytest.approx({
             "steps": len(finite), "norm": np.mean(norms), "norm_max": max(norms),
             "rms": np.sqrt(np.mean(torch.cat([gradient.flatten() for gradient in finite]).double().square().numpy())),
             "zero_fraction": np.mean(torch.cat([gradient.flatten() for gradient in present]).numpy() == 0),
@@ -211,10 +214,16 @@ def test_update_ratios_average_over_finite_and_valid_steps():
     assert stats["b"].update_ratio is None
 
 
+def taken(weights):
+    """What a sample took, as one vector."""
+    sample = WeightSample(weights)
+    return sample._taken if isinstance(sample._taken, torch.Tensor) else torch.cat(sample._taken)
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4), (128, 128)])
 def test_small_weights_are_sampled_whole_and_copied(shape):
     weight = torch.nn.Parameter(torch.randn(shape))
-    sample = weight_sample(weight)
+    sample = taken([weight])
     assert torch.equal(sample, weight.detach().flatten())
     assert not sample.requires_grad
     with torch.no_grad():
@@ -226,26 +235,27 @@ def test_small_weights_are_sampled_whole_and_copied(shape):
 def test_a_sample_of_a_large_weight_visits_all_columns_and_the_whole_range(shape):
     columns = shape[-1]
     positions = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
-    sample = weight_sample(positions)
-    assert UPDATE_SAMPLE / 4 < sample.numel() <= 2 * UPDATE_SAMPLE
+    sample = taken([positions])
+    assert UPDATE_SAMPLE / 16 < sample.numel() <= UPDATE_SAMPLE / 2
     assert len(sample.diff().unique()) == 1
     assert sample[-1] >= 0.99 * positions.numel()
     if len(shape) > 1:
         assert len((sample % columns).unique()) == min(columns, sample.numel())
 
 
-def test_update_ratios_are_exact_for_small_weights():
-    before = [torch.randn(5, 4), torch.randn(7), torch.zeros(3)]
-    after = [weight + 0.01 * torch.randn_like(weight) for weight in before]
-    expected = [norm(new - old) / norm(old) for new, old in zip(after[:2], before[:2], strict=True)]
-    ratios = update_ratios([weight_sample(w) for w in before], [weight_sample(w) for w in after])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_update_ratios_are_exact_for_small_weights(dtype):
+    before = [torch.randn(5, 4).to(dtype), torch.randn(7).to(dtype), torch.zeros(3, dtype=dtype)]
+    after = [(weight + 0.1 * torch.randn_like(weight)).to(dtype) for weight in before]
+    expected = [norm(new.double() - old.double()) / norm(old.double()) for new, old in zip(after[:2], before[:2], strict=True)]
+    ratios = WeightSample(before).ratios(after)
     assert ratios.dtype == torch.float64
     assert ratios[:2].tolist() == pytest.approx(expected, rel=1e-5)
     assert not torch.isfinite(ratios[2])
 
 
 def test_update_ratio_of_a_large_weight_is_close():
-    before = torch.randn(1000, 1000)
-    after = before + 1e-3 * torch.randn(1000, 1000)
-    (ratio,) = update_ratios([weight_sample(before)], [weight_sample(after)]).tolist()
-    assert ratio == pytest.approx(norm(after - before) / norm(before), rel=0.05)
+    before = [torch.randn(1000, 1000), torch.randn(30, 3), torch.randn(64, 128, 3, 3).to(memory_format=torch.channels_last)]
+    after = [weight + 1e-3 * torch.randn_like(weight) for weight in before]
+    for ratio, new, old in zip(WeightSample(before).ratios(after).tolist(), after, before, strict=True):
+        assert ratio == pytest.approx(norm(new - old) / norm(old), rel=0.08)

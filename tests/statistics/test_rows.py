@@ -108,7 +108,8 @@ def test_an_empty_table():
     table = empty_table(2)
     assert table.dtype == row_dtype(torch.device("cpu")) == torch.float64
     assert row_dtype(torch.device("mps")) == torch.float32
-    assert table.shape == (2, N_COLUMNS) == (2, 13)
+    assert table.shape == (2, N_COLUMNS) == (2, 14)
     assert table[1, Column.MIN] == float("inf")
     assert table[1, Column.MAX] == float("-inf")
+    assert table[1, Column.FIRST_NONFINITE] == float("inf")
     assert table.nan_to_num(posinf=0, neginf=0).sum() == 0

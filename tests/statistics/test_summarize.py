@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hooks.statistics import Column, accumulate, empty_table, summarize
+from lightning_hooks.statistics import Column, accumulate, empty_table, merge, summarize
 from lightning_hooks.statistics.host import CHUNK, summarize_on_host
+from lightning_hooks.statistics.rows import Clock
 
 
 def on_host(values):
@@ -18,7 +19,7 @@ def on_host(values):
 
 
 @pytest.fixture(params=[summarize, on_host], ids=["summarize", "on_host"])
-def path(request):
+def summary(request):
     return request.param
 
 
@@ -68,31 +69,31 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
-def test_a_row_equals_the_reference(path, make, assert_row):
+def test_a_row_equals_the_reference(summary, make, assert_row):
     values = make()
     before = values.clone()
-    assert_row(path(values), values)
+    assert_row(summary(values), values)
     assert torch.equal(values.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0)), "the values were altered"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1000, CHUNK + 11])
-def test_a_mean_of_1000_standard_deviations(path, dtype, size, assert_row):
+def test_a_mean_of_1000_standard_deviations(summary, dtype, size, assert_row):
     values = torch.randn(size, dtype=dtype) + 1000
     before = values.clone()
-    assert_row(path(values), values, rel=1e-4)
+    assert_row(summary(values), values, rel=1e-4)
     assert torch.equal(values, before)
 
 
-def test_sums_beyond_float32(path, assert_row):
+def test_sums_beyond_float32(summary, assert_row):
     """All values are finite, their float32 sum is not."""
     values = torch.linspace(1e38, 3e38, 1000)
-    assert_row(path(values), values)
+    assert_row(summary(values), values)
 
 
 @pytest.mark.parametrize("magnitude", [1e200, 1e300, 1.7e308, 1e-300])
-def test_extreme_float64_never_raises(path, magnitude):
-    row = path(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64) * magnitude)
+def test_extreme_float64_never_raises(summary, magnitude):
+    row = summary(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64) * magnitude)
     assert (row[Column.COUNT], row[Column.MIN], row[Column.MAX]) == (3, -magnitude, magnitude)
 
 
@@ -111,10 +112,10 @@ def test_both_paths_agree_when_accumulating(make):
     """The path for accelerators is taken here by pretending to compile."""
     host, device = empty_table(1), empty_table(1)
     for values in (torch.randn(30), make()):
-        accumulate(host, 0, values, (torch.tensor(2.0), 5), units=values.dim())
+        accumulate(host, 0, values, saturated=(torch.tensor(2.0), 5), units=values.dim())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
-            accumulate(device, 0, values, (torch.tensor(2.0), 5), units=values.dim())
+            accumulate(device, 0, values, saturated=(torch.tensor(2.0), 5), units=values.dim())
     std = math.sqrt(host[0, Column.M2] / host[0, Column.COUNT])
     torch.testing.assert_close(host, device, rtol=2e-6, atol=1e-6 * std)
     assert host[0, [Column.SATURATED, Column.SATURABLE, Column.UNITS]].tolist() == [4.0, 10.0, max(1, values.dim())]
@@ -161,9 +162,24 @@ def test_accumulate_has_no_item(compiling, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     table, values = empty_table(1), torch.randn(100)
     with Syncs() as syncs:
-        accumulate(table, 0, values, (torch.tensor(1.0), 9))
+        accumulate(table, 0, values, saturated=(torch.tensor(1.0), 9))
     assert syncs.seen == []
 
 
 def test_host_summary_of_nothing():
     assert summarize_on_host(torch.empty(0)) == (0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+def test_the_first_batch_with_a_nan_or_an_infinity_is_noted(compiling, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    table, clock = empty_table(2), Clock()
+    bad = {3: math.inf, 5: math.nan}
+    for batch in range(7):
+        clock.set(batch)
+        accumulate(table, 0, torch.tensor([1.0, bad.get(batch, 2.0)]), clock)
+        accumulate(table, 1, torch.ones(2), clock)
+    assert table[:, Column.FIRST_NONFINITE].tolist() == [3.0, math.inf]
+    other = table.clone()
+    other[0, Column.FIRST_NONFINITE] = 1.0
+    assert merge(torch.stack((table, other, empty_table(2))))[:, Column.FIRST_NONFINITE].tolist() == [1.0, math.inf]

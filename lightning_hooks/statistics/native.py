@@ -1,0 +1,265 @@
+"""The compiled path for tensors in CPU memory: ``native.c``, built on first use by the machine's own C compiler, if it has one.
+
+One read of a tensor gives everything a row needs, where torch's own kernels need one read for each number. Nothing has to be
+installed for it: without a compiler, or with ``LIGHTNING_HOOKS_NATIVE=0`` in the environment, :mod:`.host` does the same with
+torch's kernels. What was built is kept in the user's cache folder (``XDG_CACHE_HOME``), by a name made of everything that it
+depends on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_hooks.statistics.rows import N_COLUMNS, Column
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+# From the best to what any compiler takes. Half precision needs hardware that converts it.
+VARIANTS = (
+    ("-march=native", "-ffinite-math-only", "-fopenmp", "-DHAS_F16"),
+    ("-march=native", "-ffinite-math-only", "-fopenmp"),
+    ("-ffinite-math-only", "-fopenmp"),
+    ("-ffinite-math-only",),
+)
+SECONDS = 60  # the longest that a compiler may take
+
+_BOUNDLESS = float(np.finfo(np.float64).max)
+_LARGE = 1 << 16  # values from which the interpreter is let go while they are read
+
+
+class Native:
+    """The functions of ``native.c``, for plain dense CPU tensors of the types in ``types``.
+
+    Args:
+        path: The shared library.
+        half: Whether it knows float16.
+    """
+
+    def __init__(self, path: Path, half: bool) -> None:
+        freely = ctypes.CDLL(str(path))  # lets other threads run meanwhile, which for a small tensor costs more than the work
+        at_once = ctypes.PyDLL(str(path))
+        address, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+        signatures = {
+            "accumulate": (None, (address, integer, ctypes.c_int, address, real, real, real, real, real)),
+            "beyond": (integer, (address, integer, ctypes.c_int, real, real)),
+            "fired": (integer, (address, ctypes.c_int, integer, integer, integer, address)),
+            "sample": (None, (address, address, address, integer, ctypes.c_int, address)),
+            "ratios": (None, (address, address, address, integer, ctypes.c_int, address, address)),
+            "norms": (None, (address, address, integer, ctypes.c_int, address, address)),
+        }
+        for library in (freely, at_once):
+            for name, (result, arguments) in signatures.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        self._accumulate, self._accumulate_large = at_once.accumulate, freely.accumulate
+        self._beyond, self._fired, self._norms = freely.beyond, at_once.fired, freely.norms
+        self._sample, self._ratios = freely.sample, freely.ratios
+        self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+        if half:
+            self.types[torch.float16] = 3
+
+    def readable(self, values: Tensor) -> bool:
+        """Whether ``values``, a plain strided CPU tensor, can be read where it lies."""
+        return values.dtype in self.types and not values.is_neg() and _dense(values)
+
+    def accumulate(
+        self, values: Tensor, row: int, calls: float, now: float, units: int = 0, saturated: int = 0, saturable: int = 0
+    ) -> None:
+        """Merge the summary of ``values`` into the row at address ``row``.
+
+        Args:
+            values: Readable, of any shape.
+            row: Where the row's float64 numbers lie.
+            calls: What to add to the count of calls.
+            now: The training batch's index.
+            units: How many units a rectifier has.
+            saturated: How many values are at a bound.
+            saturable: How many could be.
+        """
+        n = values.numel()
+        function = self._accumulate if n < _LARGE else self._accumulate_large
+        function(values.data_ptr(), n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
+
+    def beyond(self, values: Tensor, low: float | None, high: float | None) -> int:
+        """How many values are at or below ``low`` or at or above ``high``."""
+        bounds = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
+        found: int = self._beyond(values.data_ptr(), values.numel(), self.types[values.dtype], *bounds)
+        return found
+
+    def fired(self, values: Tensor, unit_dim: int, known: Tensor) -> int:
+        """Mark in ``known`` (boolean, one per unit) the units with a value other than zero; return how many never had one.
+
+        Args:
+            values: Contiguous.
+            unit_dim: The dimension of the units.
+            known: Boolean, contiguous, shape ``(n_units,)``.
+        """
+        shape = values.shape
+        inner = int(np.prod(shape[unit_dim + 1 :], dtype=np.int64))
+        outer = int(np.prod(shape[:unit_dim], dtype=np.int64))
+        asleep: int = self._fired(values.data_ptr(), self.types[values.dtype], outer, shape[unit_dim], inner, known.data_ptr())
+        return asleep
+
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> tuple[Tensor, Tensor | None]:
+        """L2 norms of readable tensors of one type, NaN where a value is not finite, and how many values are zero.
+
+        Returns:
+            Two float64 tensors of shape ``(n,)``; None for the second unless asked for.
+        """
+        n = len(tensors)
+        addresses = _addresses(tensors)
+        sizes = np.fromiter((tensor.numel() for tensor in tensors), np.int64, n)
+        norms = np.empty(n)
+        none = np.empty(n) if zeros else None
+        kind = self.types[tensors[0].dtype]
+        self._norms(_at(addresses), _at(sizes), n, kind, _at(norms), None if none is None else _at(none))
+        return torch.from_numpy(norms), None if none is None else torch.from_numpy(none)
+
+    def sample(self, tensors: Sequence[Tensor], counts: NDArray[np.int64], strides: NDArray[np.int64]) -> Tensor:
+        """Copy values of readable float32 or float64 tensors of one type, by their order in memory.
+
+        Args:
+            tensors: Of one type.
+            counts: How many values of each, shape ``(n,)``.
+            strides: How far apart, shape ``(n,)``.
+
+        Returns:
+            One-dimensional: those of the first, then of the second, and so on.
+        """
+        taken = torch.empty(int(counts.sum()), dtype=tensors[0].dtype)
+        kind, addresses = self.types[taken.dtype], _addresses(tensors)
+        self._sample(_at(addresses), _at(counts), _at(strides), len(tensors), kind, taken.data_ptr())
+        return taken
+
+    def ratios(self, tensors: Sequence[Tensor], counts: NDArray[np.int64], strides: NDArray[np.int64], taken: Tensor) -> Tensor:
+        """‖now - then‖ / ‖then‖ of each tensor, over what :meth:`sample` took; float64, shape ``(n,)``."""
+        ratios = np.empty(len(tensors))
+        kind, addresses = self.types[taken.dtype], _addresses(tensors)
+        self._ratios(_at(addresses), _at(counts), _at(strides), len(tensors), kind, taken.data_ptr(), _at(ratios))
+        return torch.from_numpy(ratios)
+
+
+def _addresses(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
+    return np.fromiter((tensor.data_ptr() for tensor in tensors), np.int64, len(tensors))
+
+
+def _at(array: NDArray[Any]) -> int:
+    """Where an array's numbers lie; whoever uses it keeps the array."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _dense(values: Tensor) -> bool:
+    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    if values.is_contiguous():
+        return True
+    if values.dim() == 4:
+        return values.is_contiguous(memory_format=torch.channels_last)
+    expected = 1
+    for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@functools.cache
+def native() -> Native | None:
+    """The compiled path, built if need be; None where it cannot be."""
+    if os.environ.get("LIGHTNING_HOOKS_NATIVE", "1") == "0":
+        return None
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    macros = [f"-DCOL_{column.name}={column.value}" for column in Column]
+    for variant in VARIANTS:
+        try:
+            path = _built([compiler, *FLAGS, *variant, *macros])
+            found = Native(path, "-DHAS_F16" in variant)
+        except (OSError, subprocess.SubprocessError, AttributeError) as error:
+            logger.debug("native.c with %s: %s", variant, error)
+            continue
+        if _answers(found):
+            return found
+        logger.debug("native.c with %s computes wrongly", variant)
+    return None
+
+
+def _built(command: list[str]) -> Path:
+    """The shared library, from the cache or the compiler."""
+    source = SOURCE.read_bytes()
+    key = hashlib.sha256(source + "\0".join([*command, platform.platform(), _processor()]).encode()).hexdigest()[:24]
+    folder = _cache_folder()
+    path = folder / f"native-{key}.so"
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built, objects = Path(scratch, "native.so"), Path(scratch, "native.o")
+        for step in (
+            [*command, "-c", str(SOURCE), "-o", str(objects)],
+            # OpenMP's runtime is left out: the names are found in torch's own, so that both share one pool of threads.
+            [command[0], "-shared", str(objects), "-o", str(built), "-lm"],
+        ):
+            subprocess.run(step, check=True, capture_output=True, timeout=SECONDS)
+        built.replace(path)  # at once, whoever else builds it at the same time
+    return path
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home, "lightning_hooks")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="lightning_hooks-"))  # of our own: what lies in a shared folder may not be ours
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: machines that differ may share a home."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _answers(found: Native) -> bool:
+    """Whether it counts right, before anything relies on it."""
+    values = torch.tensor([0.0, 1.0, -3.0, float("nan"), float("inf"), 4.0])
+    row = np.zeros(N_COLUMNS)
+    row[[Column.MIN, Column.FIRST_NONFINITE]] = np.inf
+    row[Column.MAX] = -np.inf
+    found.accumulate(values, row.ctypes.data, 1.0, 7.0)
+    expected = {
+        Column.CALLS: 1.0,
+        Column.COUNT: 4.0,
+        Column.MEAN: 0.5,
+        Column.M2: 25.0,
+        Column.MIN: -3.0,
+        Column.MAX: 4.0,
+        Column.ZEROS: 1.0,
+        Column.NONFINITE: 2.0,
+        Column.FIRST_NONFINITE: 7.0,
+    }
+    return all(abs(row[column] - value) < 1e-9 for column, value in expected.items()) and found.beyond(values, -2.0, 3.0) == 3
