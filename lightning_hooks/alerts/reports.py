@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.plain import PlainReport
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureReport:
+class FeatureReport(PlainReport):
     """Feature statistics of one epoch.
 
     Attributes:
@@ -35,7 +36,7 @@ class FeatureReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientFlowReport:
+class GradientFlowReport(PlainReport):
     """Gradient flow of one epoch.
 
     Attributes:
@@ -67,7 +68,7 @@ class GradientFlowReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipReport:
+class ClipReport(PlainReport):
     """What clipping did in one epoch.
 
     Attributes:
