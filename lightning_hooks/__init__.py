@@ -2,6 +2,7 @@
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.callbacks import (
+    ActivationRangeObserver,
     FeatureStatsMonitor,
     GradientClipMonitor,
     GradientClipper,
@@ -14,6 +15,7 @@ from lightning_hooks.hooks import HookManager, with_hooks
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationRangeObserver",
     "Alert",
     "FeatureStatsMonitor",
     "GradientClipMonitor",

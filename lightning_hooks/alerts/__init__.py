@@ -4,7 +4,7 @@ from lightning_hooks.alerts.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
-from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.alerts.windows import AlertWindow
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Missing",
     "NonfiniteFeatures",
     "NonfiniteGradients",
+    "RangeReport",
     "Saturated",
     "Silent",
     "StepsSkipped",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.plain import PlainReport
 from lightning_hooks.clipping.stats import ClipStats
-from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.statistics import ActivationRange, FeatureStats, GradientStats, ParameterGradientStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +84,27 @@ class ClipReport(PlainReport):
     alerts: tuple[Alert, ...] = ()
 
 
-Report = FeatureReport | GradientFlowReport | ClipReport
+@dataclass(frozen=True, slots=True)
+class RangeReport(PlainReport):
+    """Activation ranges of one epoch, or of one calibration.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        sites: Module name to the range of its output, in model order; only modules that were called.
+        silent: Selected modules whose hook never fired in a sampled batch, on any rank, or put out no floating-point tensor.
+        sampled_batches: Batches that were listened to, on this rank.
+        batches: Batches of the epoch, on this rank.
+        alerts: None are raised.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, ActivationRange]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+
+
+Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport

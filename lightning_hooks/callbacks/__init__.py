@@ -1,5 +1,6 @@
 """The Lightning callbacks: the only floor that imports Lightning."""
 
+from lightning_hooks.callbacks.activation_ranges import ActivationRangeObserver
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
@@ -8,6 +9,7 @@ from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.trio import monitors
 
 __all__ = [
+    "ActivationRangeObserver",
     "FeatureStatsMonitor",
     "GradientClipMonitor",
     "GradientClipper",

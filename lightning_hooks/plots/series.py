@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, RangeReport, Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")
@@ -54,7 +54,7 @@ def as_reports(reports: Any) -> list[Any]:
 
 def tables(report: Report) -> dict[str, Mapping[str, Any]]:
     """The tables of a report: what is named, to the statistics by name."""
-    if isinstance(report, FeatureReport):
+    if isinstance(report, FeatureReport | RangeReport):
         return {"module": report.sites}
     if isinstance(report, GradientFlowReport):
         return {"module": report.modules, "parameter": report.parameters}
@@ -67,7 +67,9 @@ def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
     for what, table in tables(report).items():
         first = next(iter(table.values()), None)
         if first is not None and noun in (None, what):
-            found.update(dict.fromkeys(name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit")))
+            found.update(
+                dict.fromkeys(name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels"))
+            )
     return tuple(found)
 
 

@@ -13,11 +13,15 @@ from lightning_hooks.statistics.gradients import (
     parameter_gradient_stats,
     parameter_rows,
 )
+from lightning_hooks.statistics.quantization import ActivationRange, ChannelRange, quantization_parameters
+from lightning_hooks.statistics.ranges import RangeTable
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
 from lightning_hooks.statistics.summarize import accumulate, summarize
 from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
 
 __all__ = [
+    "ActivationRange",
+    "ChannelRange",
     "Column",
     "FeatureStats",
     "FeatureTable",
@@ -25,6 +29,7 @@ __all__ = [
     "GradientTable",
     "ParameterGradientStats",
     "ParameterTable",
+    "RangeTable",
     "Saturation",
     "WeightSample",
     "accumulate",
@@ -37,6 +42,7 @@ __all__ = [
     "norms_and_zeros",
     "parameter_gradient_stats",
     "parameter_rows",
+    "quantization_parameters",
     "saturation_of",
     "scaled",
     "summarize",

@@ -54,7 +54,7 @@ class FeatureTable:
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
         self._asleep: dict[int, int] = {}  # site -> how many units have not fired, where that is known on the host
-        self.capacity = max((units for units in map(_units_of, root.modules())), default=0)
+        self.capacity = most_units(root)
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
             if is_rectifier(module):
@@ -201,6 +201,11 @@ def layouts(root: nn.Module) -> Mapping[int, bool | None]:
         said = features_last(module)
         last = last if said is None else said
     return found
+
+
+def most_units(root: nn.Module) -> int:
+    """The most units any module of a model can have, as far as its parameters tell: the same number on every rank."""
+    return max(map(_units_of, root.modules()), default=0)
 
 
 def _units_of(module: nn.Module) -> int:

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import (
+    ActivationRangeObserver,
     FeatureStatsMonitor,
     GradientClipMonitor,
     GradientClipper,
@@ -116,7 +117,11 @@ def test_bad_selection_is_refused_at_train_start(build: Any, model: Any, message
 
 
 def test_callbacks_pickle_and_copy_before_during_and_after_a_fit() -> None:
-    ours = [*monitors(every_n_steps=1, summary=False), GradientClipper(policy="zclip", summary=False)]
+    ours = [
+        ActivationRangeObserver(summary=False),
+        *monitors(every_n_steps=1, summary=False),
+        GradientClipper(policy="zclip", summary=False),
+    ]
     copies: list[Any] = []
 
     class Copy(Callback):
@@ -128,7 +133,7 @@ def test_callbacks_pickle_and_copy_before_during_and_after_a_fit() -> None:
     copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
     assert not any(callback.hooks.alive for callback in copies)
     assert not any(hasattr(callback, "log") and "log" in vars(callback) for callback in copies)  # no model comes along
-    for callback in copies[-4:-1]:
+    for callback in copies[-5:-1]:
         trainer([callback]).fit(Classifier(mlp()), loader())
         assert callback.report is not None
 

@@ -9,7 +9,14 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientClipper, GradientFlowMonitor, HookedCallback
+from lightning_hooks import (
+    ActivationRangeObserver,
+    FeatureStatsMonitor,
+    GradientClipMonitor,
+    GradientClipper,
+    GradientFlowMonitor,
+    HookedCallback,
+)
 from lightning_hooks.callbacks.steps import StepProbe
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, trainer
 
@@ -19,6 +26,7 @@ ALL = {
     "clip": lambda: GradientClipMonitor(summary=False),
     "clipper": lambda: GradientClipper(summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
+    "ranges": lambda: ActivationRangeObserver(summary=False),
 }
 
 
@@ -115,7 +123,7 @@ def test_hooks_are_there_while_training() -> None:
 
     model = Classifier(ResidualCNN())
     trainer([*(build() for build in ALL.values()), Look()]).fit(model, loader((1, 6, 6), n=24))
-    assert counts[0]["net.conv._forward_hooks"] == 2
+    assert counts[0]["net.conv._forward_hooks"] == 3
     assert counts[0]["net.conv.weight:tensor"] == 1
     assert "net.drop._forward_hooks" not in {key for key, value in counts[0].items() if value}
 

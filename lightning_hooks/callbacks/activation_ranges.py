@@ -1,0 +1,239 @@
+"""ActivationRangeObserver: the range of what every layer puts out, for quantisation to eight bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.alerts import RangeReport
+from lightning_hooks.callbacks.monitor import Monitor, Rule
+from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, select_modules
+from lightning_hooks.statistics import RangeTable
+from lightning_hooks.statistics.feature_table import most_units
+from lightning_hooks.statistics.quantization import check_levels
+from lightning_hooks.statistics.ranges import check_range_options
+from lightning_hooks.trackers import some, table_lines
+
+LOGGED = ("min", "max", "scale", "zero_point")
+
+
+class ActivationRangeObserver(Monitor[RangeReport]):
+    """Finds the range of every layer's output, and the scale and zero point that quantise it to eight bits.
+
+    An observer: nothing is quantised and training is not altered. Ranges are those of one epoch's sampled batches, since the
+    weights move; they equal what ``torch.ao.quantization``'s MinMaxObserver, MovingAverageMinMaxObserver and HistogramObserver
+    find in the same outputs. NaN and infinite values are counted and are in no range.
+
+    Logged each epoch: ``ranges/<module>/<stat>`` with stat one of min, max, scale, zero_point (NaN while a module is silent).
+
+    Args:
+        modules: Where to listen; None for every leaf that computes something.
+        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
+        method: How a range is chosen: ``minmax``, the smallest and largest value; ``moving_average``, a moving average of each
+            call's smallest and largest; ``histogram``, the range of least squared quantisation error; ``percentile``, the range
+            that holds the middle ``percentile`` percent.
+        dtype: ``int8`` (-128 to 127) or ``uint8`` (0 to 255).
+        scheme: ``affine``, or ``symmetric`` (zero point 0, or 128 for uint8).
+        averaging_constant: Weight of a new call in the moving average.
+        bins: Bins of the histogram (8 kB per module at 2048).
+        percentile: Percent of the values in a range of method ``percentile``.
+        channel_dim: Also find the ranges of each index of this dimension, for instance 1; with ``minmax`` only.
+        summary: Print a compact summary at the end of training.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.alerts.RangeReport`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If an argument is out of range, or, at train start, if ``modules`` matches nothing.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import ActivationRangeObserver
+        >>> trainer = Trainer(callbacks=[ActivationRangeObserver(method="histogram")], logger=False)
+    """
+
+    prefix: ClassVar[str] = "ranges"
+    kinds: ClassVar[tuple[str, ...]] = ()
+    fit_only: ClassVar[tuple[str, ...]] = ("_table",)
+    _table: RangeTable
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 1,
+        method: Literal["minmax", "moving_average", "histogram", "percentile"] = "minmax",
+        dtype: Literal["int8", "uint8"] = "int8",
+        scheme: Literal["affine", "symmetric"] = "affine",
+        averaging_constant: float = 0.01,
+        bins: int = 2048,
+        percentile: float = 99.99,
+        channel_dim: int | None = None,
+        summary: bool = True,
+    ) -> None:
+        super().__init__(modules=modules, every_n_steps=every_n_steps, summary=summary)
+        check_range_options(method, averaging_constant, bins, percentile, channel_dim)
+        check_levels(dtype, scheme)
+        self.method, self.dtype, self.scheme = method, dtype, scheme
+        self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
+        self.channel_dim = channel_dim
+
+    def _new_table(self, names: Sequence[str], device: torch.device, capacity: int = 0) -> RangeTable:
+        return RangeTable(
+            names,
+            device,
+            method=self.method,
+            averaging_constant=self.averaging_constant,
+            bins=self.bins,
+            percentile=self.percentile,
+            channel_dim=self.channel_dim,
+            capacity=capacity,
+        )
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sites = self.select(pl_module)
+        capacity = most_units(pl_module) if trainer.world_size > 1 and self.channel_dim is not None else 0
+        self._table = self._new_table([name for name, _ in sites], pl_module.device, capacity)
+        for index, (name, module) in enumerate(sites):
+            self.listen(name, module, _RangeListener(self._table, index))
+
+    @classmethod
+    def calibrate(
+        cls,
+        model: nn.Module,
+        batches: Iterable[Any],
+        *,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        **options: Any,
+    ) -> RangeReport:
+        """Find the ranges of a trained model in plain PyTorch: evaluation mode, no gradients, hooks gone afterwards.
+
+        Args:
+            model: The model; its modules' training flags are put back.
+            batches: What to run it on, on its device.
+            forward: How, as a function of (model, batch). By default a mapping is passed as keyword arguments, of a tuple or
+                list the first element, and anything else as it is.
+            **options: The arguments of :class:`ActivationRangeObserver`.
+
+        Returns:
+            The ranges over all batches; ``epoch`` and ``step`` are 0.
+
+        Raises:
+            ValueError: If there is no batch, and as the constructor.
+
+        Example:
+            >>> import torch
+            >>> from lightning_hooks import ActivationRangeObserver
+            >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+            >>> report = ActivationRangeObserver.calibrate(net, [torch.randn(16, 4)], dtype="uint8")
+            >>> report.sites["1"].zero_point
+            0
+        """
+        observer = cls(**options)
+        sites = select_modules(model, observer.modules)
+        tensor = next(model.parameters(), None)
+        table = observer._new_table([name for name, _ in sites], torch.device("cpu") if tensor is None else tensor.device)
+        training = {module: module.training for module in model.modules()}
+        count = sampled = 0
+        try:
+            model.eval()
+            with HookManager() as hooks, torch.no_grad():
+                for index, (name, module) in enumerate(sites):
+                    hooks.register(module, _RangeListener(table, index), label=name)
+                for batch in batches:
+                    if count % observer.every_n_steps == 0:
+                        (forward or _forward)(model, batch)
+                        sampled += 1
+                    count += 1
+        finally:
+            for module, was in training.items():
+                module.training = was
+        if not count:
+            raise ValueError("calibrate needs at least one batch; got none.")
+        found, silent = table.read(table.pack().cpu(), observer.dtype, observer.scheme)
+        return RangeReport(0, 0, found, silent, sampled, count)
+
+    @override
+    def unheard(self) -> list[str]:
+        return [name for name, calls in zip(self._table.names, self._table.counters[:, 0].tolist(), strict=True) if not calls]
+
+    @override
+    def pack(self) -> Tensor:
+        return self._table.pack()
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        self._table.unpack(packed)
+
+    @property
+    @override
+    def places(self) -> list[str]:
+        return self._table.names
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        return self._table.merge_packed(packed)
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> RangeReport:
+        sites, silent = self._table.read(packed, self.dtype, self.scheme)
+        return RangeReport(epoch, step, sites, silent, self.sampled_batches, self.batches)
+
+    @override
+    def reset(self) -> None:
+        self._table.reset()
+
+    @override
+    def rules(self) -> Sequence[Rule]:
+        return ()
+
+    @override
+    def scalars(self, report: RangeReport) -> dict[str, float]:
+        return {
+            f"{self.prefix}/{name}/{stat}": float(getattr(report.sites.get(name), stat, math.nan))
+            for name in self._table.names
+            for stat in LOGGED
+        }
+
+    @override
+    def summary_lines(self, report: RangeReport) -> list[str]:
+        total = len(report.sites) + len(report.silent)
+        lines = [
+            f"Activation ranges ({self.method}, {self.dtype}, {self.scheme}), epoch {report.epoch}: {len(report.sites)} of {total} "
+            f"modules heard, in {report.sampled_batches} of {report.batches} batches."
+        ]
+        if report.silent:
+            lines.append(f"  Silent: {some(report.silent)}")
+        header = ("module", "min", "max", "scale", "zero point", "smallest", "largest")
+        widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
+        rows = [(name, r.min, r.max, r.scale, r.zero_point, r.smallest, r.largest) for name, r in widest]
+        return lines + [f"  {line}" for line in table_lines(header, rows)]
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(modules=self.selection, method=self.method)
+
+
+class _RangeListener(Listener):
+    """Forward hook of one site."""
+
+    def __init__(self, table: RangeTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.table.add(self.index, output)
+
+
+def _forward(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0] if isinstance(batch, tuple | list) else batch)

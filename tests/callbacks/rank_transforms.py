@@ -1,0 +1,43 @@
+"""What the transforms and observers of the toolbox do in two DDP processes; pickled for the test to compare."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lightning_hooks import ActivationRangeObserver
+from tests.callbacks.rank_cases import Shards, SumLoss
+from tests.models import trainer
+
+
+def fit(callbacks: list[Any], world: int, rank: int = 0, case: str = "even", **kwargs: Any) -> SumLoss:
+    """Two ranks, or one process on the joined batches."""
+    if world == 2:
+        kwargs.update(strategy="ddp", devices=2, use_distributed_sampler=False)
+    model = SumLoss(divisor=4.0 if world == 2 else 8.0)
+    trainer(callbacks, **kwargs).fit(model, DataLoader(Shards(case, rank, world), batch_size=None))
+    return model
+
+
+def ranges(world: int, rank: int = 0) -> dict[str, Any]:
+    found = {}
+    for method in ("minmax", "moving_average", "histogram", "percentile"):
+        observer = ActivationRangeObserver(
+            method=method, averaging_constant=0.1, summary=False, bins=512, channel_dim=1 if method == "minmax" else None
+        )
+        fit([observer], world, rank, case="one_rank_only" if method == "minmax" and world == 2 else "even")
+        found[method] = observer.report
+    return found
+
+
+CASES = {"ranges": ranges}
+
+if __name__ == "__main__":
+    rank = int(os.environ["LOCAL_RANK"])
+    found = {name: case(world=2, rank=rank) for name, case in CASES.items()}
+    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))

@@ -1,0 +1,64 @@
+"""The toolbox under DDP: ranks agree, and are one process on the joined data where that has a meaning."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.callbacks.rank_transforms import ranges
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What each of two processes found, by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(2):
+        joined = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "WORLD_SIZE": "2",
+        }
+        command = [sys.executable, "-m", "tests.callbacks.rank_transforms", str(folder)]
+        env = {**os.environ, **joined, "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-4000:]
+    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return {case: [of_rank[case] for of_rank in found] for case in found[0]}
+
+
+def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:
+    first, second = two_ranks["ranges"]
+    assert repr(first) == repr(second)
+    single = ranges(world=1)
+    minmax = first["minmax"]
+    assert set(minmax.sites) == {"net.first", "net.act", "net.second", "net.sometimes"}  # the last on one rank only
+    assert minmax.sites["net.sometimes"].calls == 2
+    assert len(minmax.sites["net.first"].channels) == 16
+    for method in ("moving_average", "histogram", "percentile"):
+        for name, expected in single[method].sites.items():
+            found = first[method].sites[name]
+            assert found.count == expected.count
+            width = expected.largest - expected.smallest
+            assert found.smallest == pytest.approx(expected.smallest, abs=1e-6)
+            assert found.largest == pytest.approx(expected.largest, abs=1e-6)
+            # half a batch's extremes lie inside those of a whole one; a joined histogram is exact to a part of a bin
+            slack = 0.35 if method == "moving_average" else 0.03
+            assert found.min == pytest.approx(expected.min, abs=slack * width), (method, name)
+            assert found.max == pytest.approx(expected.max, abs=slack * width), (method, name)
+            assert found.min >= expected.min - 0.03 * width
