@@ -36,15 +36,40 @@ class Told:
     epoch: int
 
 
-class Clock(Callback):
-    """Counts the batches of a training; first in the list, so that what is told in a batch is told after its count."""
+@dataclass(frozen=True)
+class Course:
+    """How a training went, batch by batch.
+
+    Attributes:
+        epochs: The epoch of each batch.
+        losses: The loss of each batch.
+        places: The names of all modules and parameters.
+    """
+
+    epochs: list[int]
+    losses: list[float]
+    places: frozenset[str]
+
+
+class Witness(Callback):
+    """Notes what the monitors tell, and when. First in the list, so that what is told in a batch comes after its count."""
 
     def __init__(self) -> None:
-        self.batches = self.epoch = 0
+        self.epochs: list[int] = []
+        self.told: list[Told] = []
+
+    def note(self, alert: Alert) -> None:
+        """For ``on_alert``."""
+        self.told.append(Told(alert, len(self.epochs), self.epochs[-1]))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.batches += 1
-        self.epoch = trainer.current_epoch
+        self.epochs.append(trainer.current_epoch)
+
+    def course(self, built: Built) -> Course:
+        """What is known after the training."""
+        module: Any = built.module
+        places = {name for name, _ in module.named_modules()} | {name for name, _ in module.named_parameters()}
+        return Course(self.epochs, [loss.item() for loss in module.losses], frozenset(places))
 
 
 def build(case: Case, seed: int, ill: bool = True) -> Built:
@@ -68,8 +93,8 @@ def play(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, flo
     return Outcome(score, losses[:5].mean().item(), losses[-5:].mean().item(), finite), time.perf_counter() - start
 
 
-def listen(case: Case, seed: int, ill: bool = True, **options: Any) -> tuple[list[Told], Outcome, float]:
-    """Train with the trio on, and return what it told, in the order in which it did.
+def listen(case: Case, seed: int, ill: bool = True, **options: Any) -> tuple[list[Told], Outcome, Course]:
+    """Train with the trio on, and return what it told, in the order in which it did, and how it went.
 
     Args:
         case: Which training.
@@ -77,10 +102,6 @@ def listen(case: Case, seed: int, ill: bool = True, **options: Any) -> tuple[lis
         ill: Whether the fault is planted.
         **options: For :func:`lightning_hooks.monitors`; by default none, as users write it.
     """
-    built, clock, told = build(case, seed, ill), Clock(), []
-
-    def note(alert: Alert) -> None:
-        told.append(Told(alert, clock.batches, clock.epoch))
-
-    outcome, seconds = play(built, [clock, *monitors(on_alert=note, summary=False, **options)])
-    return told, outcome, seconds
+    built, witness = build(case, seed, ill), Witness()
+    outcome, _ = play(built, [witness, *monitors(on_alert=witness.note, summary=False, **options)])
+    return witness.told, outcome, witness.course(built)

@@ -1,0 +1,233 @@
+"""The proof: every family of the zoo, over its seeds, with the monitors on and the peers' rules beside them.
+
+``python -m tests.faults.run [--seeds 0 1] [--only deep_sigmoid gan] [--processes 2] [--no-twins] [--fresh]`` prints a table and
+writes ``runs/faults/table.md`` and ``runs/faults/table.json``. Each fault's twin, the same training without the fault, runs
+too: it shows that the fault does harm, and is one more healthy training. What has run is kept, one line per training, and not run
+again while neither the package nor the zoo has changed; ``--fresh`` forgets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lightning_hooks
+from lightning_hooks import monitors
+from tests.faults.catalogue import CASES, FAULTS, HEALTHY
+from tests.faults.peers import PEERS
+from tests.faults.play import Witness, build, play
+from tests.faults.recorder import Recorder
+from tests.faults.score import judge, judge_peers, serious, summary
+from tests.faults.zoo import CALIBRATION, SEEDS, Outcome
+
+FOLDER = Path("runs/faults")
+HALVES = {"calibration": CALIBRATION, "report": tuple(seed for seed in SEEDS if seed not in CALIBRATION), "all": SEEDS}
+
+
+Job = tuple[str, int, bool]  # name, seed, whether the fault is planted
+
+
+def run_one(job: Job) -> dict[str, Any]:
+    """One training: what the monitors told, what the peers' rules make of it, what became of it."""
+    name, seed, ill = job
+    torch.set_num_threads(1)
+    case = CASES[name]
+    built, witness, recorder = build(case, seed, ill), Witness(), Recorder()
+    ours = monitors(on_alert=witness.note, summary=False)
+    outcome, seconds = play(built, [witness, recorder, *ours] if ill else [witness, *ours])
+    row = {"name": name, "seed": seed, "ill": ill, "healthy": case.healthy, "outcome": vars(outcome), "seconds": round(seconds, 2)}
+    if not ill:
+        return {**row, "told": serious(witness.told)}
+    assert recorder.recording is not None
+    course = witness.course(built)
+    verdict = judge(witness.told, built.expected, course)
+    peers = judge_peers(case, built.expected, course, recorder.recording)
+    return {**row, "kinds": built.expected.kinds, "sites": built.expected.sites, **verdict, "peers": peers}
+
+
+def fingerprint() -> str:
+    """Of the package and the zoo: results of other code are not reused."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for folder in (Path(lightning_hooks.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run_all(jobs: Iterable[Job], processes: int, fresh: bool) -> list[dict[str, Any]]:
+    """Run what has not run yet, and return the results of all jobs."""
+    jobs = list(jobs)
+    kept = FOLDER / f"runs-{fingerprint()}.jsonl"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        kept.unlink(missing_ok=True)
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    done = {(run["name"], run["seed"], run["ill"]): run for run in map(json.loads, lines)}
+    wanted = [job for job in jobs if job not in done]
+    start = time.perf_counter()
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes: small nets only wait for a second thread
+    with kept.open("a") as file, multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=40) as pool:
+        for number, run in enumerate(pool.imap_unordered(run_one, wanted), start=1):
+            done[run["name"], run["seed"], run["ill"]] = run
+            file.write(json.dumps(run) + "\n")
+            file.flush()
+            if sys.stdout.isatty() or number == len(wanted) or number % 25 == 0:
+                print(f"\r{number} of {len(wanted)} trainings, {time.perf_counter() - start:.0f} s", end="", flush=True)
+    print()
+    return [done[job] for job in jobs]
+
+
+def percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+def _marks(runs: list[dict[str, Any]], key: str) -> str:
+    values = [run[key] for run in runs]
+    return "-" if all(value is None for value in values) else f"{sum(bool(value) for value in values)}/{len(values)}"
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        of.setdefault(run["name"], []).append(run)
+    short = {peer: peer for peer in PEERS}
+    lines = ["| fault | in | right kind | right site | said first | batches | " + " | ".join(short.values()) + " |"]
+    lines.append("|---|---|---|---|---|---|" + "---|" * len(PEERS))
+    for name, case in FAULTS.items():
+        mine = of.get(name)
+        if not mine:
+            continue
+        latest = max((run["batches"] for run in mine if run["batches"] is not None), default=None)
+        peers = []
+        for peer in PEERS:
+            hits = [
+                any(set(run["kinds"]) & set(rule["kinds"]) and rule["in_time"] > 1 for rule in run["peers"][peer].values())
+                for run in mine
+            ]
+            peers.append(f"{sum(hits)}/{len(hits)}")
+        lines.append(
+            f"| {case.story} (`{name}`) | {case.family} | {_marks(mine, 'found')} | {_marks(mine, 'site')} | "
+            f"{_marks(mine, 'first')} | {latest or '-'} | {' | '.join(peers)} |"
+        )
+    lines += ["", "| healthy | in | runs with a false alarm | " + " | ".join(short.values()) + " | what |"]
+    lines.append("|---|---|---|" + "---|" * len(PEERS) + "---|")
+    for name, case in HEALTHY.items():
+        mine = of.get(name)
+        if not mine:
+            continue
+        said = sorted({f"{kind} at {site} ({severity})" for run in mine for kind, site, severity, _ in run["told"]})
+        alarms = [sum(any(rule["ever"] > 1 for rule in run["peers"][peer].values()) for run in mine) for peer in PEERS]
+        lines.append(
+            f"| {case.story} (`{name}`) | {case.family} | {sum(bool(run['told']) for run in mine)}/{len(mine)} | "
+            + " | ".join(f"{alarm}/{len(mine)}" for alarm in alarms)
+            + f" | {'; '.join(said[:3])}{' …' if len(said) > 3 else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def summaries(runs: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The summary of each half, and as Markdown."""
+    result, lines = {}, []
+    lines.append(
+        "| half | rules | faults found | right site | said first | healthy runs with a false alarm | found at zero false alarms |"
+    )
+    lines.append("|---|---|---|---|---|---|---|")
+    for half, seeds in HALVES.items():
+        faults = [run for run in runs if not run["healthy"] and run["seed"] in seeds]
+        healthy = [run for run in runs if run["healthy"] and run["seed"] in seeds]
+        if not faults and not healthy:
+            continue
+        result[half] = s = summary(faults, healthy)
+        mine = percent(s["recall"]) if not s["false_alarms"] else "-"
+        lines.append(
+            f"| {half} | **lightning_hooks** | {percent(s['recall'])} of {s['faults']} | {percent(s['site'])} of {s['placed']} | "
+            f"{percent(s['first'])} | {s['false_alarms']} of {s['healthy']} | {mine} |"
+        )
+        for peer, p in s["peers"].items():
+            lines.append(
+                f"| {half} | {peer} | {percent(p['recall'])} | {percent(p['site'])} | | {p['false_alarms']} of {p['healthy']} | "
+                f"{percent(p['recall_without_false_alarms'])} |"
+            )
+    return result, "\n".join(lines)
+
+
+def misses(runs: list[dict[str, Any]]) -> str:
+    """What was not found, or at another site, and what was told instead."""
+    lines = []
+    for run in runs:
+        if run["healthy"] or (run["found"] and run["site"] in (None, True)):
+            continue
+        what = "another site" if run["found"] else "only an info" if run["info"] else "not found"
+        told = [f"{kind} at {site}" for kind, site, _, _ in run["told"][:3]]
+        lines.append(
+            f"- `{run['name']}` seed {run['seed']}: {what}; expected {' or '.join(run['kinds'])}; told {told or 'nothing'}"
+        )
+    return "\n".join(lines)
+
+
+def dishonest(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> list[str]:
+    """The healthy trainings and twins that do not learn, and the faults that do no harm: the zoo's own faults."""
+    wells = {(run["name"], run["seed"]): Outcome(**run["outcome"]) for run in twins}
+    lines = []
+    for run in [*runs, *twins]:
+        case, outcome = CASES[run["name"]], Outcome(**run["outcome"])
+        where = f"`{case.name}` seed {run['seed']}"
+        if (run["healthy"] or not run["ill"]) and not outcome.score >= case.reaches:
+            lines.append(f"- {where}{'' if run['healthy'] else ', twin'}: reached {outcome.score:.2f}, not {case.reaches}")
+        well = wells.get((run["name"], run["seed"]))
+        if run["ill"] and well is not None and case.hurts is not None and not case.hurts(outcome, well):
+            lines.append(f"- {where}: the fault does no harm ({outcome.score:.2f}, without it {well.score:.2f})")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="these families")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-twins", action="store_true", help="leave out the faults' twins")
+    parser.add_argument("--fresh", action="store_true", help="run all again")
+    options = parser.parse_args()
+    unknown = sorted(set(options.only or ()) - CASES.keys())
+    if unknown:
+        parser.error(f"no such family: {', '.join(unknown)}; python -m tests.faults.show lists them")
+    names = options.only or list(CASES)
+    jobs = [(name, seed, True) for name in names for seed in options.seeds]
+    if not options.no_twins:
+        jobs += [(name, seed, False) for name in names if name in FAULTS for seed in options.seeds]
+    results = run_all(jobs, options.processes, options.fresh)
+    runs, twins = ([run for run in results if run["ill"] is ill] for ill in (True, False))
+    result, short = summaries(runs)
+    alarms = [run for run in twins if run["told"]]
+    told = [f"- `{run['name']}` seed {run['seed']}: {run['told'][0][0]} at {run['told'][0][1]}" for run in alarms]
+    wrong = dishonest(runs, twins)
+    parts = [short, table(runs), "Not found, or not there:", misses(runs) or "- nothing"]
+    if twins:
+        parts += [
+            f"Twins (a fault's training without the fault) with a false alarm: {len(alarms)} of {len(twins)}.",
+            "\n".join(told),
+        ]
+    if wrong:
+        parts += ["Not what the zoo says of them:", "\n".join(wrong)]
+    parts.append(f"{len(results)} trainings, {sum(run['seconds'] for run in results):.0f} s of one core.")
+    text = "\n\n".join(part for part in parts if part)
+    print(text)
+    (FOLDER / "table.md").write_text(text + "\n")
+    (FOLDER / "table.json").write_text(json.dumps({"summary": result, "dishonest": wrong, "runs": runs, "twins": twins}, indent=1))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

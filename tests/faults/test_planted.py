@@ -1,0 +1,166 @@
+"""The faults are there: what each training has that its twin has not, seen without any monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.alerts import ALERT_KINDS
+from tests.faults.catalogue import CASES, FAULTS, HEALTHY
+from tests.faults.play import build, play
+from tests.faults.recorder import Recorder
+from tests.faults.zoo import Built
+
+# Kinds of faults for which no rule exists, and may never: they stay in the table.
+KINDS_TO_COME = {
+    "spike", "update_too_small", "update_too_large", "poor_init", "not_optimized", "not_zeroed", "oscillation", "shift",
+    "validation_shift", "shared", "double_softmax",
+}  # fmt: skip
+
+
+def modules(built: Built) -> dict[str, nn.Module]:
+    return dict(built.module.named_modules())
+
+
+def batch(built: Built) -> Any:
+    return next(iter(built.data["train_dataloaders"]))
+
+
+def outputs(built: Built) -> dict[str, Tensor]:
+    """What each module puts out for the first batch, before any training."""
+    seen: dict[str, Tensor] = {}
+    for name, module in built.module.named_modules():
+        module.register_forward_hook(
+            lambda m, a, out, name=name: seen.update({name: out.detach()}) if isinstance(out, Tensor) else None
+        )
+    built.module.net(batch(built)[0])
+    return seen
+
+
+def without_gradient(built: Built) -> set[str]:
+    """The parameters that the loss of the first batch does not reach."""
+    built.module.training_step(batch(built), 0).backward()
+    return {name for name, p in built.module.named_parameters() if p.grad is None}
+
+
+def scale_of(layer: str) -> Callable[[Built], float]:
+    return lambda built: modules(built)[layer].weight.std().item()  # type: ignore[operator,union-attr]
+
+
+def test_there_are_enough_of_all_kinds() -> None:
+    assert len(FAULTS) >= 28
+    assert len(HEALTHY) >= 18
+    assert {case.family for case in FAULTS.values()} >= {"MLP", "CNN", "ResNet", "LSTM", "transformer", "VAE", "GAN"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_expectations_are_sensible(name: str) -> None:
+    for seed in range(5):
+        built = build(CASES[name], seed)
+        expected, names = built.expected, {*modules(built), *dict(built.module.named_parameters())}
+        assert bool(expected.kinds) is not CASES[name].healthy
+        assert set(expected.kinds) <= {*ALERT_KINDS, *KINDS_TO_COME}
+        right = {site for site in names if expected.right_site(site)}
+        assert bool(right) is (expected.sites is not None)
+        assert len(names - right) >= 5, "a site that is everywhere says nothing"
+        steps = len(built.data["train_dataloaders"])
+        assert expected.batch is None or expected.batch // steps == expected.epoch
+
+
+def test_a_seed_decides_everything() -> None:
+    one, two, other = (play(build(HEALTHY["dropout"], seed))[0] for seed in (0, 0, 1))
+    assert one == two != other
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("name", "layer", "factor"), [("init_times_10", "conv{}", 10), ("init_divided_by_10", "fc{}", 0.1)])
+def test_initial_weights(name: str, layer: str, factor: float, seed: int) -> None:
+    layer = "net." + layer.format(seed + (name == "init_divided_by_10"))
+    ill, well = (scale_of(layer)(build(FAULTS[name], seed, ill)) for ill in (True, False))
+    assert ill == pytest.approx(factor * well)
+    assert build(FAULTS[name], seed).expected.right_site(layer)
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_unnormalised_pixels_saturate_the_first_tanh(ill: bool) -> None:
+    seen = outputs(build(FAULTS["unnormalised_tanh"], 0, ill))
+    share = (seen["net.act0"].abs() > 0.99).float().mean()
+    assert share > 0.7 if ill else share < 0.01
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_large_queries_make_attention_choose_one(ill: bool) -> None:
+    largest = outputs(build(FAULTS["attention_saturated"], 0, ill))["net.blocks.0.attention.softmax"][:, :, 8:].amax(-1)
+    assert largest.mean() > 0.9 if ill else largest.mean() < 0.3
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_the_generator_s_layer_is_dead(ill: bool) -> None:
+    built = build(FAULTS["gan_dead_generator"], 0, ill)
+    alive = built.module.net["generator"][:4](torch.randn(256, 16)).amax() > 0  # type: ignore[index]
+    assert bool(alive) is not ill
+
+
+@pytest.mark.parametrize(("name", "cut"), [("detach_in_the_middle", "net.stem.weight"), ("unused_branch", "net.local.conv.weight")])
+def test_the_path_is_cut(name: str, cut: str) -> None:
+    found = without_gradient(build(FAULTS[name], 0))
+    assert cut in found
+    assert all(build(FAULTS[name], 0).expected.right_site(parameter) for parameter in found)
+    assert not without_gradient(build(FAULTS[name], 0, ill=False))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_layer_is_in_no_optimizer(seed: int) -> None:
+    for ill in (True, False):
+        built = build(FAULTS["not_in_optimizer"], seed, ill)
+        held = {id(p) for group in built.module.configure_optimizers().param_groups for p in group["params"]}  # type: ignore[union-attr]
+        forgotten = [name for name, p in built.module.named_parameters() if id(p) not in held]
+        assert bool(forgotten) is ill
+        assert all(built.expected.right_site(name) for name in forgotten)
+
+
+def test_four_layers_are_one() -> None:
+    ill, well = (len(list(build(FAULTS["shared_weights"], 0, ill).module.parameters())) for ill in (True, False))
+    assert well - ill == 2 * 3
+
+
+@pytest.mark.parametrize("ill", [True, False])
+def test_clipping_too_early_clips_nothing(ill: bool) -> None:
+    taken: list[float] = []
+    built, recorder = build(FAULTS["clip_in_training_step"], 0, ill), Recorder()
+    configured = built.module.configure_optimizers
+
+    def configure() -> Any:
+        optimizer = configured()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]  # type: ignore[union-attr]
+        optimizer.register_step_post_hook(  # type: ignore[union-attr]
+            lambda *_: taken.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+        )
+        return optimizer
+
+    built.module.configure_optimizers = configure  # type: ignore[method-assign]
+    play(built._replace(kwargs={**built.kwargs, "max_epochs": 1}), [recorder])
+    assert max(taken) > 0.2 if ill else max(taken) < 0.1001
+
+
+@pytest.mark.parametrize("name", ["zero_init", "negative_bias"])
+def test_harm_is_done(name: str) -> None:
+    """A sample; ``make faults`` looks at every family and seed."""
+    case = FAULTS[name]
+    ill, well = (play(build(case, 3, ill))[0] for ill in (True, False))
+    assert case.hurts is not None
+    assert case.hurts(ill, well)
+    assert well.score >= case.reaches
+
+
+@pytest.mark.parametrize("name", ["natural_sparsity", "early_convergence"])
+def test_healthy_ones_learn(name: str) -> None:
+    """A sample, likewise."""
+    outcome, _ = play(build(HEALTHY[name], 3))
+    assert outcome.score >= HEALTHY[name].reaches
+    assert outcome.finite
+    assert outcome.last_loss < 0.7 * outcome.first_loss
