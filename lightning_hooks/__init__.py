@@ -8,6 +8,7 @@ from lightning_hooks.callbacks import (
     GradientClipper,
     GradientFlowMonitor,
     HookedCallback,
+    LayerProfiler,
     monitors,
 )
 from lightning_hooks.hooks import HookManager, with_hooks
@@ -23,6 +24,7 @@ __all__ = [
     "GradientFlowMonitor",
     "HookManager",
     "HookedCallback",
+    "LayerProfiler",
     "monitors",
     "with_hooks",
 ]

@@ -1,4 +1,4 @@
-"""Imports go down only: hooks < statistics, clipping < alerts < trackers, plots, metrics < callbacks."""
+"""Imports go down only: hooks < statistics, clipping < alerts < profiling, pruning < trackers, plots, metrics < callbacks."""
 
 import ast
 from pathlib import Path
@@ -16,6 +16,8 @@ BELOW = {
     "statistics": {"hooks"},
     "clipping": {"hooks"},
     "alerts": {"hooks", "statistics", "clipping"},
+    "profiling": {"hooks", "alerts"},
+    "pruning": {"hooks", "statistics", "alerts"},
 }
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}

@@ -6,6 +6,7 @@ from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.trio import monitors
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "GradientClipper",
     "GradientFlowMonitor",
     "HookedCallback",
+    "LayerProfiler",
     "monitors",
 ]

@@ -8,5 +8,6 @@ from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow, update_ratios
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.histograms import colourful_dimension
+from lightning_hooks.plots.profile import layer_times
 
-__all__ = ["clip_history", "colourful_dimension", "dead_units", "gradient_flow", "heatmap", "update_ratios"]
+__all__ = ["clip_history", "colourful_dimension", "dead_units", "gradient_flow", "heatmap", "layer_times", "update_ratios"]

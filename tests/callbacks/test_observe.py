@@ -9,11 +9,15 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hooks import monitors
+from lightning_hooks import LayerProfiler, monitors
 from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
 from tests.reference import same_state
 
 NETS = {"cnn": (ResidualCNN, (1, 6, 6)), "transformer": (TinyTransformer, (5, 6)), "lstm": (TinyLSTM, (5, 6))}
+
+
+def observers() -> list[Callback]:
+    return [*monitors(every_n_steps=1, summary=False), LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False)]
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -27,7 +31,7 @@ def test_on_equals_off_bit_for_bit(net: str) -> None:
         return model, torch.get_rng_state()
 
     without, rng_without = fit([])
-    with_trio, rng_with = fit(monitors(every_n_steps=1, summary=False))
+    with_trio, rng_with = fit(observers())
     assert with_trio.losses == without.losses
     assert same_state(with_trio, without)
     assert torch.equal(rng_with, rng_without)
@@ -62,7 +66,7 @@ class CountSyncs(Callback):
 def test_no_host_sync_between_epoch_boundaries(net: str) -> None:
     build, shape = NETS[net]
     counts = []
-    for callbacks in ([], monitors(every_n_steps=1, summary=False)):
+    for callbacks in ([], observers()):
         torch.manual_seed(0)
         counter = CountSyncs()
         trainer([counter, *callbacks], gradient_clip_val=0.3).fit(Classifier(build()), loader(shape, n=320))

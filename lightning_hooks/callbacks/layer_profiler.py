@@ -1,0 +1,261 @@
+"""LayerProfiler: where the time of a training step goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.profile_table import COLUMNS, summary_lines, table_rows
+from lightning_hooks.hooks import ModuleSelector, guarded
+from lightning_hooks.profiling import ProfileReport, ProfileSession
+from lightning_hooks.profiling.calls import Phase
+from lightning_hooks.profiling.samples import Samples
+from lightning_hooks.profiling.session import check_count
+from lightning_hooks.profiling.sites import profiled_modules
+from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
+
+SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")
+STEP_STATS = ("step_ms", "forward_ms", "backward_ms", "other_ms", "outside_ms", "overhead_ms")
+
+
+class LayerProfiler(HookedCallback):
+    """Times every layer in place, in real training steps: forward and backward, self and total.
+
+    Forward time is from a module's call to its return. Backward time is that of the autograd nodes its forward made, so models
+    with in-place operations, several calls, frozen layers and outputs of any structure are measured; forward passes that
+    activation checkpointing repeats in backward are told apart as recomputation. *Self* leaves inner modules out, *total* has
+    them in: self times and the time outside all modules add up to the step.
+
+    It only observes. On the CPU its own time is not counted; on a CUDA device events are put into the stream and read when the
+    device has passed them, with no wait but one at the epoch's end. Each rank measures itself; rank 0's times are logged.
+
+    Logged each epoch: ``profile/<module>/<stat>`` with stat one of self_ms, total_ms, forward_ms, backward_ms (both self; the
+    recomputed forward is in self_ms) and share, means per step; ``profile/step_ms``, ``forward_ms``, ``backward_ms``,
+    ``other_ms`` (optimizer, callbacks, logging), ``outside_ms`` (forward and backward outside all modules) and ``overhead_ms``;
+    and a table. NaN where nothing was measured.
+
+    Args:
+        modules: Which modules to time; None for every module of the model, containers and dropout included.
+        every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. Of a long epoch at most 512 are kept.
+        warmup_steps: Training batches at the beginning of a fit that are not measured. Where the first epoch has measured
+            batches after them, they are the first after the warm-up and each n-th from there.
+        plot: Draw a bar chart each epoch for the trackers that show images; needs matplotlib.
+        summary: Print the table at the end of training.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.profiling.ProfileReport`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If a number is too small, or, at train start, if ``modules`` matches nothing.
+        RuntimeError: At train start, if the model is neither on the CPU nor on a CUDA device.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import LayerProfiler
+        >>> trainer = Trainer(callbacks=[LayerProfiler(every_n_steps=5)], logger=False)
+    """
+
+    prefix: ClassVar[str] = "profile"
+    hears_recomputation: ClassVar[bool] = True
+    fit_only: ClassVar[tuple[str, ...]] = ("_tracer", "_samples")
+    _tracer: Tracer
+    _samples: Samples
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        warmup_steps: int = 3,
+        plot: bool = False,
+        summary: bool = True,
+    ) -> None:
+        super().__init__(modules=modules, every_n_steps=every_n_steps)
+        for name, value in (("plot", plot), ("summary", summary)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False; got {value!r}.")
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
+        self.plot = plot
+        self.summary = summary
+        self.report: ProfileReport | None = None
+        self.batches = 0
+
+    @staticmethod
+    def profile(
+        model: nn.Module,
+        step: Callable[[], object],
+        *,
+        steps: int = 20,
+        warmup_steps: int = 3,
+        modules: ModuleSelector | None = None,
+    ) -> ProfileReport:
+        """Profile a model without Lightning.
+
+        Args:
+            model: The model, on the CPU or a CUDA device.
+            step: A function that takes one training step: forward, backward, optimizer.
+            steps: How many steps to measure.
+            warmup_steps: How many to take before, unmeasured.
+            modules: Which modules; None for every module of the model.
+
+        Returns:
+            The report. See :class:`~lightning_hooks.profiling.ProfileSession` for a loop of one's own.
+
+        Raises:
+            TypeError: If an argument is of a wrong type.
+            ValueError: If a number is too small, or ``modules`` matches nothing.
+            RuntimeError: If the model is neither on the CPU nor on a CUDA device.
+
+        Example:
+            >>> import torch
+            >>> from lightning_hooks import LayerProfiler
+            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+            >>> report = LayerProfiler.profile(model, lambda: model(torch.randn(4, 8)).sum().backward(), steps=5)
+            >>> report.measured_steps, list(report.sites)
+            (5, ['0', '1'])
+        """
+        if not callable(step):
+            raise TypeError(f"step must be a function that takes one training step; got {step!r}.")
+        check_count("steps", steps, least=1)
+        with ProfileSession(model, modules=modules, warmup_steps=warmup_steps) as session:
+            for _ in range(warmup_steps + steps):
+                with session.step():
+                    step()
+        return session.report()
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.plot:
+            _require_plots()
+        sites = profiled_modules(pl_module, self.modules)
+        self._tracer = Tracer(pl_module.device, self.faults)
+        self._samples = Samples([name for name, _ in sites], str(pl_module.device))
+        self._reads_memory = self._tracer.clock.allocated() is not None
+        self._taken = 0  # batches of this fit
+        self._first = 0  # the batch of this epoch that is measured first
+        self.batches = 0
+        self.report = None
+        for site, (name, module) in enumerate(sites):
+            if module is not None:
+                self.listen(name, module, EnterListener(self._tracer, site), "forward_pre")
+                # First of the hooks on the way out, and run although the module raises, as checkpointing lets it.
+                self.listen(name, module, LeaveListener(self._tracer, site), "forward", prepend=True, always_call=True)
+
+    @override
+    def released(self) -> None:
+        tracer: Tracer | None = self.__dict__.get("_tracer")
+        if tracer is not None and tracer.tracing:
+            tracer.abandon()  # hooks of nodes live as long as their graph, which the user may keep
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self.batches += 1
+        taken, self._taken = self._taken, self._taken + 1
+        warm = taken < self.warmup_steps
+        if taken == self.warmup_steps:
+            self._first = batch_idx % self.every_n_steps
+        reads_memory = self._reads_memory and taken == max(self.warmup_steps - 1, 0)
+        due = not warm and batch_idx % self.every_n_steps == self._first and self._samples.wants()
+        self.gate.start(due or reads_memory)
+        if self.gate.open:
+            self._tracer.begin_step(Phase.FORWARD, reads_memory, counts=not warm)
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        if self._tracer.tracing:
+            guarded(self._tracer.before_backward, "the loss", self.faults)(loss)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_after_backward(trainer, pl_module)
+        if self._tracer.tracing:
+            self._tracer.after_backward()
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self._tracer.tracing:
+            self._tracer.after_backward()  # where a manual loop called loss.backward() and nobody announced it
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._tracer.tracing:
+            self._samples.add_step(self._tracer.end_step())
+            self._samples.add_times(self._tracer.clock.take(wait=False))
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.tell_faults()
+        self._samples.add_times(self._tracer.clock.take(wait=True))
+        self.report = self._samples.report(self._tracer.tree, trainer.current_epoch, trainer.global_step, self.batches)
+        self._samples.reset()
+        self.batches = self._first = 0
+        self._log(trainer, self.report)
+
+    def _log(self, trainer: Trainer, report: ProfileReport) -> None:
+        scalars = self.scalars(report)
+        tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
+        trainer.callback_metrics.update(tensors)
+        trainer.logged_metrics.update(tensors)
+        trackers, step = self.trackers(trainer), epoch_step(trainer)
+        trackers.scalars(scalars, step)
+        trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(report), step)
+        if self.plot and len(trackers):
+            from lightning_hooks.plots import layer_times
+
+            trackers.figure(f"{self.prefix}/layers", layer_times(report), step)
+        trackers.save()
+
+    def scalars(self, report: ProfileReport) -> dict[str, float]:
+        """What is logged of a report, with full tags."""
+        nan = float("nan")
+        scalars: dict[str, float] = {}
+        for name in self._samples.names:
+            found = report.sites.get(name)
+            values = (nan,) * len(SITE_STATS)
+            if found is not None:
+                means = (found.self_time, found.total_time, found.forward_self, found.backward_self)
+                values = (*(spread.mean for spread in means), found.share)
+            scalars.update({f"{self.prefix}/{name}/{stat}": value for stat, value in zip(SITE_STATS, values, strict=True)})
+        outside = report.outside_forward.mean + report.outside_backward.mean
+        times = (report.step_time, report.forward_time, report.backward_time, report.other_time)
+        of_step = (*(spread.mean for spread in times), outside, report.overhead)
+        scalars.update({f"{self.prefix}/{stat}": value for stat, value in zip(STEP_STATS, of_step, strict=True)})
+        return scalars
+
+    @staticmethod
+    def table(report: ProfileReport, *, top: int | None = None, sort: Literal["self", "total", "model"] = "self") -> str:
+        """Return a report as a table for the terminal.
+
+        Args:
+            report: The report.
+            top: Only so many modules; None for all.
+            sort: The most ``self`` time first, the most ``total`` time first, or in the ``model``'s order.
+
+        Raises:
+            ValueError: If ``sort`` is none of these.
+        """
+        return "\n".join(summary_lines(report, top, sort))
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if self.summary and self.report is not None and trainer.is_global_zero:
+            print("\n".join(["", *summary_lines(self.report, 20)]))  # noqa: T201
+
+
+def _require_plots() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError('LayerProfiler(plot=True) needs matplotlib: pip install "lightning-hooks[plots]".') from error

@@ -1,0 +1,61 @@
+"""A profile as a table."""
+
+from __future__ import annotations
+
+from lightning_hooks.profiling import ProfileReport
+from lightning_hooks.trackers import some, table_lines
+
+COLUMNS = ("module", "calls", "forward ms", "backward ms", "self ms", "std", "p95", "share", "total ms", "output MB", "memory MB")
+ORDERS = ("self", "total", "model")
+
+
+def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "self") -> list[str]:
+    """A report as lines for the terminal."""
+    if not report.measured_steps:
+        return [
+            f"Profile, epoch {report.epoch}: nothing was measured in its {report.batches} batches, which were warm-up. Lower "
+            "warmup_steps, or train longer."
+        ]
+    step = report.step_time
+    lines = [
+        f"Profile, epoch {report.epoch}, on {report.device}: {report.measured_steps} of {report.batches} batches measured. "
+        f"A step took {step.mean:.4g} ms (std {step.std:.3g}, p95 {step.p95:.4g}): forward {report.forward_time.mean:.4g}, "
+        f"backward {report.backward_time.mean:.4g}, other {report.other_time.mean:.4g}; the profiler {report.overhead:.3g} ms more."
+    ]
+    rows = table_rows(report, sort)
+    width = len(COLUMNS) if any(row[-1] is not None for row in rows) else len(COLUMNS) - 1  # nobody counts the host's memory
+    lines += [f"  {line}" for line in table_lines(COLUMNS[:width], [row[:width] for row in rows[:top]])]
+    if top is not None and len(rows) > top:
+        lines.append(f"  and {len(rows) - top} more.")
+    outside = report.outside_forward.mean, report.outside_backward.mean
+    lines.append(f"  Outside these modules: forward {outside[0]:.4g} ms, backward {outside[1]:.4g} ms.")
+    if report.silent:
+        lines.append(f"  Not called, or inside compiled code: {some(report.silent)}")
+    return lines
+
+
+def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, ...]]:
+    """A report as rows below ``COLUMNS``."""
+    if sort not in ORDERS:
+        raise ValueError(f"sort must be one of {', '.join(ORDERS)}; got {sort!r}.")
+    found = list(report.sites.items())
+    if sort != "model":
+        found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)
+    rows: list[tuple[object, ...]] = []
+    for name, times in found:
+        rows.append(
+            (
+                name,
+                times.calls,
+                times.forward_self.mean,
+                times.backward_self.mean,
+                times.self_time.mean,
+                times.self_time.std,
+                times.self_time.p95,
+                times.share,
+                times.total_time.mean,
+                times.output_bytes / 1e6,
+                None if times.memory_bytes is None else times.memory_bytes / 1e6,
+            )
+        )
+    return rows

@@ -1,0 +1,6 @@
+"""Time per layer during real training steps, in plain torch."""
+
+from lightning_hooks.profiling.report import LayerTimes, ProfileReport, Spread
+from lightning_hooks.profiling.session import ProfileSession
+
+__all__ = ["LayerTimes", "ProfileReport", "ProfileSession", "Spread"]

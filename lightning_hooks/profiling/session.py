@@ -1,0 +1,130 @@
+"""Profiling a model in a training loop of one's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded
+from lightning_hooks.profiling.calls import Phase
+from lightning_hooks.profiling.report import ProfileReport
+from lightning_hooks.profiling.samples import Samples
+from lightning_hooks.profiling.sites import profiled_modules
+from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
+
+
+class ProfileSession:
+    """Profiles the layers of a model in any training loop: hooks go in with the ``with`` block and come out with it.
+
+    Backward is found by itself. The model's own call counts as forward; what is neither in it nor in backward, such as the loss
+    function and the optimizer, is ``other_time``.
+
+    Args:
+        model: The model, on the CPU or a CUDA device.
+        modules: Which modules; None for every module of the model.
+        warmup_steps: Steps at the beginning that are not measured.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If ``modules`` matches nothing, or ``warmup_steps`` is negative.
+        RuntimeError: If the model is on another kind of device.
+
+    Example:
+        >>> import torch
+        >>> from lightning_hooks.profiling import ProfileSession
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+        >>> with ProfileSession(model, warmup_steps=1) as session:
+        ...     for _ in range(3):
+        ...         with session.step():
+        ...             model(torch.randn(4, 8)).sum().backward()
+        >>> report = session.report()
+        >>> report.measured_steps, list(report.sites)
+        (2, ['0', '1'])
+    """
+
+    def __init__(self, model: nn.Module, *, modules: ModuleSelector | None = None, warmup_steps: int = 3) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module; got {model!r}.")
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        sites = profiled_modules(model, modules)
+        self._faults = Faults()
+        self._tracer = Tracer(device, self._faults)
+        self._samples = Samples([name for name, _ in sites], str(device))
+        self._hooks = HookManager()
+        self._sites = sites
+        self._model: nn.Module | None = model
+        self._taken = 0
+        self._reads_memory = self._tracer.clock.allocated() is not None
+
+    def __enter__(self) -> ProfileSession:
+        if self._model is None:
+            raise RuntimeError("This ProfileSession has been used. Make a new one for another profile.")
+        with self._hooks.all_or_nothing():
+            for site, (name, module) in [(-1, ("", self._model)), *enumerate(self._sites)]:
+                if module is None:
+                    continue
+                enter = guarded(EnterListener(self._tracer, site), name, self._faults)
+                leave = guarded(LeaveListener(self._tracer, site), name, self._faults)
+                self._hooks.register(module, enter, "forward_pre", label=name)
+                self._hooks.register(module, leave, "forward", label=name, prepend=True, always_call=True)
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self._hooks.remove_all()
+        self._tracer.tracing = False
+        self._model, self._sites = None, []
+        for site, error in self._faults.take():
+            warnings.warn(f"ProfileSession: the hook at {site!r} raised {error}; times there are not whole.", stacklevel=2)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Everything in this block is one training step."""
+        if self._model is None or not len(self._hooks):
+            raise RuntimeError("Take steps inside the with block of the ProfileSession: its hooks are not in place.")
+        taken, self._taken = self._taken, self._taken + 1
+        reads_memory = self._reads_memory and taken == max(self.warmup_steps - 1, 0)
+        if taken < self.warmup_steps and not reads_memory:
+            yield
+            return
+        self._tracer.begin_step(Phase.OTHER, reads_memory, counts=taken >= self.warmup_steps)
+        try:
+            yield
+        except BaseException:
+            self._tracer.abandon()
+            raise
+        self._samples.add_step(self._tracer.end_step())
+        self._samples.add_times(self._tracer.clock.take(wait=False))
+
+    def report(self) -> ProfileReport:
+        """Return the report of the steps measured so far; waits for the device.
+
+        Raises:
+            RuntimeError: If no step was measured.
+        """
+        self._samples.add_times(self._tracer.clock.take(wait=True))
+        if self._taken <= self.warmup_steps:
+            raise RuntimeError(
+                f"No step was measured: {self._taken} were taken, and the first {self.warmup_steps} are warm-up. Take more steps, "
+                "or lower warmup_steps."
+            )
+        return self._samples.report(self._tracer.tree, epoch=0, step=self._taken, batches=self._taken)
+
+
+def check_count(name: str, value: object, least: int) -> int:
+    """Return ``value`` if it is an integer of at least ``least``.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is below.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value!r}.")
+    return value

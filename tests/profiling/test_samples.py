@@ -1,0 +1,86 @@
+"""From steps to a report: held against Python's own statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+
+from lightning_hooks.profiling import samples
+from lightning_hooks.profiling.calls import CallTree, Phase, account
+from lightning_hooks.profiling.clock import StepTimes
+from lightning_hooks.profiling.samples import Samples
+from lightning_hooks.profiling.tracer import Step, Tally
+
+
+def fill(found: Samples, times: list[float], place: int, **kwargs: bool) -> None:
+    for index, value in enumerate(times):
+        found.add_step(Step({0: Tally(calls=1 + index % 2, output_bytes=8)}, **kwargs))
+        found.add_times([StepTimes({account(place, Phase.FORWARD): value, account(0, Phase.OTHER): 1.0}, overhead=0.5)])
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Linear between the two nearest: the definition, written out."""
+    ordered, at = sorted(values), share * (len(values) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(values) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def test_the_spread_is_that_of_the_steps() -> None:
+    rng = random.Random(0)
+    times = [rng.expovariate(0.1) for _ in range(37)]
+    tree, found = CallTree(), Samples(["a", "b"], "cpu")
+    fill(found, times, tree.called(0, 0))
+    report = found.report(tree, epoch=4, step=37, batches=50)
+    spread = report.sites["a"].forward_self
+    assert spread.mean == pytest.approx(statistics.fmean(times))
+    assert spread.std == pytest.approx(statistics.pstdev(times))
+    assert spread.p50 == pytest.approx(statistics.median(times))
+    assert spread.p95 == pytest.approx(percentile(times, 0.95))
+    assert report.sites["a"].share == pytest.approx(statistics.fmean(times) / (statistics.fmean(times) + 1))
+    assert report.sites["a"].calls == pytest.approx(55 / 37)
+    assert report.sites["a"].output_bytes == 8
+    assert (report.epoch, report.step, report.measured_steps, report.batches) == (4, 37, 37, 50)
+    assert (report.silent, report.overhead) == (("b",), 0.5)
+    assert json.loads(json.dumps(report.to_dict()))["sites"]["a"]["forward_self"]["mean"] == pytest.approx(spread.mean)
+
+
+def test_steps_that_do_not_count_leave_only_what_they_weighed() -> None:
+    tree, found = CallTree(), Samples(["a"], "cuda:0")
+    found.add_step(Step({0: Tally(calls=1, memory_bytes=1000)}, reads_memory=True, counts=False))
+    fill(found, [2.0, 4.0], tree.called(0, 0))  # the first times are those of the step that does not count
+    assert len(found._times) == 1
+    found.add_times([StepTimes({account(1, Phase.FORWARD): 4.0}, 0.0)])
+    report = found.report(tree, 0, 0, 3)
+    assert report.measured_steps == 2
+    assert report.sites["a"].memory_bytes == 1000
+    found.reset()
+    fill(found, [1.0], 1)
+    assert found.report(tree, 1, 0, 1).sites["a"].memory_bytes == 1000  # of the fit, not of the epoch
+
+
+def test_a_long_epoch_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "LIMIT", 8)
+    tree, found = CallTree(), Samples(["a"], "cpu")
+    place, taken = tree.called(0, 0), []
+    for index in range(64):
+        if found.wants():
+            taken.append(index)
+            fill(found, [float(index)], place)
+    assert found.stride == 16
+    kept = [times.accounts[account(place, Phase.FORWARD)] for times in found._times]
+    assert kept == [0, 16, 32, 48]
+    assert len(taken) == 8 + 4 * 3  # 0 to 7, then every second, fourth, eighth
+    found.reset()
+    assert found.stride == 1
+
+
+def test_nothing_measured_is_nan_and_silent() -> None:
+    report = Samples(["a"], "cpu").report(CallTree(), 0, 0, 3)
+    assert math.isnan(report.step_time.mean)
+    assert math.isnan(report.overhead)
+    assert (report.sites, report.silent, report.measured_steps) == ({}, ("a",), 0)
