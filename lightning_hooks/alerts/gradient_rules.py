@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lightning_hooks.alerts.alert import Alert, Severity
 from lightning_hooks.alerts.feature_rules import only_the_first_step
@@ -20,6 +21,12 @@ def _alert(
 def _rms_by_module(report: GradientFlowReport) -> list[tuple[str, float]]:
     """The modules with a gradient above 0, in model order. Zero has its own rule, and NaN too."""
     return [(site, stats.rms) for site, stats in report.modules.items() if stats.rms > 0]
+
+
+def _maxima_after(values: Sequence[float]) -> list[float]:
+    """For each place the largest of the values after it; 0 for the last."""
+    maxima = list(accumulate(reversed(values[1:]), max, initial=0.0))
+    return maxima[::-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +56,12 @@ class Vanishing:
         flow = _rms_by_module(report)
         # A mean over n positions leaves each a n-th of the gradient and the norm a root of that: the norm must be small too.
         norms = [rms * math.sqrt(report.modules[site].count / report.modules[site].calls) for site, rms in flow]
+        largest_after = _maxima_after([rms for _, rms in flow])
+        largest_norm_after = _maxima_after(norms)
         before = norm_before = 0.0
         for place, (site, rms) in enumerate(flow):
             before, norm_before = max(before, rms), max(norm_before, norms[place])
-            after = max((later for _, later in flow[place + 1 :]), default=0.0)
-            norm_after = max(norms[place + 1 :], default=0.0)
+            after, norm_after = largest_after[place], largest_norm_after[place]
             if before < self.relative * after and norm_before < self.relative * norm_after:
                 share = rms / after
                 yield self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,11 +12,13 @@ from typing_extensions import override
 from lightning_hooks.alerts import Constant, Dead, FeatureReport, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.callbacks.monitor import Monitor, Rule
+from lightning_hooks.callbacks.publishing import stat_scalars
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers.layout import Layout, by_statistic
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
 
@@ -37,6 +38,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         summary: Print a compact summary at the end of training.
+        logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -49,6 +51,10 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     prefix: ClassVar[str] = "features"
     kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
+    ranking: ClassVar[tuple[str, ...]] = (
+        *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
+        *("mean", "max", "min"),
+    )
     fit_only: ClassVar[tuple[str, ...]] = ("_table",)
     _table: FeatureTable
 
@@ -101,16 +107,16 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        for index, name in enumerate(self._table.names):
-            stats = report.sites.get(name)
-            wanted = list(LOGGED)
-            wanted += ["dead_fraction"] if index in self._table.rectifiers else []
-            wanted += ["saturated_fraction"] if index in self._table.saturation else []
-            for stat in wanted:
-                value = getattr(stats, stat, None)
-                scalars[f"{self.prefix}/{name}/{stat}"] = math.nan if value is None else value
-        return scalars
+        names, found = self._table.names, report.sites
+        return {
+            **stat_scalars(self.prefix, names, found, LOGGED),
+            **stat_scalars(self.prefix, [names[index] for index in self._table.rectifiers], found, ["dead_fraction"]),
+            **stat_scalars(self.prefix, [names[index] for index in self._table.saturation], found, ["saturated_fraction"]),
+        }
+
+    @override
+    def charts(self) -> Layout:
+        return {"Features": by_statistic(self.prefix, self.publishing.statistics), **super().charts()}
 
     @override
     def summary_lines(self, report: FeatureReport) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from lightning_hooks.callbacks.steps import Step
 from lightning_hooks.clipping import ClipLedger, clip_stats
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers.layout import Chart, Layout, Lines
 
 LOGGED = (
     "steps",
@@ -137,6 +139,15 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
             for name, stats in report.optimizers.items()
             for stat in LOGGED
         }
+
+    @override
+    def charts(self) -> Layout:
+        several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
+        shown: dict[str, Chart] = {
+            tags.partition("/")[2] or "rate and norms": Lines((f"{re.escape(tags)}/(rate|norm_before|norm_after)$",))
+            for tags in several
+        }
+        return {"Clipping": shown, **super().charts()}
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:

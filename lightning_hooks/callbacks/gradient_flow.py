@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, NonfiniteGradients, Vanishing, Zero
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.callbacks.monitor import Rule
+from lightning_hooks.callbacks.publishing import stat_scalars
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.steps import Step, loss_scaler
 from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
@@ -26,9 +28,12 @@ from lightning_hooks.statistics import (
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins
 
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
 PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
+
+BAND = ("median", "min", "max")
 
 
 class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
@@ -40,8 +45,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     Logged each epoch: ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
     nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
-    missing_steps, update_ratio), ``gradient_flow/total_norm`` and ``gradient_flow/alerts/<kind>``. NaN where nothing was
-    measured.
+    missing_steps, update_ratio), ``gradient_flow/total_norm``, ``gradient_flow/rms_min``, ``rms_median`` and ``rms_max`` (of
+    the RMS over modules) and ``gradient_flow/alerts/<kind>``. NaN where nothing was measured.
 
     Args:
         modules: Where to listen; None for every leaf that computes something. Parameters are always all listened to.
@@ -49,6 +54,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             each; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         summary: Print a compact summary at the end of training.
+        logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -61,6 +67,10 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     prefix: ClassVar[str] = "gradient_flow"
     kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
+    ranking: ClassVar[tuple[str, ...]] = (
+        *("rms", "update_ratio", "norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps", "norm_max"),
+        *("std", "mean", "max", "min"),
+    )
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
@@ -175,17 +185,32 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        for names, found, wanted in (
-            (self._modules.names, report.modules, MODULE_STATS),
-            (self._parameters.names, report.parameters, PARAMETER_STATS),
-        ):
-            for name in names:
-                for stat in wanted:
-                    value = getattr(found.get(name), stat, None)
-                    scalars[f"{self.prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
-        scalars[f"{self.prefix}/total_norm"] = report.total_norm
-        return scalars
+        known = sorted(stats.rms for stats in report.modules.values() if math.isfinite(stats.rms))
+        over_modules = (statistics.median(known), known[0], known[-1]) if known else (math.nan,) * 3
+        return {
+            **stat_scalars(self.prefix, self._modules.names, report.modules, MODULE_STATS),
+            **stat_scalars(self.prefix, self._parameters.names, report.parameters, PARAMETER_STATS),
+            f"{self.prefix}/total_norm": report.total_norm,
+            **{f"{self.prefix}/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
+        }
+
+    @override
+    def charts(self) -> Layout:
+        written, modules = self.publishing.statistics, self._modules.names
+        whole: dict[str, Chart] = {"RMS: median, least and largest module": Band(*(f"{self.prefix}/rms_{what}" for what in BAND))}
+        return {
+            "Gradient flow": whole
+            | by_statistic(self.prefix, [stat for stat in MODULE_STATS if stat in written], modules, "modules")
+            | by_statistic(
+                self.prefix, [stat for stat in PARAMETER_STATS if stat in written], self._parameters.names, "parameters"
+            ),
+            **(
+                {"Gradient: mean, least and largest value": margins(self.prefix, modules)}
+                if {"mean", "min", "max"} <= {*written}
+                else {}
+            ),
+            **super().charts(),
+        }
 
     @override
     def summary_lines(self, report: GradientFlowReport) -> list[str]:

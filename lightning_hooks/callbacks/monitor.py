@@ -16,10 +16,12 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, AlertError, AlertWindow
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.publishing import Logged, Publishing, publish, watched_tags
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.trackers import some
+from lightning_hooks.trackers.layout import Layout, Lines
 
 R = TypeVar("R", bound=Report)
 OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
@@ -38,6 +40,8 @@ class Monitor(HookedCallback, Generic[R]):
             cleanly after this epoch, ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called
             with each. An ``info`` is only ever logged, or handed to the function. An alert that lasts is told once.
         summary: Print a compact summary at the end of training.
+        logged: Which statistics of the sites are logged: ``auto`` for as many, best first, as fit a budget of tags and bytes
+            (all of them, but in large models), ``all``, or their names. Reports always have all.
 
     Attributes:
         report: The report of the last finished epoch; None before.
@@ -45,6 +49,8 @@ class Monitor(HookedCallback, Generic[R]):
 
     prefix: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
+    ranking: ClassVar[tuple[str, ...]] = ()
+    """The statistics of a site, what matters most first: what of them is logged is chosen in this order."""
     report: R | None
 
     def __init__(
@@ -54,6 +60,7 @@ class Monitor(HookedCallback, Generic[R]):
         every_n_steps: int = 10,
         on_alert: OnAlert = "log",
         summary: bool = True,
+        logged: Logged = "auto",
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         if not callable(on_alert) and on_alert not in ON_ALERT:
@@ -62,6 +69,7 @@ class Monitor(HookedCallback, Generic[R]):
             raise TypeError(f"summary must be True or False; got {summary!r}.")
         self.on_alert = on_alert
         self.summary = summary
+        self.publishing = Publishing(logged, self.ranking)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
         self.batches = 0
@@ -104,6 +112,10 @@ class Monitor(HookedCallback, Generic[R]):
     def scalars(self, report: R) -> dict[str, float]:
         """What is logged of a report, without the alert counts, with tags below ``prefix``."""
 
+    def charts(self) -> Layout:
+        """Charts of many curves, where a tracker has them: category to title to chart. Asked once a fit, after the first epoch."""
+        return {"Alerts": {self.prefix: Lines((f"{self.prefix}/alerts/.+$",))}}
+
     @abstractmethod
     def summary_lines(self, report: R) -> list[str]:
         """What is printed of the last report."""
@@ -123,6 +135,7 @@ class Monitor(HookedCallback, Generic[R]):
         self._restored = False
         self._world_size = trainer.world_size
         self.told_late = False
+        self.publishing.start()
         super().on_train_start(trainer, pl_module)
         self._regions = compiled_regions(pl_module)
         self._resume(trainer)
@@ -171,6 +184,9 @@ class Monitor(HookedCallback, Generic[R]):
         self.reset()
         self.batches = self.sampled_batches = 0
         self._log(trainer, report)
+        monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
+        if self is monitors[-1]:
+            publish(trainer, pl_module, monitors, epoch_step(trainer))
         self._tell(trainer, self._window.news(alerts))
 
     @override
@@ -236,7 +252,8 @@ class Monitor(HookedCallback, Generic[R]):
             for kind, _ in found:
                 counts[kind] = counts.get(kind, 0.0) + 1
             scalars.update({f"{self.prefix}/alerts/{kind}": count for kind, count in counts.items()})
-        tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
+        scalars = self.publishing.chosen(scalars, watched_tags(trainer), type(self).__name__)
+        tensors = {tag: torch.scalar_tensor(value) for tag, value in scalars.items()}
         # Straight into the trainer's own dictionaries, where EarlyStopping and ModelCheckpoint look: self.log would warn
         # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.
         trainer.callback_metrics.update(tensors)

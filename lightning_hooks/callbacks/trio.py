@@ -6,6 +6,7 @@ from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.monitor import Monitor, OnAlert
+from lightning_hooks.callbacks.publishing import Logged, of_each
 from lightning_hooks.hooks import ModuleSelector
 
 
@@ -15,6 +16,7 @@ def monitors(
     every_n_steps: int = 10,
     on_alert: OnAlert = "log",
     summary: bool = True,
+    logged: Logged = "auto",
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -23,6 +25,7 @@ def monitors(
         every_n_steps: Which training batches they listen to. Clip events are counted at every step.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         summary: Print a compact summary at the end of training.
+        logged: Which statistics of modules and parameters are logged: ``auto`` for as many as fit the budget, ``all``, or names.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -33,7 +36,10 @@ def monitors(
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
     clip = GradientClipMonitor(on_alert=on_alert, summary=summary)
-    features = FeatureStatsMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary)
-    flow = GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary)
+    of_features, of_flow = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
+    features = FeatureStatsMonitor(
+        modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary, logged=of_features
+    )
+    flow = GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary, logged=of_flow)
     clip.selection = features.selection  # so that two trios can stand side by side
     return [features, flow, clip]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+    from lightning_hooks.trackers.layout import Layout
     from lightning_hooks.trackers.picture import Picture
 
 
@@ -79,8 +80,8 @@ class Tracker:
     def alert(self, title: str, text: str, severity: str) -> None:
         """Tell the run's owner, where the tracker sends messages."""
 
-    def layout(self, charts: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
-        """Arrange charts, once per run: category to title to content, see :mod:`lightning_hooks.trackers.layout`."""
+    def layout(self, layout: Layout) -> None:
+        """Arrange charts; once per run."""
 
     def save(self) -> None:
         """Write what is buffered."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
+    from lightning_hooks.trackers.layout import Layout
+
 ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
 
 
@@ -90,9 +92,9 @@ class Trackers:
         """Tell the run's owner, where the tracker sends messages (W&B): severity ``info``, ``warning`` or ``critical``."""
         self._each("alert", title, text, severity)
 
-    def layout(self, charts: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
-        """Arrange charts, once per run (TensorBoard's Custom Scalars)."""
-        self._each("layout", charts)
+    def layout(self, layout: Layout) -> None:
+        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, which the first one wins."""
+        self._each("layout", layout)
 
     def save(self) -> None:
         """Write what is buffered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def expected_tags() -> set[str]:
         *(f"features/alerts/{kind}" for kind in ("dead", "saturated", "constant", "nonfinite", "silent")),
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
-        "gradient_flow/total_norm",
+        *(f"gradient_flow/{s}" for s in ("total_norm", "rms_min", "rms_median", "rms_max")),
         *(f"gradient_flow/alerts/{kind}" for kind in ("vanishing", "exploding", "nonfinite", "zero", "missing")),
         *(f"gradient_clip/{s}" for s in CLIP),
         *(f"gradient_clip/alerts/{kind}" for kind in ("always_clipped", "clip_ineffective", "steps_skipped")),
@@ -68,6 +69,9 @@ def value_of(reports: list[Any], tag: str) -> float:
         return getattr(clip.optimizers["0-SGD"], stat)
     if tag == "gradient_flow/total_norm":
         return flow.total_norm
+    if tag.startswith("gradient_flow/rms_"):
+        how = {"rms_min": min, "rms_median": statistics.median, "rms_max": max}[stat]
+        return how([stats.rms for stats in flow.modules.values()])
     return getattr(flow.modules.get(site) or flow.parameters[site], stat)
 
 

@@ -1,0 +1,90 @@
+"""Charts of many curves: what TensorBoard calls Custom Scalars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A chart with a line for each tag that matches.
+
+    Attributes:
+        patterns: Regular expressions, matched from a tag's start.
+    """
+
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A chart with a line and a band around it.
+
+    Attributes:
+        value: The line's tag.
+        lower: The band's lower side.
+        upper: Its upper side.
+    """
+
+    value: str
+    lower: str
+    upper: str
+
+
+Chart = Lines | Band
+Layout = Mapping[str, Mapping[str, Chart]]
+"""Category to title to chart."""
+
+MOST_BANDS = 24
+"""Layers that get a chart of their own."""
+LONGEST_PATTERN = 4000
+"""A browser asks for a pattern's curves in an address, and servers take no long ones."""
+
+
+def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
+    """A chart per statistic with a line for each site.
+
+    Args:
+        prefix: What the tags begin with.
+        statistics: What they end with.
+        sites: Only these; none, or more than a pattern can name, for all but the alert counts.
+        noun: What the sites are, for the titles.
+    """
+    pattern = any_of(sites) if sites else ""
+    if not 0 < len(pattern) <= LONGEST_PATTERN:
+        pattern = "(?!alerts/).+"
+    return {
+        f"{statistic} of {noun}" if noun else statistic: Lines((f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$",))
+        for statistic in statistics
+    }
+
+
+def margins(prefix: str, sites: Sequence[str]) -> dict[str, Chart]:
+    """A chart per site: the mean between the least and the largest; of sites spread evenly, where there are many."""
+    step = -(-len(sites) // MOST_BANDS) or 1
+    return {site: Band(f"{prefix}/{site}/mean", f"{prefix}/{site}/min", f"{prefix}/{site}/max") for site in sites[::step]}
+
+
+def any_of(names: Collection[str]) -> str:
+    """A pattern for exactly these names, short where they share beginnings, as a model's do."""
+    return _joined(sorted(set(names)))
+
+
+def _joined(names: Sequence[str]) -> str:
+    shared = _shared_beginning(names)
+    heads: dict[str, list[str]] = {}
+    for name in names:
+        rest = name[len(shared) :]
+        heads.setdefault(rest[:1], []).append(rest)
+    options = [re.escape(rests[0]) if len(rests) == 1 else _joined(rests) for rests in heads.values()]
+    return re.escape(shared) + (options[0] if len(options) == 1 else f"({'|'.join(options)})")
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    first, last = names[0], names[-1]  # of sorted names these two differ first
+    for length, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
+            return first[:length]
+    return first[: len(last)]
