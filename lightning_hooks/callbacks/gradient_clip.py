@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,8 +14,9 @@ from typing_extensions import override
 from lightning_hooks.alerts import AlwaysClipped, ClipIneffective, ClipReport, StepsSkipped
 from lightning_hooks.alerts.alert import CLIP_KINDS
 from lightning_hooks.callbacks.monitor import OnAlert, Rule
+from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
-from lightning_hooks.callbacks.steps import Step
+from lightning_hooks.callbacks.who_clips import configured_norm
 from lightning_hooks.clipping import ClipLedger, clip_stats
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import table_lines
@@ -171,10 +172,3 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
                 causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
                 lines.append(f"  Clips of {name} caused by: {causes}")
         return lines
-
-
-def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:
-    """The total norm to which Lightning was told to clip, or None."""
-    by_norm = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm") == "norm"
-    value: Any = trainer.gradient_clip_val
-    return float(value) if value and by_norm and pl_module.automatic_optimization else None

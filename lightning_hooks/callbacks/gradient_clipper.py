@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.monitor import OnAlert
-from lightning_hooks.callbacks.steps import Step, loss_scale, loss_scaler
+from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
 from lightning_hooks.clipping import PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.hooks import Listener

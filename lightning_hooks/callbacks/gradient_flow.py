@@ -16,9 +16,11 @@ from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, Nonfi
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.callbacks.monitor import Rule
 from lightning_hooks.callbacks.publishing import stat_scalars
+from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
-from lightning_hooks.callbacks.steps import Step, loss_scaler
+from lightning_hooks.callbacks.steps import loss_scaler
 from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
+from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import (
     GradientTable,
     ParameterTable,
@@ -83,7 +85,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         sites = self.select(pl_module)
         probe = self.watch_steps(trainer, pl_module)
         device = pl_module.device
-        self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None)
+        compiled = bool(compiled_regions(pl_module))
+        self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None, compiled)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
         self._modules.listening = False  # but while the loss's backward runs
         self._due: set[int] = set()  # optimizers whose next step is to be measured

@@ -52,6 +52,7 @@ class Monitor(HookedCallback, Generic[R]):
     ranking: ClassVar[tuple[str, ...]] = ()
     """The statistics of a site, what matters most first: what of them is logged is chosen in this order."""
     report: R | None
+    _state_key: tuple[str, str] | None  # (selection, key)
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Monitor(HookedCallback, Generic[R]):
         self.publishing = Publishing(logged, self.ranking)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
+        self._state_key = None
         self.batches = 0
         self.sampled_batches = 0
         self._window = AlertWindow()
@@ -237,7 +239,10 @@ class Monitor(HookedCallback, Generic[R]):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(modules=self.selection)
+        known = self._state_key  # Lightning asks for it at every event of every batch
+        if known is None or known[0] != self.selection:
+            known = self._state_key = (self.selection, self._generate_state_key(modules=self.selection))
+        return known[1]
 
     def _log(self, trainer: Trainer, report: R) -> None:
         peers = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback.prefix == self.prefix]

@@ -10,7 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import Monitor, R
-from lightning_hooks.callbacks.steps import Step, StepObserver, StepProbe
+from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.steps import StepObserver, StepProbe
 from lightning_hooks.hooks import guarded
 
 
@@ -18,6 +19,8 @@ class StepMonitor(Monitor[R]):
     """A monitor that also watches optimizer steps."""
 
     fit_only: ClassVar[tuple[str, ...]] = ("_probe",)
+    only_looks: ClassVar[bool] = True
+    """That this callback, told of an optimizer step, leaves its gradients as they are."""
     _probe: StepProbe | None = None
 
     def watch_steps(self, trainer: Trainer, pl_module: LightningModule) -> StepProbe:

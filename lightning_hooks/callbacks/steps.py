@@ -14,94 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics import gradient_norms, norms_and_zeros
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Step:
-    """One optimizer step under way.
-
-    Attributes:
-        optimizer: Its place in ``trainer.optimizers``.
-        n_parameters: How many parameters have a place in :meth:`norms`.
-        indices: The parameters that have a gradient.
-        missing: The parameters of this optimizer that require a gradient and have none.
-        parameters: The parameters of ``indices``.
-        loss_scale: The loss scale in force, 0-d, or None without a scaler.
-        carries_scale: Whether the gradients are still multiplied by it.
-        skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
-        global_step: The trainer's, before this step.
-    """
-
-    optimizer: int
-    n_parameters: int
-    indices: list[int]
-    missing: list[int]
-    parameters: list[Tensor]
-    loss_scale: Tensor | None
-    carries_scale: bool
-    skips_nonfinite: bool
-    global_step: int
-    _norms: Tensor | None = None
-    _zeros: Tensor | None = None
-    _sizes: list[int] = field(default_factory=list)
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients as they are now, plain and dense, scaled if they are."""
-        return [plain_values(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-
-    def norms(self) -> Tensor:
-        """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once per look.
-
-        Returns:
-            Shape ``(n_parameters,)``.
-        """
-        if not self.indices:  # training_step returned None
-            return torch.zeros(self.n_parameters, dtype=torch.float64)
-        if self._norms is None:
-            self._norms = self._placed(gradient_norms(self.gradients()))
-        return self._norms
-
-    def zeros(self) -> Tensor:
-        """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
-        if self._zeros is None:
-            gradients = self.gradients()
-            norms, self._zeros = norms_and_zeros(gradients)
-            self._norms = self._placed(norms)
-            self._sizes = [gradient.numel() for gradient in gradients]
-        return self._zeros
-
-    def sizes(self) -> Tensor:
-        """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
-        zeros = self.zeros()
-        return torch.tensor(self._sizes, dtype=zeros.dtype).to(zeros.device, non_blocking=True)
-
-    def _placed(self, found: Tensor) -> Tensor:
-        """Norms of the gradients that are there, unscaled, among those of all parameters."""
-        if self.carries_scale and self.loss_scale is not None:
-            found = found / self.loss_scale
-        if len(self.indices) == self.n_parameters:
-            return found
-        norms = found.new_zeros(self.n_parameters)
-        norms[self.index_tensor(found.device)] = found
-        return norms
-
-    def index_tensor(self, device: torch.device) -> Tensor:
-        """``indices`` as a tensor."""
-        return torch.tensor(self.indices).to(device, non_blocking=True)
-
-    def look_again(self) -> None:
-        """Gradients have changed: the next :meth:`norms` reads them anew."""
-        self._norms = self._zeros = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -153,6 +74,7 @@ class StepProbe:
         self._hooks = HookManager()
         self._callers: dict[str, _Callers] = {}
         self._backward = False
+        self._may_clip = True
 
     @classmethod
     def of(cls, trainer: Trainer) -> StepProbe:
@@ -176,6 +98,7 @@ class StepProbe:
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hooks.remove_all()
+        self._may_clip = may_clip(trainer, pl_module)
         self.names, self._index = [], {}
         for name, parameter in pl_module.named_parameters():
             self._name(parameter, clean_name(name))
@@ -245,6 +168,8 @@ class StepProbe:
         if watch.step is None or pl_module.automatic_optimization:
             watch.step = self._step(position, optimizer, trainer, unscaled=True)
             self._tell("gradients", watch.step)
+            if not self._may_clip:
+                watch.step.mark()
         else:  # looked at after a manual backward, when gradients were still scaled
             watch.step.carries_scale = watch.step.skips_nonfinite
             watch.step.look_again()
@@ -276,7 +201,8 @@ class StepProbe:
             return
         watch.stepping = True
         if watch.step is not None:
-            watch.step.look_again()
+            if not watch.step.unchanged():
+                watch.step.look_again()
             if watch.ready and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._tell("clipped", watch.step)

@@ -78,7 +78,7 @@ def plain_values(tensor: Tensor) -> Tensor:
         return values.coalesce().values()
     if values.layout != torch.strided:
         return values.values()
-    if type(values) is not Tensor:
+    if type(values) is not Tensor:  # a distributed tensor, a subclass
         to_local = getattr(values, "to_local", None)
         return to_local() if to_local is not None else values.as_subclass(Tensor)
     return values

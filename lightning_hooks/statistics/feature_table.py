@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
 from lightning_hooks.statistics.units import (
@@ -65,6 +66,7 @@ class FeatureTable:
             spec = saturation_of(module)
             if spec is not None:
                 self.saturation[index] = spec
+        self._compiled = compiled
         if compiled:
             self.fired = {i: torch.zeros(self.capacity, dtype=torch.bool, device=device) for i in self.rectifiers}
 
@@ -75,28 +77,28 @@ class FeatureTable:
         if not compiling:  # a traced hook may not remember: it would be traced anew
             self.order.setdefault(index)
             self._before = self.producers.get(index, self._before)
-        for position, tensor in enumerate(float_tensors(output)):
-            values = plain_values(tensor)
+        for position, values in enumerate(_values_in(output, compiling)):
             saturated = None
             if spec is not None and values.numel():
-                read = values if spec.reads == "output" else _first_float(args)
+                read = values if spec.reads == "output" else _first_float(args, compiling)
                 saturated = None if read is None else spec.count(read)
             units = 0
             if index in self.rectifiers and values.numel():
                 # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
                 guess = self.rectifiers[index] if values.dim() < 4 else None
-                units = self._look_for_units(index, values, guess if compiling or self._before is None else self._before)
-            accumulate(self.rows, index, values, self.clock, saturated, units, new_call=position == 0)
+                units_last = guess if compiling or self._before is None else self._before
+                units = self._look_for_units(index, values, units_last, compiling)
+            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling)
 
-    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None) -> int:
+    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None, compiling: bool) -> int:
         """Note which units of a rectifier fired in ``values``; return how many it has there."""
-        if torch.compiler.is_compiling():
+        if compiling:
             fired = fired_units(values, units_last)
             self.fired[index][: fired.shape[0]].logical_or_(fired[: self.capacity])
             return fired.shape[0]
         units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
         known = self._known(index, units, values.device)
-        if self._asleep.get(index) != 0:  # what has fired need not be looked at again
+        if self._asleep.get(index) != 0:  # once all have fired there is nothing left to find in this epoch
             asleep = fired_on_host(values, units_last, known[:units])
             if asleep is None:
                 known[:units].logical_or_(fired_units(values, units_last))
@@ -187,9 +189,9 @@ class FeatureTable:
             fired.zero_()
 
     def called(self) -> tuple[str, ...]:
-        """The sites in the order in which they were first called; in the model's order those of which it is not known."""
-        known = [self.names[index] for index in self.order]
-        return (*known, *(name for index, name in enumerate(self.names) if index not in self.order))
+        """The sites in the order in which they were first called; of a compiled model, where that is not known, in its own."""
+        known = {} if self._compiled else {self.names[index]: None for index in self.order}
+        return (*known, *(name for name in self.names if name not in known))
 
 
 def layouts(root: nn.Module) -> Mapping[int, bool | None]:
@@ -218,6 +220,15 @@ def _units_of(module: nn.Module) -> int:
     return max((shape[0] for shape in shapes if len(shape)), default=0)
 
 
-def _first_float(args: tuple[Any, ...]) -> Tensor | None:
-    found = float_tensors(args)
-    return plain_values(found[0]) if found else None
+def _values_in(output: Any, compiling: bool) -> list[Tensor]:
+    """The numbers in a module's output; most often it is one tensor that can be read as it is."""
+    if not compiling:
+        fast = native()
+        if fast is not None and fast.reads(output):
+            return [output]
+    return [plain_values(tensor) for tensor in float_tensors(output)]
+
+
+def _first_float(args: tuple[Any, ...], compiling: bool) -> Tensor | None:
+    found = _values_in(args[0] if args else None, compiling) or _values_in(args, compiling)
+    return found[0] if found else None

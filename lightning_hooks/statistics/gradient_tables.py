@@ -18,6 +18,7 @@ from lightning_hooks.statistics.gradients import (
     merge_parameter_rows,
     parameter_gradient_stats,
 )
+from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge, row_dtype, scaled
 from lightning_hooks.statistics.summarize import accumulate
 
@@ -32,9 +33,13 @@ class GradientTable:
         names: The sites, in order.
         device: Where the rows live.
         loss_scaled: Whether a loss scaler is at work.
+        compiled: Whether parts of the model run under ``torch.compile``.
     """
 
-    def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
+    def __init__(
+        self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False, compiled: bool = False
+    ) -> None:
+        self._compiled = compiled
         self.names = names
         self.rows = empty_table(len(names), device)
         self.pending = empty_table(len(names), device) if loss_scaled else None
@@ -44,11 +49,17 @@ class GradientTable:
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        if not torch.compiler.is_compiling():  # a traced hook is traced before backward begins, and may not remember
+        values, compiling = gradient, torch.compiler.is_compiling()
+        if compiling:  # a traced hook is traced before backward begins, and may not remember
+            values = plain_values(gradient)
+        else:
             if not self.listening:
                 return
             self.order.setdefault(index)
-        accumulate(self.rows if self.pending is None else self.pending, index, plain_values(gradient), self.clock)
+            fast = native()
+            if fast is None or not fast.reads(gradient):
+                values = plain_values(gradient)
+        accumulate(self.rows if self.pending is None else self.pending, index, values, self.clock, compiling=compiling)
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
         """The optimizer took the step: what is pending counts, divided by the loss scale.
@@ -81,9 +92,9 @@ class GradientTable:
         self.discard()
 
     def called(self) -> tuple[str, ...]:
-        """The sites in the order in which gradients first arrived; those of which it is not known from the model's end back."""
-        known = [self.names[index] for index in self.order]
-        return (*known, *(self.names[index] for index in reversed(range(len(self.names))) if index not in self.order))
+        """The sites in the order in which gradients first arrived; of a compiled model, where that is unknown, its own reversed."""
+        known = {} if self._compiled else {self.names[index]: None for index in self.order}
+        return (*known, *(name for name in reversed(self.names) if name not in known))
 
 
 class ParameterTable:

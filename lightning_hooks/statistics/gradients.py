@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -251,8 +250,7 @@ class WeightSample:
         if self._native is None:
             self._taken: Any = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         else:
-            spacing = np.array(self._spacing, dtype=np.int64).reshape(-1, 2).T.copy()
-            self._counts, self._strides = spacing[0], spacing[1]
+            self._counts, self._strides = torch.tensor(self._spacing).t().contiguous()
             self._taken = self._native.sample(parameters, self._counts, self._strides)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:

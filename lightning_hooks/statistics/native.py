@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import math
 import os
 import platform
 import shutil
@@ -19,11 +20,9 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_hooks.statistics.rows import N_COLUMNS, Column
@@ -80,6 +79,18 @@ class Native:
         """Whether ``values``, a plain strided CPU tensor, can be read where it lies."""
         return values.dtype in self.types and not values.is_neg() and _dense(values)
 
+    def reads(self, found: object) -> bool:
+        """Whether ``found`` is a tensor that can be read as it is, without detaching it or looking into it."""
+        return (
+            type(found) is Tensor
+            and found.is_cpu
+            and found.layout is torch.strided
+            and not found.is_nested
+            and found.dtype in self.types
+            and found.is_contiguous()
+            and not found.is_neg()
+        )
+
     def accumulate(
         self, values: Tensor, row: int, calls: float, now: float, units: int = 0, saturated: int = 0, saturable: int = 0
     ) -> None:
@@ -113,8 +124,7 @@ class Native:
             known: Boolean, contiguous, shape ``(n_units,)``.
         """
         shape = values.shape
-        inner = int(np.prod(shape[unit_dim + 1 :], dtype=np.int64))
-        outer = int(np.prod(shape[:unit_dim], dtype=np.int64))
+        inner, outer = math.prod(shape[unit_dim + 1 :]), math.prod(shape[:unit_dim])
         asleep: int = self._fired(values.data_ptr(), self.types[values.dtype], outer, shape[unit_dim], inner, known.data_ptr())
         return asleep
 
@@ -125,46 +135,44 @@ class Native:
             Two float64 tensors of shape ``(n,)``; None for the second unless asked for.
         """
         n = len(tensors)
-        addresses = _addresses(tensors)
-        sizes = np.fromiter((tensor.numel() for tensor in tensors), np.int64, n)
-        norms = np.empty(n)
-        none = np.empty(n) if zeros else None
+        addresses = _numbers([tensor.data_ptr() for tensor in tensors])
+        sizes = _numbers([tensor.numel() for tensor in tensors])
+        norms = torch.empty(n, dtype=torch.float64)
+        none = torch.empty(n, dtype=torch.float64) if zeros else None
         kind = self.types[tensors[0].dtype]
-        self._norms(_at(addresses), _at(sizes), n, kind, _at(norms), None if none is None else _at(none))
-        return torch.from_numpy(norms), None if none is None else torch.from_numpy(none)
+        at_zeros = None if none is None else none.data_ptr()
+        self._norms(addresses.data_ptr(), sizes.data_ptr(), n, kind, norms.data_ptr(), at_zeros)
+        return norms, none
 
-    def sample(self, tensors: Sequence[Tensor], counts: NDArray[np.int64], strides: NDArray[np.int64]) -> Tensor:
+    def sample(self, tensors: Sequence[Tensor], counts: Tensor, strides: Tensor) -> Tensor:
         """Copy values of readable float32 or float64 tensors of one type, by their order in memory.
 
         Args:
             tensors: Of one type.
-            counts: How many values of each, shape ``(n,)``.
-            strides: How far apart, shape ``(n,)``.
+            counts: How many values of each, int64, shape ``(n,)``.
+            strides: How far apart, int64, shape ``(n,)``.
 
         Returns:
             One-dimensional: those of the first, then of the second, and so on.
         """
-        taken = torch.empty(int(counts.sum()), dtype=tensors[0].dtype)
-        kind, addresses = self.types[taken.dtype], _addresses(tensors)
-        self._sample(_at(addresses), _at(counts), _at(strides), len(tensors), kind, taken.data_ptr())
+        taken = torch.empty(int(counts.numpy().sum()), dtype=tensors[0].dtype)
+        kind, addresses = self.types[taken.dtype], _numbers([tensor.data_ptr() for tensor in tensors])
+        self._sample(addresses.data_ptr(), counts.data_ptr(), strides.data_ptr(), len(tensors), kind, taken.data_ptr())
         return taken
 
-    def ratios(self, tensors: Sequence[Tensor], counts: NDArray[np.int64], strides: NDArray[np.int64], taken: Tensor) -> Tensor:
+    def ratios(self, tensors: Sequence[Tensor], counts: Tensor, strides: Tensor, taken: Tensor) -> Tensor:
         """‖now - then‖ / ‖then‖ of each tensor, over what :meth:`sample` took; float64, shape ``(n,)``."""
-        ratios = np.empty(len(tensors))
-        kind, addresses = self.types[taken.dtype], _addresses(tensors)
-        self._ratios(_at(addresses), _at(counts), _at(strides), len(tensors), kind, taken.data_ptr(), _at(ratios))
-        return torch.from_numpy(ratios)
+        n = len(tensors)
+        ratios = torch.empty(n, dtype=torch.float64)
+        kind, addresses = self.types[taken.dtype], _numbers([tensor.data_ptr() for tensor in tensors])
+        places = (addresses.data_ptr(), counts.data_ptr(), strides.data_ptr())
+        self._ratios(*places, n, kind, taken.data_ptr(), ratios.data_ptr())
+        return ratios
 
 
-def _addresses(tensors: Sequence[Tensor]) -> NDArray[np.int64]:
-    return np.fromiter((tensor.data_ptr() for tensor in tensors), np.int64, len(tensors))
-
-
-def _at(array: NDArray[Any]) -> int:
-    """Where an array's numbers lie; whoever uses it keeps the array."""
-    address: int = array.__array_interface__["data"][0]
-    return address
+def _numbers(values: list[int]) -> Tensor:
+    """As int64 in memory; whoever passes its address on keeps it until the call is over."""
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _dense(values: Tensor) -> bool:

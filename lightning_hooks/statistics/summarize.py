@@ -58,6 +58,7 @@ def accumulate(
     saturated: tuple[Tensor | int, int] | None = None,
     units: int = 0,
     new_call: bool = True,
+    compiling: bool | None = None,
 ) -> None:
     """Merge the summary of ``values`` into row ``index`` of ``table``, in place and without a host sync.
 
@@ -69,8 +70,10 @@ def accumulate(
         saturated: How many entries are at a bound (a 0-d tensor, or a number) and how many could be, for bounded activations.
         units: How many units a rectifier has in ``values``.
         new_call: False for the second and later tensors of one call's output.
+        compiling: Whether ``torch.compile`` is tracing this call, where the caller knows.
     """
-    if table.is_cpu and values.is_cpu and not torch.compiler.is_compiling():
+    traced = torch.compiler.is_compiling() if compiling is None else compiling
+    if not traced and table.is_cpu and values.is_cpu:
         now = 0 if clock is None else clock.batch
         at_bound, boundable = saturated if saturated is not None else (0, 0)
         if isinstance(at_bound, Tensor):

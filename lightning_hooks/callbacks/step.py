@@ -1,0 +1,105 @@
+"""One optimizer step: its gradients, their norms read once for all who ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics import gradient_norms, norms_and_zeros
+from lightning_hooks.statistics.native import native
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Step:
+    """One optimizer step under way.
+
+    Attributes:
+        optimizer: Its place in ``trainer.optimizers``.
+        n_parameters: How many parameters have a place in :meth:`norms`.
+        indices: The parameters that have a gradient.
+        missing: The parameters of this optimizer that require a gradient and have none.
+        parameters: The parameters of ``indices``.
+        loss_scale: The loss scale in force, 0-d, or None without a scaler.
+        carries_scale: Whether the gradients are still multiplied by it.
+        skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
+        global_step: The trainer's, before this step.
+    """
+
+    optimizer: int
+    n_parameters: int
+    indices: list[int]
+    missing: list[int]
+    parameters: list[Tensor]
+    loss_scale: Tensor | None
+    carries_scale: bool
+    skips_nonfinite: bool
+    global_step: int
+    _norms: Tensor | None = None
+    _zeros: Tensor | None = None
+    _sizes: list[int] = field(default_factory=list)
+    _mark: list[tuple[int, int]] | None = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients as they are now, plain and dense, scaled if they are."""
+        fast = native()
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return [grad if fast is not None and fast.reads(grad) else plain_values(grad) for grad in found]
+
+    def mark(self) -> None:
+        """Remember which gradients these are, for :meth:`unchanged`."""
+        self._mark = self._versions()
+
+    def unchanged(self) -> bool:
+        """Whether the gradients are those of :meth:`mark`, as far as autograd's version counters tell (not through ``.data``)."""
+        return self._mark is not None and self._mark == self._versions()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
+        return [(id(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
+
+    def norms(self) -> Tensor:
+        """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once per look.
+
+        Returns:
+            Shape ``(n_parameters,)``.
+        """
+        if not self.indices:  # training_step returned None
+            return torch.zeros(self.n_parameters, dtype=torch.float64)
+        if self._norms is None:
+            self._norms = self._placed(gradient_norms(self.gradients()))
+        return self._norms
+
+    def zeros(self) -> Tensor:
+        """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
+        if self._zeros is None:
+            gradients = self.gradients()
+            norms, self._zeros = norms_and_zeros(gradients)
+            self._norms = self._placed(norms)
+            self._sizes = [gradient.numel() for gradient in gradients]
+        return self._zeros
+
+    def sizes(self) -> Tensor:
+        """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
+        zeros = self.zeros()
+        return torch.tensor(self._sizes, dtype=zeros.dtype).to(zeros.device, non_blocking=True)
+
+    def _placed(self, found: Tensor) -> Tensor:
+        """Norms of the gradients that are there, unscaled, among those of all parameters."""
+        if self.carries_scale and self.loss_scale is not None:
+            found = found / self.loss_scale
+        if len(self.indices) == self.n_parameters:
+            return found
+        norms = found.new_zeros(self.n_parameters)
+        norms[self.index_tensor(found.device)] = found
+        return norms
+
+    def index_tensor(self, device: torch.device) -> Tensor:
+        """``indices`` as a tensor."""
+        return torch.tensor(self.indices).to(device, non_blocking=True)
+
+    def look_again(self) -> None:
+        """Gradients have changed: the next :meth:`norms` reads them anew."""
+        self._norms = self._zeros = None
