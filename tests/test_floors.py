@@ -15,6 +15,7 @@ BELOW = {
     "hooks": set(),
     "statistics": {"hooks"},
     "clipping": {"hooks"},
+    "features": {"hooks"},
     "alerts": {"hooks", "statistics", "clipping"},
     "profiling": {"hooks", "alerts"},
     "pruning": {"hooks", "statistics", "alerts"},

@@ -1,6 +1,6 @@
 """Hooks in plain torch: registering them, choosing where, and finding the tensors they are handed."""
 
-from lightning_hooks.hooks.gate import Gate
+from lightning_hooks.hooks.gate import Gate, all_closed
 from lightning_hooks.hooks.listener import Faults, Listener, Silent
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
@@ -15,6 +15,7 @@ __all__ = [
     "Listener",
     "ModuleSelector",
     "Silent",
+    "all_closed",
     "counted",
     "float_tensors",
     "guarded",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -27,6 +29,8 @@ class Gate:
     def start(self, sampled: bool) -> None:
         """A training batch starts; ``sampled`` says whether it is listened to."""
         self.open = self.sampled = sampled
+        if sampled:
+            _UNDER_WAY[id(self)] = self
 
     def pause(self) -> None:
         """Backward starts: what fires now is recomputation."""
@@ -39,3 +43,21 @@ class Gate:
     def stop(self) -> None:
         """The batch is over."""
         self.open = self.sampled = False
+        _UNDER_WAY.pop(id(self), None)
+
+
+_UNDER_WAY: dict[int, Gate] = {}
+"""The gates of the batches under way."""
+
+
+@contextmanager
+def all_closed() -> Iterator[None]:
+    """Close every gate in this block: a model that runs aside from its training, in the middle of a batch, is not its training."""
+    closed = [gate for gate in _UNDER_WAY.values() if gate.open]
+    for gate in closed:
+        gate.open = False
+    try:
+        yield
+    finally:
+        for gate in closed:
+            gate.open = gate.sampled

@@ -1,0 +1,29 @@
+"""Making attention layers return their weights."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from lightning_hooks.hooks import HookManager, Listener
+
+
+def ask_for_attention(model: nn.Module, hooks: HookManager) -> None:
+    """Hook every ``nn.MultiheadAttention`` so that it returns the weights of each head, though it was not asked for them.
+
+    Its output is the same up to rounding: PyTorch computes it another way then.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            hooks.register(module, _Ask(), "forward_pre", with_kwargs=True, label=name)
+
+
+class _Ask(Listener):
+    """Forward pre-hook."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound.arguments.update(need_weights=True, average_attn_weights=False)
+        return bound.args, bound.kwargs

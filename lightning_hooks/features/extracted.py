@@ -1,0 +1,121 @@
+"""The features of an epoch, and the files they are kept in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FORMATS = ("npz", "safetensors")
+"""The kinds of file, which are also their suffixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractedFeatures:
+    """What chosen modules put out for the same samples.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The step at which Lightning logs what belongs to the end of that epoch.
+        sites: Module name to features, ``(n, …)``, CPU; row ``i`` of every entry is the same sample. NaN where a module was not
+            called for a sample. Further calls in a batch are ``name#2``, ``name#3``, ….
+        fields: Name to what came with the samples: a tensor ``(n, …)``, or a list of n.
+        silent: Selected modules of which nothing was heard.
+        seen: How many samples went by, of which these were chosen.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, Tensor]
+    fields: dict[str, Any] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    seen: int = 0
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return next((len(values) for values in (*self.sites.values(), *self.fields.values())), 0)
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a file, by its suffix ``.npz`` or ``.safetensors``; folders are made.
+
+        In either, features are under ``features/<module>`` and tensor fields under ``fields/<name>``; the rest is JSON, in
+        the array ``json`` or in safetensors' metadata. NumPy has no bfloat16: npz keeps such features as float32.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: If the suffix is another.
+            ImportError: If safetensors is wanted and not installed.
+        """
+        path = Path(path)
+        kind = _kind(path)
+        tensors = {f"features/{name}": values for name, values in self.sites.items()}
+        tensors |= {f"fields/{name}": values for name, values in self.fields.items() if isinstance(values, Tensor)}
+        tensors = {name: values.detach().cpu().contiguous() for name, values in tensors.items()}
+        lists = {name: values for name, values in self.fields.items() if not isinstance(values, Tensor)}
+        rest = json.dumps({"epoch": self.epoch, "step": self.step, "silent": self.silent, "seen": self.seen, "fields": lists})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside it first: a reader never finds half a file.
+        partial = path.with_name(f".{path.name}.partial")
+        if kind == "npz":
+            arrays = {
+                name: (values.float() if values.dtype == torch.bfloat16 else values).numpy() for name, values in tensors.items()
+            }
+            with partial.open("wb") as file:
+                np.savez_compressed(file, json=np.array(rest), **arrays)  # type: ignore[arg-type]  # names are free
+        else:
+            safetensors_for("write").save_file(tensors, partial, metadata={"json": rest})
+        partial.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExtractedFeatures:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: If the suffix is neither ``.npz`` nor ``.safetensors``.
+            ImportError: If it is a safetensors file and safetensors is not installed.
+        """
+        path = Path(path)
+        tensors: dict[str, Tensor]
+        if _kind(path) == "npz":
+            with np.load(path, allow_pickle=False) as file:
+                rest = json.loads(str(file["json"]))
+                tensors = {name: torch.from_numpy(file[name]) for name in file.files if name != "json"}
+        else:
+            with safetensors_for("read").safe_open(path, framework="pt") as file:
+                rest = json.loads(file.metadata()["json"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+        sites = {name.removeprefix("features/"): values for name, values in tensors.items() if name.startswith("features/")}
+        fields = {name.removeprefix("fields/"): values for name, values in tensors.items() if name.startswith("fields/")}
+        return cls(rest["epoch"], rest["step"], sites, fields | rest["fields"], tuple(rest["silent"]), rest["seen"])
+
+
+def safetensors_for(what: str) -> Any:
+    """The functions of safetensors for torch.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            f'safetensors is needed to {what} such files: pip install "lightning-hooks[files]", or use npz.'
+        ) from error
+    return safetensors.torch
+
+
+def _kind(path: Path) -> str:
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ValueError(
+            f"features are kept in files that end in {' or '.join(f'.{known}' for known in FORMATS)}; got {str(path)!r}."
+        )
+    return kind
