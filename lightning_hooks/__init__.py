@@ -3,7 +3,10 @@
 from lightning_hooks.alerts import Alert
 from lightning_hooks.callbacks import (
     ActivationRangeObserver,
+    FeatureExtractor,
+    FeatureMapVisualizer,
     FeatureStatsMonitor,
+    GradCAM,
     GradientClipMonitor,
     GradientClipper,
     GradientFlowMonitor,
@@ -18,7 +21,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ActivationRangeObserver",
     "Alert",
+    "FeatureExtractor",
+    "FeatureMapVisualizer",
     "FeatureStatsMonitor",
+    "GradCAM",
     "GradientClipMonitor",
     "GradientClipper",
     "GradientFlowMonitor",

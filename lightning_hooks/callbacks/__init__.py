@@ -2,7 +2,10 @@
 
 from lightning_hooks.callbacks.activation_ranges import ActivationRangeObserver
 from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.feature_extractor import FeatureExtractor
+from lightning_hooks.callbacks.feature_maps import FeatureMapVisualizer
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
+from lightning_hooks.callbacks.gradcam import GradCAM
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
@@ -11,7 +14,10 @@ from lightning_hooks.callbacks.trio import monitors
 
 __all__ = [
     "ActivationRangeObserver",
+    "FeatureExtractor",
+    "FeatureMapVisualizer",
     "FeatureStatsMonitor",
+    "GradCAM",
     "GradientClipMonitor",
     "GradientClipper",
     "GradientFlowMonitor",

@@ -88,14 +88,20 @@ def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> No
     Raises:
         RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters.
     """
+    sharded = is_sharded(trainer, pl_module)
+    if sharded:
+        raise RuntimeError(
+            f"{who} needs whole gradients at the optimizer step, and under {sharded} each rank holds a shard of them: "
+            "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
+            "FeatureStatsMonitor needs no gradients and is not concerned."
+        )
+
+
+def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
+    """What makes a rank hold only shards of the parameters, in words; empty if it holds them whole."""
     # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
     kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
     sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
     if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
         sharded = ["sharded (DTensor) parameters"]
-    if sharded:
-        raise RuntimeError(
-            f"{who} needs whole gradients at the optimizer step, and under {sharded[0]} each rank holds a shard of them: "
-            "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
-            "FeatureStatsMonitor needs no gradients and is not concerned."
-        )
+    return sharded[0] if sharded else ""

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from lightning_hooks import (
     ActivationRangeObserver,
+    FeatureExtractor,
+    FeatureMapVisualizer,
     FeatureStatsMonitor,
+    GradCAM,
     GradientClipMonitor,
     GradientClipper,
     GradientFlowMonitor,
@@ -29,6 +32,9 @@ ALL = {
     "profiler": lambda: LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
     "ranges": lambda: ActivationRangeObserver(summary=False),
+    "extractor": lambda: FeatureExtractor(fields={"label": 1}),
+    "maps": lambda: FeatureMapVisualizer(forward="net"),
+    "cam": lambda: GradCAM(forward="net"),
 }
 
 
@@ -126,6 +132,7 @@ def test_hooks_are_there_while_training() -> None:
     model = Classifier(ResidualCNN())
     trainer([*(build() for build in ALL.values()), Look()]).fit(model, loader((1, 6, 6), n=24))
     assert counts[0]["net.conv._forward_hooks"] >= 3
+    assert counts[0]["net.conv._forward_hooks"] >= 4
     assert counts[0]["net.conv.weight:tensor"] == 1
     assert counts[0]["net.drop._forward_hooks"] == 1  # the profiler's: what takes time is timed
 

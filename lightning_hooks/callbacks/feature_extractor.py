@@ -1,0 +1,360 @@
+"""FeatureExtractor: what layers put out, kept sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.features import (
+    SAMPLINGS,
+    ExtractedFeatures,
+    FeatureStore,
+    Field,
+    Forward,
+    Pool,
+    Reservoir,
+    Sampling,
+    extract,
+    pooled,
+)
+from lightning_hooks.features.capture import check_output, output_tensor
+from lightning_hooks.features.extracted import FORMATS, safetensors_for
+from lightning_hooks.features.merge import merge_ranks
+from lightning_hooks.features.pooling import check_pool
+from lightning_hooks.hooks import Listener, ModuleSelector
+from lightning_hooks.trackers import some
+
+Stage = Literal["train", "validate", "test", "predict"]
+STAGES = ("train", "validate", "test", "predict")
+
+
+class FeatureExtractor(HookedCallback):
+    """Keeps what chosen layers put out, for a bounded number of samples of each epoch, with their labels.
+
+    The features are those of the running stage itself: of training batches, with dropout, or of validation, test or
+    prediction. They stay on the device while it runs and come to the host once at its end. With several ranks every rank ends
+    with the features of all, chosen as one process would. :meth:`extract` does it for one batch, without a trainer.
+
+    Args:
+        modules: Where to listen; None for every leaf that computes something.
+        every_n_steps: Listen to batches 0, n, 2n, …; 1 for all.
+        stage: ``train``, ``validate`` (within ``fit`` or by ``trainer.validate``), ``test`` or ``predict``.
+        pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, a function of the output; None keeps all of it, which
+            takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.features.pooled`.
+        output: Which of the floating-point tensors, of a module that returns several.
+        max_samples: How many samples are kept in an epoch, of all ranks together.
+        sampling: ``first`` keeps the first that come, ``reservoir`` a uniform choice of all.
+        seed: Of ``reservoir``; no other random state is used or moved.
+        fields: What to keep of the batch beside the features: name to index, key, or function of the batch, as in
+            ``{"label": 1}``. Tensors with one row, or lists with one entry, per sample.
+        folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None to keep only ``report``.
+        file_format: ``npz`` or ``safetensors``.
+        projector: Also show each module's features in TensorBoard's projector (a table in W&B), named by the first field.
+
+    Attributes:
+        report: The last epoch's :class:`~lightning_hooks.features.ExtractedFeatures`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If one is out of range; at train start, if ``modules`` matches nothing; in the first batch, if a field
+            is not in it.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import FeatureExtractor
+        >>> keep = FeatureExtractor(modules="encoder", pool="mean", stage="validate", fields={"label": 1}, max_samples=500)
+        >>> trainer = Trainer(callbacks=[keep], logger=False)
+    """
+
+    prefix: ClassVar[str] = "extracted"
+    fit_only: ClassVar[tuple[str, ...]] = ("_store",)
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 1,
+        stage: Stage = "train",
+        pool: Pool | None = None,
+        output: int = 0,
+        max_samples: int = 1000,
+        sampling: Sampling = "first",
+        seed: int = 0,
+        fields: Mapping[str, Field] | None = None,
+        folder: str | Path | None = None,
+        file_format: Literal["npz", "safetensors"] = "npz",
+        projector: bool = False,
+    ) -> None:
+        super().__init__(modules=modules, every_n_steps=every_n_steps)
+        check_pool(pool)
+        check_output(output)
+        for name, value, known in (
+            ("stage", stage, STAGES),
+            ("sampling", sampling, SAMPLINGS),
+            ("file_format", file_format, FORMATS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
+        if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
+            raise ValueError(f"max_samples must be an integer of at least 1; got {max_samples!r}.")
+        if fields is not None and not isinstance(fields, Mapping):
+            raise TypeError(
+                f"fields must map a name to an index, a key or a function of the batch, as {{'label': 1}}; got {fields!r}."
+            )
+        if file_format == "safetensors" and folder is not None:
+            safetensors_for("write")
+        self.stage = stage
+        self.pool = pool
+        self.output = output
+        self.max_samples = max_samples
+        self.sampling = sampling
+        self.seed = seed
+        self.fields = dict(fields or {})
+        self.folder = None if folder is None else Path(folder)
+        self.file_format = file_format
+        self.projector = projector
+        self.report: ExtractedFeatures | None = None
+        self._store: FeatureStore | None = None
+        self._sites: list[str] = []
+        self._told: set[str] = set()
+        self._first, self._off = True, False
+
+    @staticmethod
+    def extract(
+        model: nn.Module,
+        batch: Any,
+        modules: ModuleSelector | None = None,
+        *,
+        pool: Pool | None = None,
+        output: int = 0,
+        forward: Forward | None = None,
+    ) -> dict[str, Tensor]:
+        """Run a model on a batch, in eval mode without gradients, and return what chosen modules put out.
+
+        Nothing of the model changes: modes, buffers, random state and gradients are afterwards what they were.
+
+        Args:
+            model: Any module.
+            batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
+            modules: Where to listen; None for every leaf that computes something.
+            pool: ``mean``, ``space``, ``tokens``, ``cls``, a function, or None.
+            output: Which of the floating-point tensors, of a module that returns several.
+            forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
+
+        Returns:
+            Module name to its output, a detached copy on the model's device, in the model's order. A module called several
+            times has an entry per call: ``name``, ``name#2``, ….
+
+        Raises:
+            ValueError: If ``modules`` matches nothing, a module given by name was not called, or nothing was heard at all.
+
+        Example:
+            >>> from lightning_hooks import FeatureExtractor
+            >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
+            >>> FeatureExtractor.extract(net, torch.zeros(2, 3, 8, 8), modules="0", pool="mean")["0"].shape
+            torch.Size([2, 4])
+        """
+        return extract(model, batch, modules, pool=pool, output=output, forward=forward)
+
+    @property
+    def features(self) -> dict[str, Tensor]:
+        """The last epoch's features by module; empty before the first."""
+        return {} if self.report is None else self.report.sites
+
+    def clear(self) -> None:
+        """Forget the features of the last epoch."""
+        self.report = None
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sites = self.select(pl_module)
+        reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, trainer.world_size)
+        self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
+        self._sites = [name for name, _ in sites]
+        self._told.clear()
+        self._first, self._off = True, False
+        self.clear()
+        for name, module in sites:
+            self.listen(name, module, _Keep(store, name, self.pool, self.output))
+
+    @override
+    def released(self) -> None:
+        self._store = None
+
+    def _site_fault(self, site: str, error: Exception) -> None:
+        if site not in self._told:
+            self._told.add(site)
+            rank_zero_warn(f"FeatureExtractor keeps nothing of {site!r} from here: {error}. Training goes on.")
+
+    def _batch_start(self, stage: Stage, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        store = self._store
+        self.gate.stop()
+        if store is None or self._off or stage != self.stage or batch_idx % self.every_n_steps:
+            return
+        try:
+            self.gate.start(store.start(batch, pl_module.device))
+        except Exception as error:
+            if self._first:
+                raise
+            self._off = True  # but not out of what ranks do together
+            rank_zero_warn(f"FeatureExtractor keeps nothing from batch {batch_idx} on: {error} Training goes on.")
+        self._first = False
+
+    def _batch_end(self, stage: Stage) -> None:
+        if stage == self.stage and self._store is not None:
+            self._store.commit()
+        self.gate.stop()
+        self.tell_faults()
+
+    def _epoch_end(self, stage: Stage, trainer: Trainer) -> None:
+        if self._store is None or stage != self.stage or trainer.sanity_checking:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            sites, fields, seen = merge_ranks(self._store, trainer.world_size, self._site_fault)
+        self._store.reset()
+        found = dict(sorted(sites.items(), key=lambda item: self._place(item[0])))
+        silent = tuple(name for name in self._sites if name not in found)
+        self.report = ExtractedFeatures(trainer.current_epoch, epoch_step(trainer), found, fields, silent, seen)
+        untold = [name for name in silent if name not in self._told and name not in self.faults.errors]
+        if untold:
+            self._told.update(untold)
+            rank_zero_warn(
+                f"FeatureExtractor: nothing was heard from {some(untold)}: not called in the {stage} batches that were sampled, "
+                "called as .forward(x), or without a floating-point output."
+            )
+        if trainer.is_global_zero:
+            self._write(trainer, self.report)
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Where a name stands: the modules in the model's order, and their calls."""
+        if name in self._sites:
+            return self._sites.index(name), 1
+        site, _, call = name.rpartition("#")
+        return self._sites.index(site), int(call)
+
+    def _write(self, trainer: Trainer, report: ExtractedFeatures) -> None:
+        try:
+            if self.folder is not None:
+                report.save(self.folder / f"epoch={report.epoch}.{self.file_format}")
+        except OSError as error:
+            self._site_fault(str(self.folder), error)
+        if not self.projector:
+            return
+        labels = [str(value) for value in _listed(next(iter(report.fields.values())))] if report.fields else None
+        trackers = self.trackers(trainer)
+        for name, values in report.sites.items():
+            points = values.reshape(len(values), -1).float()
+            finite = points.isfinite().all(1)  # a point without a place would hide the others
+            named = None if labels is None else [label for label, shown in zip(labels, finite.tolist(), strict=True) if shown]
+            if finite.any():
+                trackers.embedding(f"{self.prefix}/{name}", points[finite].numpy(), named, report.step)
+        trackers.save()
+
+    # Lightning has a method of its own for each stage.
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.stage in ("train", "validate"):
+            super().on_train_start(trainer, pl_module)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batch_start("train", pl_module, batch, batch_idx)
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batch_end("train")
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch_end("train", trainer)
+
+    def _stage_start(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
+        if stage == self.stage and trainer.state.fn != "fit":
+            super().on_train_start(trainer, pl_module)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stage_start("validate", trainer, pl_module)
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_start("validate", pl_module, batch, batch_idx)
+
+    @override
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_end("validate")
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch_end("validate", trainer)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stage_start("test", trainer, pl_module)
+
+    @override
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_start("test", pl_module, batch, batch_idx)
+
+    @override
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_end("test")
+
+    @override
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch_end("test", trainer)
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stage_start("predict", trainer, pl_module)
+
+    @override
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_start("predict", pl_module, batch, batch_idx)
+
+    @override
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._batch_end("predict")
+
+    @override
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch_end("predict", trainer)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values.tolist() if isinstance(values, Tensor) else values)
+
+
+class _Keep(Listener):
+    """Forward hook of one site: keeps the rows that were chosen."""
+
+    def __init__(self, store: FeatureStore, name: str, pool: Pool | None, output: int) -> None:
+        self.store, self.name, self.pool, self.output = store, name, pool, output
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        values = output_tensor(output, self.output)
+        if values is not None:
+            with torch.no_grad():
+                self.store.heard.append((self.name, pooled(self.store.take(self.name, values), self.pool, module)))

@@ -1,0 +1,186 @@
+"""The base of callbacks that look at the same few samples after every epoch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.features import Forward, batch_size, first_rows, map_tensors
+from lightning_hooks.features.batches import check_forward
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.plots.canvas import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Stage = Literal["train", "validate"]
+
+
+class FixedSampleCallback(HookedCallback):
+    """Runs the model on a fixed sample after every epoch, aside from training, and shows what it finds.
+
+    Args:
+        modules: As for :class:`HookedCallback`.
+        sample: The batch to look at; None for the first rows of the first batch of ``stage``. It stays the same for the whole
+            fit, and with a checkpoint also for the fits that resume it.
+        n_samples: How many rows of a batch are taken.
+        stage: Where the batch comes from, ``train`` or ``validate``.
+        every_n_epochs: Look after epochs 0, n, 2n, ….
+        forward: How to run the model if not by calling it: see :func:`lightning_hooks.features.run_model`.
+        folder: Where to write PNG files too, as ``<folder>/<kind>/epoch=<epoch>/<name>.png``; None for trackers alone.
+    """
+
+    prefix: ClassVar[str]
+    fit_only: ClassVar[tuple[str, ...]] = ("_taken",)
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        sample: Any = None,
+        n_samples: int = 4,
+        stage: Stage = "train",
+        every_n_epochs: int = 1,
+        forward: Forward | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(modules=modules)
+        for name, value in (("n_samples", n_samples), ("every_n_epochs", every_n_epochs)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
+        if stage not in ("train", "validate"):
+            raise ValueError(f"stage must be 'train' or 'validate'; got {stage!r}.")
+        check_forward(forward)
+        if sample is not None and batch_size(sample) is None:
+            raise ValueError(f"sample must be a batch with at least one tensor; got {type(sample).__name__} without one.")
+        self.sample = sample
+        self.n_samples = n_samples
+        self.stage = stage
+        self.every_n_epochs = every_n_epochs
+        self.forward = forward
+        self.folder = None if folder is None else Path(folder)
+        self._taken: Any = None  # the sample of this fit
+        self._restored: Any = None  # that of the checkpoint it resumes
+        self._failed = False
+        self.report: Any = None
+
+    @abstractmethod
+    def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> Any:
+        """Run the model on the sample and return a report; on every rank, since a sharded model needs all."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells it apart in a checkpoint from others of its kind on the same modules."""
+        return {"stage": self.stage, "n_samples": self.n_samples, "every_n_epochs": self.every_n_epochs}
+
+    @abstractmethod
+    def figures(self, report: Any) -> dict[str, Figure]:
+        """Make the figures of a report, by the tag below ``prefix``; on rank 0."""
+
+    def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
+        """Hand a figure to the trackers."""
+        self.trackers(trainer).figure(tag, figure, step)
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with style():  # says so now if matplotlib is missing
+            pass
+        self.report = None
+        self._failed = False
+        if self.sample is not None:
+            self._take(trainer, pl_module, self.sample)
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._taken = None  # here: sanity validation, which may give the sample, comes before train start
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().teardown(trainer, pl_module, stage)
+        self._taken = self._restored = None
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._taken is None and self.stage == "train":
+            self._take(trainer, pl_module, batch)
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._taken is None and self.stage == "validate" and trainer.state.fn == "fit":
+            self._take(trainer, pl_module, batch)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._taken is None or self._failed or trainer.current_epoch % self.every_n_epochs:
+            return
+        try:
+            self.report = self._look(trainer, pl_module, trainer.current_epoch, epoch_step(trainer))
+            if trainer.is_global_zero:
+                self._show(trainer)
+        except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
+            self._failed = True
+            rank_zero_warn(
+                f"{type(self).__name__} raised {type(error).__name__}: {error} It is switched off for the rest of this fit; "
+                "training goes on without it."
+            )
+
+    def _take(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        self._taken = first_rows(batch if self._restored is None else self._restored, self.n_samples)
+        # What is wrong with the arguments comes out here, in the first batch, and not after an epoch.
+        self._look(trainer, pl_module, 0, 0)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule, epoch: int, step: int) -> Any:
+        precision = trainer.precision_plugin
+        with precision.forward_context():
+            return self.look(pl_module, precision.convert_input(self._taken), epoch, step)
+
+    def _show(self, trainer: Trainer) -> None:
+        trackers = self.trackers(trainer)
+        if not trackers and self.folder is None:
+            return
+        for name, figure in self.figures(self.report).items():
+            self.show(trainer, f"{self.prefix}/{name}", figure, self.report.step)
+            if self.folder is not None:
+                path = self.folder / self.prefix / f"epoch={self.report.epoch}" / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                figure.savefig(path, dpi=100)
+        trackers.save()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        if self._taken is None or self.sample is not None:
+            return {}
+        sample = map_tensors(self._taken, lambda tensor: tensor.detach().to("cpu", copy=True))
+        return {"sample": sample} if _plain(sample) else {}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict.get("sample")
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(modules=describe_selector(self.modules), **self.identity)
+
+
+def _plain(value: Any) -> bool:
+    """Whether a weights-only checkpoint can hold it."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_plain(entry) for entry in value.values())
+    if isinstance(value, tuple | list):
+        return type(value) in (tuple, list) and all(_plain(entry) for entry in value)
+    return type(value) in (Tensor, str, int, float, bool) or value is None

@@ -1,0 +1,210 @@
+"""GradCAM: which places of an image speak for a class, watched while the model learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
+from lightning_hooks.callbacks.step_monitor import is_sharded
+from lightning_hooks.features import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
+from lightning_hooks.features.cam import check_reshape, find_layer
+from lightning_hooks.plots.overlay import array_of, as_images, cam_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class CamReport:
+    """One look with Grad-CAM.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The step at which Lightning logs what belongs to the end of that epoch.
+        module: The layer looked at.
+        maps: Shape ``(n, height, width)``, at least 0, of the layer's height and width, CPU.
+        scores: The score that was explained, per sample, shape ``(n,)``, CPU.
+        classes: Its class, per sample, shape ``(n,)``, CPU; None where a function of the output gave the score.
+    """
+
+    epoch: int
+    step: int
+    module: str
+    maps: Tensor
+    scores: Tensor
+    classes: Tensor | None
+
+
+class GradCAM(FixedSampleCallback):
+    """Draws Grad-CAM maps of a fixed sample over its images, after every epoch.
+
+    Grad-CAM weights the channels of a layer by the mean gradient of a class's score and sums them; what is positive speaks for the
+    class (Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
+    arXiv:1610.02391). Layers that work in place after the layer, layers called several times and frozen models are fine.
+
+    The sample runs aside from training, in eval mode; parameters' ``.grad`` is not touched. Figures go to the trackers that show
+    pictures as ``grad_cam/<module>``, or ``grad_cam/<module>.class=<class>`` if a class is given, and to PNG files.
+    :meth:`compute` does it for one batch, without a trainer.
+
+    Args:
+        module: The name of the layer; None for the last convolution.
+        target: The class; a class per sample; None for the one predicted; or a function of the model's output that returns a score
+            per sample.
+        call: Which call, of a layer that is called several times in a forward pass; -1 for the last.
+        reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to
+            ``(n, channels, height, width)``; None for a square, with or without one token (CLS) before it.
+        sample: The batch to look at; None for the first rows of the first batch of ``stage``.
+        n_samples: How many rows of it.
+        stage: Where the batch comes from, ``train`` or ``validate``.
+        every_n_epochs: Look after epochs 0, n, 2n, ….
+        forward: The name of the submodule or method to call instead of the model, or a function of (model, batch); None to call
+            the model with the batch, its first entry, or its entries by name.
+        folder: Where to write ``grad_cam/epoch=<epoch>/<module>.png``; None for trackers alone.
+
+    Attributes:
+        report: The last look, a :class:`CamReport`; None before.
+
+    Raises:
+        ImportError: At train start, without matplotlib.
+        RuntimeError: At train start, under a strategy that shards the model.
+        ValueError: If an argument is out of range; at train start, if there is no such layer; when the sample is there, if it
+            has no map (not called, without space, no such class).
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradCAM
+        >>> trainer = Trainer(callbacks=[GradCAM(module="features.conv3", stage="validate")], logger=False)
+    """
+
+    prefix: ClassVar[str] = "grad_cam"
+    report: CamReport | None
+
+    def __init__(
+        self,
+        *,
+        module: str | None = None,
+        target: Target = None,
+        call: int = -1,
+        reshape: Reshape = None,
+        sample: Any = None,
+        n_samples: int = 4,
+        stage: Stage = "train",
+        every_n_epochs: int = 1,
+        forward: Forward | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        if module is not None and not isinstance(module, str):
+            raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
+        super().__init__(
+            modules=module,
+            sample=sample,
+            n_samples=n_samples,
+            stage=stage,
+            every_n_epochs=every_n_epochs,
+            forward=forward,
+            folder=folder,
+        )
+        check_reshape(reshape)
+        self.module = module
+        self.target = target
+        self.call = call
+        self.reshape = reshape
+
+    @staticmethod
+    def compute(
+        model: nn.Module,
+        batch: Any,
+        *,
+        module: str | nn.Module | None = None,
+        target: Target = None,
+        call: int = -1,
+        reshape: Reshape = None,
+        relu: bool = True,
+        size: Sequence[int] | None = None,
+        forward: Forward | None = None,
+    ) -> Tensor:
+        """Compute the Grad-CAM maps of a batch.
+
+        The model runs in eval mode, and nothing of it changes: modes, buffers, random state and ``.grad`` of parameters are
+        afterwards what they were.
+
+        Args:
+            model: Any module.
+            batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
+            module: The layer, or its name; None for the last convolution.
+            target: The class; a class per sample; None for the one predicted; or a function of the model's output that returns a
+                score per sample.
+            call: Which call, of a layer that is called several times; -1 for the last.
+            reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to ``(n, channels,
+                height, width)``; None for a square, with or without one token (CLS) before it.
+            relu: Whether to keep only what speaks for the class, as in the paper.
+            size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
+            forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
+
+        Returns:
+            Shape ``(n, height, width)``, on the model's device, in float32 at least, not normalised.
+
+        Raises:
+            ValueError: If there is no such layer, it was not called, its output has no space, there is no such class, or the score
+                does not depend on it.
+            TypeError: If an argument is of a wrong type.
+
+        Example:
+            >>> import torch
+            >>> from lightning_hooks import GradCAM
+            >>> head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+            >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), head)
+            >>> GradCAM.compute(net, torch.randn(2, 3, 8, 8), module="0", target=3).shape
+            torch.Size([2, 6, 6])
+        """
+        return grad_cam(model, batch, module, target, call=call, reshape=reshape, relu=relu, size=size, forward=forward).maps
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        find_layer(pl_module, self.module)
+        sharded = is_sharded(trainer, pl_module)
+        if sharded:
+            raise RuntimeError(
+                f"GradCAM differentiates the model aside from training, which {sharded} does not allow for. Train with "
+                "strategy='ddp' or on one device, or call GradCAM.compute on the whole model afterwards."
+            )
+        super().attach(trainer, pl_module)
+
+    @override
+    def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
+        name, _ = find_layer(pl_module, self.module)
+        options = {"call": self.call, "reshape": self.reshape, "forward": self.forward}
+        cam = grad_cam(pl_module, sample, name, self.target, **options)  # type: ignore[arg-type]  # each is of its type
+        found = to_host({name: tensor for name, tensor in cam._asdict().items() if tensor is not None})
+        return CamReport(epoch, step, name, found["maps"], found["scores"], found.get("classes"))
+
+    @property
+    @override
+    def identity(self) -> dict[str, Any]:
+        target = getattr(self.target, "__qualname__", self.target)
+        return {**super().identity, "target": target.tolist() if isinstance(target, Tensor) else target, "call": self.call}
+
+    @override
+    def figures(self, report: CamReport) -> dict[str, Figure]:
+        maps = report.maps
+        if maps.dim() == 4:  # of a volume, the middle
+            maps = maps[:, maps.shape[1] // 2]
+        maps = maps.reshape(len(maps), -1, maps.shape[-1])  # of a signal, one line
+        images = images_in(self._taken)
+        pictures = None
+        if images is not None and len(images) == len(maps):
+            maps = resize(maps, images.shape[2:])
+            pictures = as_images(array_of(images))
+        classes = ["score"] * len(maps) if report.classes is None else [f"class {label}" for label in report.classes.tolist()]
+        names = [f"{label} {score:.3g}" for label, score in zip(classes, report.scores.tolist(), strict=True)]
+        chosen = "the predicted class" if self.target is None else "the class" if report.classes is not None else "the score"
+        line = f"What speaks for {chosen}, each map on its own scale; below: the score it explains"
+        tag = f"{report.module}.class={self.target}" if isinstance(self.target, int) else report.module
+        return {tag: cam_figure(f"Grad-CAM at {report.module}, epoch {report.epoch}", line, maps.numpy(), pictures, names)}

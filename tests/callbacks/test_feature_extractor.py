@@ -1,0 +1,299 @@
+"""FeatureExtractor in training: the features of the run itself, bounded, by any stage, and nothing altered."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_hooks import FeatureExtractor
+from lightning_hooks.features import ExtractedFeatures
+from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.reference import same_state
+
+
+class Record(Classifier):
+    """Keeps what its layers gave in each training batch, as a model that returns them would."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        hidden = self.net[0](x)
+        activated = self.net[1](hidden)
+        rest = self.net[2:](activated)
+        self.seen.append((self.current_epoch, x, y, hidden.detach().clone(), activated.detach().clone(), rest.detach().clone()))
+        return nn.functional.cross_entropy(rest, y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.valid.append((batch[0], self.net(batch[0])))
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.validation_step(batch, batch_idx)
+        return self.valid[-1][1]
+
+
+def model() -> Record:
+    torch.manual_seed(0)
+    found = Record(mlp())
+    found.seen, found.valid = [], []
+    return found
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 2])
+def test_equals_what_the_layers_gave_while_training(every_n_steps: int) -> None:
+    net = model()
+    keep = FeatureExtractor(modules=["net.0", "net.1", "net.4"], every_n_steps=every_n_steps, fields={"label": 1, "input": 0})
+    trainer([keep], max_epochs=2).fit(net, loader(shuffle=True))
+    kept = [entry for entry in net.seen if entry[0] == 1][::every_n_steps]
+    _, x, y, hidden, activated, rest = (
+        torch.cat(parts) if isinstance(parts[0], Tensor) else parts for parts in zip(*kept, strict=True)
+    )
+    report = keep.report
+    assert (report.epoch, report.step, report.seen, len(report)) == (1, 13, len(x), len(x))
+    assert list(report.sites) == ["net.0", "net.1", "net.4"]
+    assert keep.features is report.sites
+    for name, expected in (("net.0", hidden), ("net.1", activated), ("net.4", rest)):
+        assert torch.equal(report.sites[name], expected)
+        assert not report.sites[name].requires_grad
+    assert torch.equal(report.fields["label"], y)
+    assert torch.equal(report.fields["input"], x)
+    keep.clear()
+    assert keep.features == {}
+    assert keep.report is None
+
+
+@pytest.mark.parametrize("sampling", ["first", "reservoir"])
+def test_memory_is_bounded_and_rows_stay_together(sampling: Any) -> None:
+    net = model()
+    keep = FeatureExtractor(modules="net.0", max_samples=10, sampling=sampling, fields={"input": 0}, seed=3)
+    trainer([keep]).fit(net, loader(shuffle=True))
+    x = torch.cat([entry[1] for entry in net.seen])
+    hidden = torch.cat([entry[3] for entry in net.seen])
+    report = keep.report
+    assert report.seen == 50
+    rows = [int((x == row).all(1).nonzero()) for row in report.fields["input"]]
+    assert rows == sorted(set(rows))
+    assert len(rows) == 10
+    assert (rows == list(range(10))) is (sampling == "first")
+    assert torch.equal(report.sites["net.0"], hidden[rows])
+
+
+@pytest.mark.parametrize("how", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_stages(how: str, inference_mode: bool) -> None:
+    net = model()
+    keep = FeatureExtractor(modules="net.4", stage="validate" if how == "fit" else how, fields={"input": 0})
+    run = trainer([keep], max_epochs=2, inference_mode=inference_mode)
+    data = loader(n=20, seed=5)
+    before = hook_counts(net)
+    if how == "fit":
+        run.fit(net, loader(), data)
+        assert len(net.valid) == 2 + 2 * 3  # sanity checking is not kept
+    else:
+        getattr(run, how)(net, data)
+    last = net.valid[-3:]
+    assert torch.equal(keep.report.fields["input"], torch.cat([x for x, _ in last]))
+    assert torch.equal(keep.report.sites["net.4"], torch.cat([output for _, output in last]))
+    assert keep.report.epoch == (1 if how == "fit" else 0)
+    assert not keep.report.sites["net.4"].is_inference()
+    assert hook_counts(net) == before
+
+
+def test_pooled_on_the_way_and_calls_by_number() -> None:
+    net = Classifier(ResidualCNN())
+    keep = FeatureExtractor(modules=["net.conv", "net.head"], pool="mean")
+    whole = FeatureExtractor(modules="net.conv")
+    trainer([keep, whole]).fit(net, loader((1, 6, 6)))
+    torch.testing.assert_close(keep.features["net.conv"], whole.features["net.conv"].mean((2, 3)))
+    assert keep.features["net.head"].shape == (50, 3)
+    assert whole.features["net.conv"].shape == (50, 4, 6, 6)
+
+    class Twice(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.net(batch[0])
+            return super().training_step((batch[0] * 2, batch[1]), batch_idx)
+
+    keep = FeatureExtractor(modules="net.0", fields={"input": 0}, max_samples=8)
+    net = Twice(mlp(), lr=0.0)
+    trainer([keep]).fit(net, loader())
+    assert list(keep.features) == ["net.0", "net.0#2"]
+    with torch.no_grad():
+        torch.testing.assert_close(keep.features["net.0#2"], net.net[0](keep.report.fields["input"] * 2))
+
+
+@pytest.mark.parametrize("stage", ["train", "validate"])
+def test_on_equals_off_bit_for_bit(stage: Any) -> None:
+    def fit(callbacks: list[Callback]) -> tuple[Classifier, Tensor, Any]:
+        seed_everything(7, verbose=False)
+        net = Classifier(ResidualCNN(), optimizer=torch.optim.Adam, lr=0.01)
+        trainer(callbacks, max_epochs=2).fit(net, loader((1, 6, 6), shuffle=True), loader((1, 6, 6)))
+        return net, torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002  the global state is what must stay
+
+    without = fit([])
+    kept = fit([FeatureExtractor(stage=stage, sampling="reservoir", max_samples=7, fields={"label": 1})])
+    assert kept[0].losses == without[0].losses
+    assert same_state(kept[0], without[0])
+    assert torch.equal(kept[1], without[1])
+    assert kept[2] == without[2]
+
+
+@pytest.mark.parametrize("file_format", ["npz", "safetensors"])
+def test_a_file_each_epoch(file_format: Any, tmp_path: Path) -> None:
+    keep = FeatureExtractor(modules="net.0", folder=tmp_path / "kept", file_format=file_format, fields={"label": 1})
+    trainer([keep], max_epochs=2).fit(model(), loader())
+    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert names == [f"epoch=0.{file_format}", f"epoch=1.{file_format}"]
+    back = ExtractedFeatures.load(tmp_path / "kept" / names[1])
+    assert torch.equal(back.sites["net.0"], keep.features["net.0"])
+    assert torch.equal(back.fields["label"], keep.report.fields["label"])
+
+
+def test_the_projector_gets_points_and_labels(tmp_path: Path) -> None:
+    keep = FeatureExtractor(modules=["net.0", "net.1"], max_samples=6, fields={"label": 1}, projector=True)
+    trainer([keep], logger=TensorBoardLogger(tmp_path)).fit(model(), loader())
+    (config,) = tmp_path.rglob("projector_config.pbtxt")
+    assert "extracted/net.0" in config.read_text()
+    found = {}
+    for path in tmp_path.rglob("tensors.tsv"):
+        points = np.loadtxt(path, delimiter="\t", ndmin=2)
+        labels = (path.parent / "metadata.tsv").read_text().split()
+        assert labels == [str(label) for label in keep.report.fields["label"].tolist()]
+        found[points.shape] = found.get(points.shape, 0) + any(
+            np.allclose(points, values.numpy(), atol=1e-5) for values in keep.features.values()
+        )
+    assert found == {(6, 16): 2}
+
+
+def test_strings_and_mappings_from_a_loader() -> None:
+    class Words(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": torch.full((8,), float(index)), "meta": {"name": f"s{index}"}}
+
+    class FromDict(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch["x"]).square().sum() * 0
+
+    keep = FeatureExtractor(modules="net.0", fields={"x": "x", "name": lambda batch: batch["meta"]["name"]})
+    trainer([keep]).fit(FromDict(mlp()), DataLoader(Words(), batch_size=4, shuffle=True))
+    assert keep.report.fields["name"] == [f"s{int(row[0])}" for row in keep.report.fields["x"]]
+    assert sorted(keep.report.fields["name"]) == [f"s{index}" for index in range(6)]
+
+
+class Sometimes(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx in (1, 3):
+            self.extra[0](batch[0])
+        return loss
+
+
+def test_silent_modules_are_told_and_missing_rows_are_nan() -> None:
+    net = Sometimes(mlp())
+    net.extra = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
+    keep = FeatureExtractor(modules=["net.0", "extra.*"])
+    with pytest.warns(UserWarning, match=r"FeatureExtractor: nothing was heard from extra\.1: not called in the train batches"):
+        trainer([keep], max_epochs=2).fit(net, loader(n=40))
+    assert keep.report.silent == ("extra.1",)
+    heard = keep.features["extra.0"].isfinite().all(1)
+    assert heard.tolist() == [False] * 8 + [True] * 8 + [False] * 8 + [True] * 8 + [False] * 8
+    assert keep.features["net.0"].isfinite().all()
+
+
+def test_a_layer_without_samples_first_is_told_and_the_others_go_on() -> None:
+    class SeqFirst(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.extra(batch[0].T)
+            return super().training_step(batch, batch_idx)
+
+    net = SeqFirst(mlp())
+    net.extra = nn.ReLU()
+    keep = FeatureExtractor(modules=["net.0", "extra"])
+    with pytest.warns(
+        UserWarning, match=r"hook at 'extra' raised ValueError: its output has shape \(8, 5\), where the batch has 5"
+    ):
+        trainer([keep]).fit(net, loader(n=15, batch_size=5))
+    assert len(keep.features["net.0"]) == 15
+
+
+def test_a_field_that_is_not_there_is_an_error_at_once_and_later_only_told() -> None:
+    with pytest.raises(ValueError, match="the field 'id' was asked for as 2, which the batch has not; it has 2 entries"):
+        trainer([FeatureExtractor(fields={"id": 2})]).fit(model(), loader())
+
+    def fails_later(batch: Any) -> Any:
+        calls.append(1)
+        return batch[1] if len(calls) < 3 else batch[7]
+
+    calls: list[int] = []
+    keep = FeatureExtractor(modules="net.0", fields={"label": lambda batch: fails_later(batch) if len(calls) < 2 else "no"})
+    with pytest.warns(
+        UserWarning, match=r"keeps nothing from batch 2 on: the field 'label' must hold one entry .* Training goes on\."
+    ):
+        trainer([keep]).fit(model(), loader())
+    assert len(keep.features["net.0"]) == 16
+
+
+def test_copies_pickles_and_checkpoints(tmp_path: Path) -> None:
+    class Look(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            copies.append((copy.deepcopy(keep), pickle.loads(pickle.dumps(keep))))
+
+    copies: list[Any] = []
+    keep = FeatureExtractor(modules="net.0", folder=tmp_path)
+    trainer([keep, Look()]).fit(model(), loader())
+    for found in copies[-1]:
+        assert found._store is None
+        assert not found.hooks.alive
+        assert found.folder == tmp_path
+    again = pickle.loads(pickle.dumps(keep))
+    assert torch.equal(again.features["net.0"], keep.features["net.0"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_layers(backend: str) -> None:
+    torch.compiler.reset()
+    found = []
+    for compiled in (False, True):
+        net = model()
+        if compiled:
+            net.net[0] = torch.compile(net.net[0], backend=backend)
+        keep = FeatureExtractor(modules=["net.0", "net.1"], max_samples=20)
+        trainer([keep]).fit(net, loader())
+        assert not keep.faults.errors
+        found.append(keep.features)
+    torch.compiler.reset()
+    assert found[0].keys() == found[1].keys()
+    for name, values in found[0].items():
+        torch.testing.assert_close(found[1][name], values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"stage": "fit"}, ValueError, "stage must be one of 'train', 'validate', 'test', 'predict'; got 'fit'"),
+        ({"sampling": "random"}, ValueError, "sampling must be one of 'first', 'reservoir'; got 'random'"),
+        ({"file_format": "pt"}, ValueError, "file_format must be one of 'npz', 'safetensors'; got 'pt'"),
+        ({"max_samples": 0}, ValueError, "max_samples must be an integer of at least 1; got 0"),
+        ({"fields": ["label"]}, TypeError, r"fields must map a name to an index, .* as \{'label': 1\}; got \['label'\]"),
+        ({"pool": "avg"}, ValueError, "pool must be None, one of 'mean'.*; got 'avg'"),
+        ({"output": "first"}, ValueError, "output must be the index, .*; got 'first'"),
+        ({"every_n_steps": 0}, ValueError, "every_n_steps must be at least 1"),
+        ({"modules": 3}, TypeError, "modules must be a glob pattern"),
+    ],
+)
+def test_messages(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FeatureExtractor(**arguments)

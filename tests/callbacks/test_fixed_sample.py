@@ -1,0 +1,329 @@
+"""FeatureMapVisualizer and GradCAM after each epoch: the same sample, the right numbers, pictures, and training unaltered."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor, nn
+
+from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM, monitors
+from lightning_hooks.features import extract, grad_cam
+from tests.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, trainer
+from tests.reference import same_state
+
+pytest.importorskip("matplotlib")
+
+SHAPE = (1, 6, 6)
+
+
+class Watched(Classifier):
+    """Runs its net by calling itself; keeps its batches, and its net after each epoch."""
+
+    def __init__(self, net: Any = ResidualCNN, **kwargs: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(net(), **kwargs)
+        self.inputs: list[Tensor] = []
+        self.validated: list[Tensor] = []
+        self.after: list[nn.Module] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.inputs.append(batch[0].clone())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(batch[0].clone())
+
+    def on_train_epoch_end(self) -> None:
+        self.after.append(copy.deepcopy(self.net))
+
+
+class Reports(Callback):
+    """Keeps each epoch's report of the callbacks before it."""
+
+    def __init__(self, *watched: Any) -> None:
+        self.watched, self.reports = watched, []
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.reports.append([callback.report for callback in self.watched])
+
+
+OURS = {
+    "maps": lambda **options: FeatureMapVisualizer(modules=["net.conv", "net.act"], n_samples=3, **options),
+    "cam": lambda **options: GradCAM(module="net.conv", target=1, n_samples=3, **options),
+}
+
+
+@pytest.mark.parametrize("net", ["cnn", "transformer"])
+def test_on_equals_off_bit_for_bit(net: str, tmp_path: Path) -> None:
+    """Weights, losses, running statistics, gradients, every random state, and modes, between and after epochs."""
+    build, shape = (ResidualCNN, SHAPE) if net == "cnn" else (TinyTransformer, (5, 6))
+
+    class Look(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.found.append(
+                {
+                    "grads": [None if parameter.grad is None else parameter.grad.clone() for parameter in pl_module.parameters()],
+                    "modes": [module.training for module in pl_module.modules()],
+                    "random": [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()],  # noqa: NPY002
+                    "state": copy.deepcopy(pl_module.state_dict()),
+                }
+            )
+
+    def fit(callbacks: list[Callback]) -> tuple[Classifier, list[Any]]:
+        seed_everything(7, verbose=False)
+        model = Watched(build, optimizer=torch.optim.Adam, lr=0.01)
+        look = Look()
+        look.found = []
+        trainer([*callbacks, look], max_epochs=2).fit(model, loader(shape, shuffle=True), loader(shape))
+        return model, look.found
+
+    module = {"cnn": {"module": "net.conv"}, "transformer": {"module": "net.encoder.layers.1.norm1", "reshape": (1, 5)}}[net]
+    without, plain = fit([])
+    ours = [FeatureMapVisualizer(folder=tmp_path), GradCAM(folder=tmp_path, **module), GradCAM(stage="validate", **module)]
+    watched, seen = fit(ours)
+    assert all(callback.report.epoch == 1 for callback in ours)
+    assert watched.losses == without.losses
+    assert same_state(watched, without)
+    for found, expected in zip(seen, plain, strict=True):
+        assert found["modes"] == expected["modes"]
+        assert found["random"] == expected["random"]
+        assert all(torch.equal(found["state"][key], expected["state"][key]) for key in expected["state"])
+        for one, other in zip(found["grads"], expected["grads"], strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("stage", ["train", "validate", "given"])
+def test_the_same_sample_each_epoch_with_that_epochs_weights(stage: Any) -> None:
+    given = torch.randn(3, *SHAPE)
+    options = {"sample": given} if stage == "given" else {"stage": stage}
+    ours = [OURS["maps"](**options), OURS["cam"](**options)]
+    look = Reports(*ours)
+    model = Watched()
+    trainer([*ours, look], max_epochs=3).fit(model, loader(SHAPE, shuffle=True), loader(SHAPE, seed=3))
+    sample = {"train": model.inputs[0], "validate": model.validated[0], "given": given}[stage][:3]
+    assert len(look.reports) == 3
+    for epoch, ((maps, cam), net) in enumerate(zip(look.reports, model.after, strict=True)):
+        assert (maps.epoch, cam.epoch, maps.step, cam.module) == (epoch, epoch, 7 * (epoch + 1) - 1, "net.conv")
+        expected = extract(net, sample, ["conv", "act"])
+        assert maps.sites.keys() == {"net.conv", "net.act"}
+        for name, values in expected.items():
+            torch.testing.assert_close(maps.sites[f"net.{name}"], values)
+        slow = grad_cam(net, sample, "conv", 1)
+        torch.testing.assert_close(cam.maps, slow.maps)
+        torch.testing.assert_close(cam.scores, slow.scores)
+        assert cam.classes.tolist() == [1, 1, 1]
+    assert not torch.equal(look.reports[0][1].maps, look.reports[2][1].maps)
+
+
+def test_pictures_go_to_trackers_and_files(tmp_path: Path) -> None:
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ours = [OURS[kind](folder=tmp_path / "png", every_n_epochs=2) for kind in OURS]
+    loggers = [TensorBoardLogger(tmp_path / "tb"), CSVLogger(tmp_path / "csv")]
+    trainer(ours, max_epochs=3, logger=loggers).fit(Watched(), loader(SHAPE))
+    events = EventAccumulator(loggers[0].log_dir)
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"feature_maps/net.act", "feature_maps/net.conv", "grad_cam/net.conv.class=1"}
+    for tag in events.Tags()["images"]:
+        assert [event.step for event in events.Images(tag)] == [6, 20]
+    written = sorted(str(path.relative_to(tmp_path / "png")) for path in (tmp_path / "png").rglob("*.png"))
+    assert written == [
+        f"{prefix}/epoch={epoch}/{name}.png"
+        for prefix, names in (("feature_maps", ["net.act", "net.conv"]), ("grad_cam", ["net.conv.class=1"]))
+        for epoch in (0, 2)
+        for name in names
+    ]
+    for path in (tmp_path / "png").rglob("*.png"):
+        picture = np.asarray(Image.open(path).convert("RGB"))
+        assert picture.shape[0] > 100
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    assert len(list((tmp_path / "csv").rglob("*.png"))) == 6
+
+
+def test_attention_that_nobody_asked_for_is_shown() -> None:
+    """nn.TransformerEncoderLayer asks its attention for no weights, and in eval mode does not even call it."""
+    ours = FeatureMapVisualizer(modules="*self_attn", n_samples=2)
+    model = Watched(TinyTransformer)
+    trainer([ours]).fit(model, loader((5, 6)))
+    net = model.after[0].eval()
+    assert list(ours.report.sites) == [
+        f"net.encoder.layers.{layer}.self_attn{what}" for layer in (0, 1) for what in ("", "#weights")
+    ]
+    with torch.no_grad():
+        x = net.embed(model.inputs[0][:2])
+        output, weights = net.encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(ours.report.sites["net.encoder.layers.0.self_attn#weights"], weights)
+    torch.testing.assert_close(ours.report.sites["net.encoder.layers.0.self_attn"], output)
+
+
+def test_only_some_leaves_are_drawn_where_nobody_chose(caplog: pytest.LogCaptureFixture) -> None:
+    class Deep(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Flatten(), *(nn.Linear(36, 36) for _ in range(30)), nn.Linear(36, 3))
+
+    ours = FeatureMapVisualizer()
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        trainer([ours]).fit(Watched(Deep), loader(SHAPE))
+    assert "FeatureMapVisualizer draws 12 of 31 modules, spread over the depth. Choose with modules=." in caplog.text
+    assert len(ours.report.sites) == 12
+    assert {"net.1", "net.31"} <= ours.report.sites.keys()
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_resumed_fit_looks_at_the_same_sample(kind: str, tmp_path: Path) -> None:
+    saved = ModelCheckpoint(tmp_path, save_last=True)
+    seed_everything(1, verbose=False)
+    first, model = OURS[kind](), Watched()
+    trainer([first, saved], max_epochs=1, enable_checkpointing=True).fit(model, loader(SHAPE, shuffle=True))
+    sample = model.inputs[0][:3]
+    seed_everything(2, verbose=False)
+    again, resumed = OURS[kind](), Watched()
+    run = trainer([again, ModelCheckpoint(tmp_path, save_last=True)], max_epochs=2, enable_checkpointing=True)
+    run.fit(resumed, loader(SHAPE, seed=9), ckpt_path=tmp_path / "last.ckpt")
+    assert not torch.equal(resumed.inputs[0][:3], sample)
+    net = resumed.after[-1]
+    if kind == "maps":
+        torch.testing.assert_close(again.report.sites["net.conv"], extract(net, sample, "conv")["conv"])
+    else:
+        torch.testing.assert_close(again.report.maps, grad_cam(net, sample, "conv", 1).maps)
+    again_fit = Watched()
+    trainer([again], max_epochs=1).fit(again_fit, loader(SHAPE, seed=9))  # a new fit has a new sample
+    assert not torch.equal(again_fit.inputs[0][:3], sample)
+    assert again._taken is None
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_copies_and_pickles_hold_no_model_and_no_sample(kind: str) -> None:
+    class Look(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            copies.append((copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))))
+
+    copies: list[Any] = []
+    ours = OURS[kind]()
+    model = Watched()
+    before = hook_counts(model)
+    trainer([ours, Look()]).fit(model, loader(SHAPE))
+    assert all(found._taken is None for pair in copies for found in pair)
+    assert hook_counts(model) == before
+    assert not ours.hooks.alive
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_later_fault_is_told_once_and_training_goes_on(kind: str, tmp_path: Path) -> None:
+    class Breaks(Watched):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.current_epoch == 1 and not self.training:
+                raise ArithmeticError("not today.")
+            return super().forward(x)
+
+    ours = OURS[kind]()
+    model = Breaks()
+    with pytest.warns(UserWarning, match=rf"{type(ours).__name__} raised ArithmeticError: not today\. It is switched off") as told:
+        trainer([ours], max_epochs=4).fit(model, loader(SHAPE))
+    assert sum("not today" in str(entry.message) for entry in told) == 1
+    assert ours.report.epoch == 0
+    assert len(model.losses) == 28
+    assert all(module.training for module in model.net.modules())
+
+
+def test_precision_of_the_trainer_is_used() -> None:
+    kinds = []
+
+    class Sees(Watched):
+        def forward(self, x: Tensor) -> Tensor:
+            output = super().forward(x)
+            if not self.net.training:
+                kinds.append((x.dtype, output.dtype))
+            return output
+
+    for precision in ("bf16-mixed", "bf16-true"):
+        kinds.clear()
+        ours = [OURS[kind](sample=torch.randn(3, *SHAPE)) for kind in OURS]
+        trainer(ours, precision=precision).fit(Sees(), loader(SHAPE))
+        assert set(kinds) == {(torch.float32 if precision == "bf16-mixed" else torch.bfloat16, torch.bfloat16)}
+        assert ours[1].report.maps.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: FeatureMapVisualizer(n_samples=0), ValueError, "n_samples must be an integer of at least 1; got 0"),
+        (lambda: FeatureMapVisualizer(max_maps=0), ValueError, "max_maps must be an integer of at least 1; got 0"),
+        (lambda: GradCAM(every_n_epochs=1.5), ValueError, "every_n_epochs must be an integer of at least 1; got 1.5"),
+        (lambda: GradCAM(stage="test"), ValueError, "stage must be 'train' or 'validate'; got 'test'"),
+        (lambda: GradCAM(sample="x"), ValueError, "sample must be a batch with at least one tensor; got str"),
+        (lambda: GradCAM(module=nn.Linear), TypeError, "module must be the name of a layer, or None for the last convolution"),
+        (lambda: GradCAM(reshape=3), TypeError, r"reshape must be \(height, width\)"),
+        (lambda: GradCAM(forward=3), TypeError, "forward must be the name of a submodule or method"),
+        (
+            lambda: GradCAM(module="net.cnv"),
+            ValueError,
+            "modules='net.cnv' matches no module of Watched. Closest names: 'net.conv'",
+        ),
+        (lambda: FeatureMapVisualizer(modules="nat.*"), ValueError, r"modules='nat\.\*' matches no module of Watched"),
+        (lambda: GradCAM(target=7), ValueError, "target must be between 0 and 2, the model's classes; got 7"),
+        (lambda: GradCAM(module="net.head"), ValueError, "without space to show"),
+        (lambda: FeatureMapVisualizer(forward="encode"), AttributeError, "forward='encode': Watched has no 'encode'"),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(build: Any, error: type[Exception], message: str) -> None:
+    """At construction, at train start, or in the first batch; never after an epoch."""
+    model = Watched()
+    before = hook_counts(model)
+    with pytest.raises(error, match=message):
+        trainer([build()]).fit(model, loader(SHAPE))
+    assert len(model.losses) == 0
+    assert hook_counts(model) == before
+    assert all(module.training for module in model.net.modules())
+
+
+def test_without_matplotlib_training_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "lightning-hooks\[plots\]"'):
+        trainer([GradCAM()]).fit(Watched(), loader(SHAPE))
+
+
+def test_one_liners_draw_too() -> None:
+    figures = FeatureMapVisualizer.draw(ResidualCNN(), (torch.randn(9, *SHAPE), None), "conv", n_samples=2, max_maps=3)
+    assert list(figures) == ["conv"]
+    (axes,) = figures["conv"].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["input", "0", "1", "2"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["sample 0", "sample 1"]
+
+
+def test_other_monitors_hear_nothing_of_it() -> None:
+    """Whichever stands first in the list: the sample also runs in the middle of the first batch."""
+
+    def reports(before: list[Callback], after: list[Callback]) -> list[Any]:
+        ours = monitors(every_n_steps=1, summary=False)
+        model = Watched()
+        trainer([*before, *ours, *after]).fit(model, loader(SHAPE))
+        return [callback.report for callback in ours[:3]]
+
+    without = reports([], [])
+    assert repr(reports([OURS["maps"]()], [OURS["cam"]()])) == repr(without)
+
+    class Looks(Watched):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.net(batch[0])
+            GradCAM.compute(self, batch[0], module="net.conv")
+            return super().training_step(batch, batch_idx)
+
+    keep = FeatureExtractor(modules="net.conv", max_samples=8)
+    trainer([keep]).fit(Looks(), loader(SHAPE))
+    assert list(keep.features) == ["net.conv", "net.conv#2"]
