@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.plain import PlainReport
@@ -23,6 +23,9 @@ class FeatureReport(PlainReport):
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -33,6 +36,8 @@ class FeatureReport(PlainReport):
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False)
+    every_n_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,9 @@ class GradientFlowReport(PlainReport):
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -65,6 +73,8 @@ class GradientFlowReport(PlainReport):
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False)
+    every_n_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +86,17 @@ class ClipReport(PlainReport):
         step: The trainer's ``global_step`` at its end.
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
         alerts: What the rules found.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
     step: int
     optimizers: dict[str, ClipStats]
     alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False)
+    every_n_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +111,9 @@ class RangeReport(PlainReport):
         sampled_batches: Batches that were listened to, on this rank.
         batches: Batches of the epoch, on this rank.
         alerts: None are raised.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -105,6 +123,8 @@ class RangeReport(PlainReport):
     sampled_batches: int = 0
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False)
+    every_n_steps: int = 1
 
 
 Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport

@@ -60,6 +60,7 @@ class HookedCallback(Callback, ABC):
             raise ValueError(f"every_n_steps must be at least 1 (1 listens to every batch); got {every_n_steps!r}.")
         self.modules = modules
         self.every_n_steps = every_n_steps
+        self.stride = every_n_steps  # what is in force
         self.hooks = HookManager()
         self.gate = Gate()
         self.faults = Faults()
@@ -87,8 +88,12 @@ class HookedCallback(Callback, ABC):
             kind: One of ``HOOK_KINDS``.
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
-        safe = sampled(guarded(hook, name, self.faults), when=self.gate)
+        safe = sampled(guarded(self.wrapped(hook), name, self.faults), when=self.gate)
         self.hooks.register(module, safe, kind, label=name, **options)
+
+    def wrapped(self, hook: Any) -> Any:
+        """What :meth:`listen` registers in the place of ``hook``; for a subclass that looks at its hooks."""
+        return hook
 
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""
@@ -138,7 +143,7 @@ class HookedCallback(Callback, ABC):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.gate.start(batch_idx % self.every_n_steps == 0)
+        self.gate.start(batch_idx % self.stride == 0)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

@@ -37,6 +37,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         modules: Where to listen; None for every leaf that computes something.
         every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 

@@ -61,6 +61,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     prefix: ClassVar[str] = "gradient_clip"
     kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
+    thins: ClassVar[bool] = False  # a clip is counted at every step
     fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
     _ledgers: list[ClipLedger]
 

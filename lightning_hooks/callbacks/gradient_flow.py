@@ -55,6 +55,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         every_n_steps: Listen to training batches 0, n, 2n, … of each epoch, and to the first optimizer step at or after
             each; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 
@@ -92,7 +93,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
         for index, (name, module) in enumerate(sites):
-            self.listen(name, module, _GradientListener(self._modules, index, name, self.faults))
+            self.listen(name, module, _GradientListener(self.wrapped(_Arrived(self._modules, index)), name, self.faults))
 
     @override
     def released(self) -> None:
@@ -259,8 +260,8 @@ class _Measured:
 class _GradientListener(Listener):
     """Forward hook of one site: asks each output tensor for its gradient."""
 
-    def __init__(self, table: GradientTable, index: int, name: str, faults: Faults) -> None:
-        self.hook = guarded(_Arrived(table, index), name, faults)
+    def __init__(self, arrived: Any, name: str, faults: Faults) -> None:
+        self.hook = guarded(arrived, name, faults)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         for tensor in float_tensors(output):

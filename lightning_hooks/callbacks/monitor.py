@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -16,6 +17,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, AlertError, AlertWindow
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Logged, Publishing, publish, watched_tags
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
@@ -42,6 +44,8 @@ class Monitor(HookedCallback, Generic[R]):
         summary: Print a compact summary at the end of training.
         logged: Which statistics of the sites are logged: ``auto`` for as many, best first, as fit a budget of tags and bytes
             (all of them, but in large models), ``all``, or their names. Reports always have all.
+        max_overhead: The share of the training step's time that all monitors together may cost, such as 0.01: they sample more
+            thinly than ``every_n_steps`` where that takes more. None for no limit.
 
     Attributes:
         report: The report of the last finished epoch; None before.
@@ -51,6 +55,8 @@ class Monitor(HookedCallback, Generic[R]):
     kinds: ClassVar[tuple[str, ...]]
     ranking: ClassVar[tuple[str, ...]] = ()
     """The statistics of a site, what matters most first: what of them is logged is chosen in this order."""
+    thins: ClassVar[bool] = True
+    """Whether it does less at a step that is not sampled."""
     report: R | None
     _state_key: tuple[str, str] | None  # (selection, key)
 
@@ -62,8 +68,17 @@ class Monitor(HookedCallback, Generic[R]):
         on_alert: OnAlert = "log",
         summary: bool = True,
         logged: Logged = "auto",
+        max_overhead: float | None = None,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
+        if max_overhead is not None and (isinstance(max_overhead, bool) or not isinstance(max_overhead, int | float)):
+            raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {max_overhead!r}.")
+        if max_overhead is not None and not 0 < max_overhead <= 1:
+            raise ValueError(f"max_overhead must be above 0 and at most 1 (0.01 is one hundredth); got {max_overhead!r}.")
+        self.max_overhead = max_overhead
+        self.overhead: Overhead | None = None
+        self._thinned = True  # nothing to decide before the next epoch
+        self._settled = False  # a stride was found
         if not callable(on_alert) and on_alert not in ON_ALERT:
             raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {on_alert!r}.")
         if not isinstance(summary, bool):
@@ -138,12 +153,19 @@ class Monitor(HookedCallback, Generic[R]):
         self._world_size = trainer.world_size
         self.told_late = False
         self.publishing.start()
-        super().on_train_start(trainer, pl_module)
         self._regions = compiled_regions(pl_module)
+        self.overhead = Overhead(pl_module.device, not self._regions, self.thins)
+        self._thinned = self.max_overhead is None
+        self._settled = False
+        super().on_train_start(trainer, pl_module)
         self._resume(trainer)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.overhead is not None:
+            if not self._thinned:
+                self._thin(trainer)
+            self.overhead.batch_starts()
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self.batches += 1
         self.sampled_batches += self.gate.sampled
@@ -152,7 +174,37 @@ class Monitor(HookedCallback, Generic[R]):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._regions and self.gate.sampled:
             self._check_compiled(trainer)
+        if self.overhead is not None:
+            self.overhead.batch_ends(self.gate.sampled)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @override
+    def wrapped(self, hook: Any) -> Any:
+        return hook if self.overhead is None else self.overhead.measured(hook)
+
+    def _thin(self, trainer: Trainer) -> None:
+        """Choose the stride: once soon after training starts, and again at each epoch's start.
+
+        Within an epoch it stays, so that the sample is an even one of all its batches (but for the two batches of the first
+        epoch by which the first stride was found).
+        """
+        assert self.overhead is not None
+        assert self.max_overhead is not None
+        if not self._settled and len(self.overhead.sampled) <= PROBES and not self.overhead.epochs:
+            return
+        everyone = [each.overhead for each in _callbacks(trainer) if isinstance(each, Monitor) and each.overhead is not None]
+        costs = [cost for cost in (overhead.costs() for overhead in everyone) if cost is not None]
+        if not costs:
+            return
+        stride = stride_within(self.max_overhead, costs, self.every_n_steps)
+        if stride is None and not self._settled:
+            rank_zero_warn(
+                f"{type(self).__name__}: max_overhead={self.max_overhead} is less than what the monitors do at every step, "
+                "whatever the sampling (clip events are counted at every one). It now listens to the first batch of each epoch only; leave "
+                "out GradientClipMonitor, or allow more."
+            )
+        self.stride = stride or sys.maxsize
+        self._settled = self._thinned = True
 
     def unheard(self) -> list[str]:
         """The sites that have not been heard yet, read from the device; only asked once, of a compiled model."""
@@ -182,8 +234,13 @@ class Monitor(HookedCallback, Generic[R]):
         packed = self._merged().to("cpu")  # the one copy to the host in an epoch
         report = self.read(packed, trainer.current_epoch, trainer.global_step)
         alerts = tuple(alert for rule in self.rules() for alert in rule(report))
-        self.report = report = dataclasses.replace(report, alerts=alerts)
+        cost = None if self.overhead is None else self.overhead.share()
+        stride = self.stride if self.stride < sys.maxsize else self.batches  # the first batch only
+        self.report = report = dataclasses.replace(report, alerts=alerts, overhead=cost, every_n_steps=stride)
         self.reset()
+        if self.overhead is not None:
+            self.overhead.epoch_ends()
+        self._thinned = self.max_overhead is None
         self.batches = self.sampled_batches = 0
         self._log(trainer, report)
         monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
@@ -196,6 +253,10 @@ class Monitor(HookedCallback, Generic[R]):
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
             print("\n".join(["", *self.summary_lines(self.report), *_alert_lines(self.report.alerts)]))  # noqa: T201
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to the fit under way."""
+        return {**super().__getstate__(), "overhead": None}
 
     @override
     def state_dict(self) -> dict[str, Any]:

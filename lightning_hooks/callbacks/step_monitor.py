@@ -29,7 +29,7 @@ class StepMonitor(Monitor[R]):
         self._probe = StepProbe.of(trainer)
 
         def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
-            return guarded(function, f"optimizer step ({function.__name__})", self.faults)
+            return guarded(self.wrapped(function), f"optimizer step ({function.__name__})", self.faults)
 
         observer = StepObserver(
             gradients=safe(self.on_gradients),

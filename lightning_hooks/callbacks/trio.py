@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
@@ -17,6 +19,7 @@ def monitors(
     on_alert: OnAlert = "log",
     summary: bool = True,
     logged: Logged = "auto",
+    max_overhead: float | None = None,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -26,6 +29,8 @@ def monitors(
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         summary: Print a compact summary at the end of training.
         logged: Which statistics of modules and parameters are logged: ``auto`` for as many as fit the budget, ``all``, or names.
+        max_overhead: The share of the training step's time that the three together may cost, such as 0.01: they sample more
+            thinly than ``every_n_steps`` where that takes more. None for no limit.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -37,9 +42,14 @@ def monitors(
     """
     clip = GradientClipMonitor(on_alert=on_alert, summary=summary)
     of_features, of_flow = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
-    features = FeatureStatsMonitor(
-        modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary, logged=of_features
-    )
-    flow = GradientFlowMonitor(modules=modules, every_n_steps=every_n_steps, on_alert=on_alert, summary=summary, logged=of_flow)
+    both: dict[str, Any] = {
+        "modules": modules,
+        "every_n_steps": every_n_steps,
+        "on_alert": on_alert,
+        "summary": summary,
+        "max_overhead": max_overhead,
+    }
+    features = FeatureStatsMonitor(**both, logged=of_features)
+    flow = GradientFlowMonitor(**both, logged=of_flow)
     clip.selection = features.selection  # so that two trios can stand side by side
     return [features, flow, clip]
