@@ -200,8 +200,8 @@ class Monitor(HookedCallback, Generic[R]):
         if stride is None and not self._settled:
             rank_zero_warn(
                 f"{type(self).__name__}: max_overhead={self.max_overhead} is less than what the monitors do at every step, "
-                "whatever the sampling (clip events are counted at every one). It now listens to the first batch of each epoch only; leave "
-                "out GradientClipMonitor, or allow more."
+                "whatever the sampling (clip events are counted at every one). It now listens to the first batch of each epoch "
+                "only; leave out GradientClipMonitor, or allow more."
             )
         self.stride = stride or sys.maxsize
         self._settled = self._thinned = True

@@ -131,7 +131,7 @@ def test_a_budget_of_another_type(value: Any) -> None:
 def test_strides() -> None:
     assert stride_within(0.01, [(1.0, 0.0, 0.2)], 1) == 20
     assert stride_within(0.01, [(1.0, 0.0, 0.2)], 50) == 50
-    assert stride_within(0.02, [(1.0, 0.0, 0.25), (1.0, 0.015, 0.1)], 1) == 71
+    assert stride_within(0.5, [(1.0, 0.0, 0.5), (1.0, 0.25, 0.25)], 1) == 3
     assert stride_within(0.01, [(1.0, 0.02, 0.2)], 1) is None
 
 
