@@ -2,15 +2,21 @@
 
 from lightning_hooks.alerts.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
+from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.windows import AlertWindow
 
 __all__ = [
     "ALERT_KINDS",
+    "RULES",
     "Alert",
     "AlertError",
+    "AlertObservers",
     "AlertWindow",
     "AlwaysClipped",
     "ClipIneffective",
@@ -21,9 +27,12 @@ __all__ = [
     "FeatureReport",
     "GradientFlowReport",
     "Missing",
+    "Mute",
     "NonfiniteFeatures",
     "NonfiniteGradients",
     "RangeReport",
+    "Rule",
+    "RuleBook",
     "Saturated",
     "Silent",
     "StepsSkipped",

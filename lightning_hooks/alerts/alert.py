@@ -1,12 +1,17 @@
-"""The alert: which site is ill, of what, since when, and what to try."""
+"""The alert: which site is ill, of what, since when, what follows from it, and what to try."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from lightning_hooks.alerts.plain import to_plain
 
 Severity = Literal["info", "warning", "critical"]
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+"""From what is worth knowing to what ends a training."""
 
 FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent")
 GRADIENT_KINDS = ("vanishing", "exploding", "nonfinite", "zero", "missing")
@@ -30,6 +35,10 @@ class Alert:
         severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
             something changes).
         message: What was seen, the likely cause, and what to try.
+        since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
+            end of the epoch that showed it first. None in what a rule returns; filled in when the alert is taken up.
+        cause: The alert that this one follows from, as ``kind at site``; empty for a root.
+        consequences: Of a root: the alerts that follow from it, as ``kind at site``.
     """
 
     kind: str
@@ -40,16 +49,43 @@ class Alert:
     step: int
     severity: Severity
     message: str
+    since_step: int | None = None
+    cause: str = ""
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``kind at site``."""
+        return f"{self.kind} at {self.site}"
 
     def __str__(self) -> str:
-        return f"[{self.severity}] {self.kind} at {self.site}: {self.message}"
+        follows = f" What follows: {_grouped(self.consequences)}." if self.consequences else ""
+        return f"[{self.severity}] {self.name}: {self.message}{follows}"
+
+    def record(self) -> dict[str, Any]:
+        """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def _grouped(names: Sequence[str], most: int = 3) -> str:
+    """``zero at 12 places (a, b, c, …), vanishing at x``: what follows, in a line."""
+    sites: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, site = name.partition(" at ")
+        sites.setdefault(kind, []).append(site)
+    parts = []
+    for kind, places in sites.items():
+        shown = ", ".join(places[:most]) + (", …" if len(places) > most else "")
+        parts.append(f"{kind} at {shown}" if len(places) == 1 else f"{kind} at {len(places)} places ({shown})")
+    return "; ".join(parts)
 
 
 class AlertError(RuntimeError):
-    """Raised at an epoch's end by ``on_alert="raise"``.
+    """Raised by ``on_alert="raise"``.
 
     Attributes:
-        alerts: What made it raise.
+        alerts: What made it raise, causes first.
     """
 
     def __init__(self, alerts: Sequence[Alert]) -> None:

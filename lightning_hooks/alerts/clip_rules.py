@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.reports import ClipReport
+from lightning_hooks.alerts.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlwaysClipped:
+class AlwaysClipped(Rule):
     """Clipping that acts at nearly every step is no safety net but a hidden learning rate.
 
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
         min_steps: An epoch with fewer steps is not judged.
     """
+
+    kind: ClassVar[str] = "always_clipped"
+    reads: ClassVar[type[Any] | None] = ClipReport
 
     threshold: float = 0.95
     min_steps: int = 20
@@ -26,8 +31,8 @@ class AlwaysClipped:
         for site, stats in report.optimizers.items():
             if stats.steps >= self.min_steps and stats.rate > self.threshold:
                 top = stats.top_parameters[0][0] if stats.top_parameters else "?"
-                yield Alert(
-                    "always_clipped", site, stats.rate, self.threshold, report.epoch, report.step,
+                yield self.alert(
+                    report, site, stats.rate, self.threshold,
                     "warning" if stats.coefficient < 0.1 else "info",
                     f"{stats.rate:.0%} of its steps were clipped, to {stats.coefficient:.2g} of their norm on average, most of "
                     f"it due to {top}: the threshold, not the learning rate, sets the step size. Raise the clipping "
@@ -36,12 +41,15 @@ class AlwaysClipped:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClipIneffective:
+class ClipIneffective(Rule):
     """Configured clipping that did not hold.
 
     Attributes:
         tolerance: Relative excess of the norm after clipping over the configured limit that is still rounding.
     """
+
+    kind: ClassVar[str] = "clip_ineffective"
+    reads: ClassVar[type[Any] | None] = ClipReport
 
     tolerance: float = 1e-3
 
@@ -49,8 +57,8 @@ class ClipIneffective:
         """Yield an alert per optimizer that stepped with more than its configured norm."""
         for site, stats in report.optimizers.items():
             if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
-                yield Alert(
-                    "clip_ineffective", site, stats.norm_after_max, stats.limit, report.epoch, report.step, "warning",
+                yield self.alert(
+                    report, site, stats.norm_after_max, stats.limit, "warning",
                     f"gradients are to be clipped to a norm of {stats.limit:.3g}, yet a step was taken with "
                     f"{stats.norm_after_max:.3g}. Usually a configure_gradient_clipping override does not clip, or gradients "
                     "change after clipping. Call self.clip_gradients(optimizer, gradient_clip_val, "
@@ -59,13 +67,16 @@ class ClipIneffective:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepsSkipped:
+class StepsSkipped(Rule):
     """Optimizer steps that a loss scaler skipped because gradients overflowed.
 
     Attributes:
         threshold: Share of steps, in [0, 1]. A few at the start, while the scale settles, are how it works.
         min_skipped: Fewer skipped steps than this are never an alert.
     """
+
+    kind: ClassVar[str] = "steps_skipped"
+    reads: ClassVar[type[Any] | None] = ClipReport
 
     threshold: float = 0.1
     min_skipped: int = 5
@@ -76,8 +87,8 @@ class StepsSkipped:
             attempted = stats.steps + stats.skipped_steps
             share = stats.skipped_steps / attempted if attempted else 0.0
             if stats.skipped_steps >= self.min_skipped and share > self.threshold:
-                yield Alert(
-                    "steps_skipped", site, share, self.threshold, report.epoch, report.step, "warning",
+                yield self.alert(
+                    report, site, share, self.threshold, "warning",
                     f"{stats.skipped_steps} of {attempted} optimizer steps ({share:.0%}) were skipped because gradients "
                     "overflowed in half precision, so the model learned from fewer batches than it was given. Try "
                     "precision='bf16-mixed', a lower learning rate, or look for the layer whose outputs are largest.",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert, Severity
 from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.rule import Rule
 
 
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
@@ -14,12 +16,8 @@ def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
     return report.epoch == 0 and report.sampled_batches == 1
 
 
-def _alert(report: FeatureReport, kind: str, site: str, value: float, threshold: float, severity: Severity, message: str) -> Alert:
-    return Alert(kind, site, value, threshold, report.epoch, report.step, severity, message)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Dead:
+class Dead(Rule):
     """Units of a rectifier that never fired in the epoch.
 
     Half of a layer is the share at which the hook literature and SageMaker's dead-ReLU rule flag it.
@@ -28,6 +26,9 @@ class Dead:
         threshold: Share of a rectifier's units, in [0, 1].
     """
 
+    kind: ClassVar[str] = "dead"
+    reads: ClassVar[type[Any] | None] = FeatureReport
+
     threshold: float = 0.5
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
@@ -35,8 +36,8 @@ class Dead:
         for site, stats in report.sites.items():
             if stats.dead_fraction is not None and stats.dead_fraction > self.threshold:
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
-                yield _alert(
-                    report, "dead", site, stats.dead_fraction, self.threshold, severity,
+                yield self.alert(
+                    report, site, stats.dead_fraction, self.threshold, severity,
                     f"{stats.dead_fraction:.0%} of its units gave zero for every sampled input of the epoch, so they pass "
                     "no gradient and cannot recover. Usually a learning rate too high or a large negative bias pushed "
                     "them there. Try a lower learning rate or a warm-up, check the layer's bias and initialisation, or "
@@ -45,12 +46,15 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Saturated:
+class Saturated(Rule):
     """A bounded activation that sits at its bounds.
 
     Attributes:
         threshold: Share of its values, in [0, 1]. Half is the share the hook literature and SageMaker's rules flag.
     """
+
+    kind: ClassVar[str] = "saturated"
+    reads: ClassVar[type[Any] | None] = FeatureReport
 
     threshold: float = 0.5
 
@@ -60,8 +64,8 @@ class Saturated:
         for site, stats in report.sites.items():
             if stats.saturated_fraction is not None and stats.saturated_fraction > self.threshold:
                 severity: Severity = "info" if site == last else "warning"
-                yield _alert(
-                    report, "saturated", site, stats.saturated_fraction, self.threshold, severity,
+                yield self.alert(
+                    report, site, stats.saturated_fraction, self.threshold, severity,
                     f"{stats.saturated_fraction:.0%} of its values are at a bound of the activation, where the slope is "
                     "almost zero and gradients stop. Usually its inputs are too large: unnormalised data or weights "
                     "initialised too wide. Try normalising the inputs, a normalisation layer before it, or a smaller "
@@ -70,13 +74,16 @@ class Saturated:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Constant:
+class Constant(Rule):
     """A module that gives the same value whatever it is fed.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
             is about eight float32 roundings.
     """
+
+    kind: ClassVar[str] = "constant"
+    reads: ClassVar[type[Any] | None] = FeatureReport
 
     threshold: float = 1e-6
 
@@ -89,8 +96,8 @@ class Constant:
                 continue
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
-                yield _alert(
-                    report, "constant", site, spread, self.threshold, "warning",
+                yield self.alert(
+                    report, site, spread, self.threshold, "warning",
                     f"every value it put out is {stats.mean:.4g}: it tells nothing about the input. Usually its input is "
                     "constant, its weights are all zero, or everything before it is dead. Check the data that reaches it "
                     "and the layers before it.",
@@ -98,12 +105,15 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteFeatures:
+class NonfiniteFeatures(Rule):
     """NaN or infinite outputs.
 
     Attributes:
         threshold: Share of a module's values above which it counts, in [0, 1].
     """
+
+    kind: ClassVar[str] = "nonfinite"
+    reads: ClassVar[type[Any] | None] = FeatureReport
 
     threshold: float = 0.0
 
@@ -111,8 +121,8 @@ class NonfiniteFeatures:
         """Yield an alert per module that put out values that are not finite, in model order."""
         for site, stats in report.sites.items():
             if stats.nonfinite_fraction > self.threshold:
-                yield _alert(
-                    report, "nonfinite", site, stats.nonfinite_fraction, self.threshold, "critical",
+                yield self.alert(
+                    report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite. Usually the input has such values, "
                     "weights have blown up, or an operation met a bad argument (log of 0, division by 0, overflow in "
                     "half precision). Where several modules are ill, look at the one with the smallest share first: it spread "
@@ -121,14 +131,17 @@ class NonfiniteFeatures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Silent:
+class Silent(Rule):
     """A selected module whose hook never fired."""
+
+    kind: ClassVar[str] = "silent"
+    reads: ClassVar[type[Any] | None] = FeatureReport
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an info per silent module."""
         for site in report.silent:
-            yield _alert(
-                report, "silent", site, 0.0, 1.0, "info",
+            yield self.alert(
+                report, site, 0.0, 1.0, "info",
                 "it was never called in a sampled training batch, so nothing is known about it (it is not zero and not "
                 "dead). Usually the branch is not used, the module is called as .forward(x) instead of module(x), only its "
                 "weights are used, or it was compiled before the hooks came (then call torch.compiler.reset() before fit).",

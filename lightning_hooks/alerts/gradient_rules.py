@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert, Severity
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.reports import GradientFlowReport
-
-
-def _alert(
-    report: GradientFlowReport, kind: str, site: str, value: float, threshold: float, severity: Severity, message: str
-) -> Alert:
-    return Alert(kind, site, value, threshold, report.epoch, report.step, severity, message)
-
-
-def _rms_by_module(report: GradientFlowReport) -> list[tuple[str, float]]:
-    """The modules with a gradient above 0, in model order. Zero has its own rule, and NaN too."""
-    return [(site, stats.rms) for site, stats in report.modules.items() if stats.rms > 0]
+from lightning_hooks.alerts.rule import Rule
 
 
 def _maxima_after(values: Sequence[float]) -> list[float]:
@@ -29,12 +21,47 @@ def _maxima_after(values: Sequence[float]) -> list[float]:
     return maxima[::-1]
 
 
+class _Flow:
+    """The gradients at the modules' outputs, along the forward pass.
+
+    Where a gradient is 0 or NaN other rules speak. Both measures are needed: a mean over n positions leaves each a n-th of the
+    gradient, and the norm a root of that.
+    """
+
+    def __init__(self, report: GradientFlowReport) -> None:
+        arrived = [site for site in report.order if site in report.modules]
+        self.sites = [site for site in arrived[::-1] or report.modules if report.modules[site].rms > 0]
+        found = [report.modules[site] for site in self.sites]
+        self.rms = [stats.rms for stats in found]
+        self.norm = [stats.rms * math.sqrt(stats.count / stats.calls) for stats in found]
+
+    def course(self, small: int, large: int) -> tuple[str, str | None]:
+        """How the norm changes from one module to a later one, in words, and the module that does most of it, if one does.
+
+        Args:
+            small: The place of the one module.
+            large: That of the other; the gradient comes from the later of the two.
+        """
+        low, high = sorted((small, large))
+        logs = [math.log(min(self.norm[place], sys.float_info.max)) for place in range(low, high + 1)]
+        steps = [later - earlier for earlier, later in pairwise(logs)]
+        total = sum(steps)
+        ends = f"{self.norm[high]:.1e} at {self.sites[high]} to {self.norm[low]:.1e} at {self.sites[low]}"
+        place, most = max(enumerate(steps), key=lambda step: step[1] * total, default=(0, 0.0))
+        if not total or (len(steps) > 1 and most / total < 0.5):
+            factor = math.exp(-total / max(len(steps), 1))
+            return f"from a norm of {ends}, little by little (times {factor:.2g} a module)", None
+        culprit = self.sites[low + place + 1]
+        return f"from a norm of {ends}, most of it on the way back through {culprit}", culprit
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Vanishing:
+class Vanishing(Rule):
     """Gradients that are lost on the way back through the model.
 
     A module counts only if every module before it has lost its gradient too: in a transformer the queries and keys of a
-    healthy layer get very little, and the layers before them plenty.
+    healthy layer get very little, and the layers before them plenty. The alert stands at the module through which most of it is
+    lost; where it is lost little by little, at the one nearest the loss that has lost it. Those before follow from it.
 
     Attributes:
         relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Ratios down
@@ -43,44 +70,57 @@ class Vanishing:
             update can no longer carry.
     """
 
+    kind: ClassVar[str] = "vanishing"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
     relative: float = 1e-4
     absolute: float = 1e-12
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per module whose gradient has vanished.
+        """Yield an alert where the gradient is lost, and one per module that has lost it.
 
         None where gradients explode or are not finite: what is small beside those says nothing.
         """
         if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report)):
             return
-        flow = _rms_by_module(report)
-        # A mean over n positions leaves each a n-th of the gradient and the norm a root of that: the norm must be small too.
-        norms = [rms * math.sqrt(report.modules[site].count / report.modules[site].calls) for site, rms in flow]
-        largest_after = _maxima_after([rms for _, rms in flow])
-        largest_norm_after = _maxima_after(norms)
+        flow = _Flow(report)
+        largest_after, largest_norm_after = _maxima_after(flow.rms), _maxima_after(flow.norm)
         before = norm_before = 0.0
-        for place, (site, rms) in enumerate(flow):
-            before, norm_before = max(before, rms), max(norm_before, norms[place])
+        lost = []
+        for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
+            before, norm_before = max(before, rms), max(norm_before, norm)
             after, norm_after = largest_after[place], largest_norm_after[place]
             if before < self.relative * after and norm_before < self.relative * norm_after:
-                share = rms / after
-                yield self._found(report, site, share, self.relative, f"{share:.1e} times that of a layer after it")
+                lost.append((place, rms / after, self.relative, f"{rms / after:.1e} times that of a layer after it"))
             elif before < self.absolute:
-                yield self._found(report, site, rms, self.absolute, f"below {self.absolute:.0e}")
+                lost.append((place, rms, self.absolute, f"below {self.absolute:.0e}"))
+        if not lost:
+            return
+        frontier, value, threshold, _ = lost[-1]
+        largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
+        course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
+        told = f" It falls {course}." if largest > frontier else ""
+        if culprit is not None and culprit not in flow.sites[: frontier + 1] and told:
+            yield self._found(report, culprit, value, threshold, "and hardly anything of it comes out before it", told)
+        for place, value, threshold, what in lost:
+            yield self._found(report, flow.sites[place], value, threshold, what, told)
 
-    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str) -> Alert:
-        return _alert(
-            report, "vanishing", site, value, threshold, "warning",
-            f"the gradient at its output has an RMS of {report.modules[site].rms:.1e}, {what}: this layer and those before "
-            "it hardly learn. Usual causes are saturating activations (sigmoid, tanh) in a deep stack, an initialisation "
-            "too small, or depth without shortcuts. Try ReLU or GELU, He initialisation, normalisation layers or residual "
-            "connections.",
+    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
+        return self.alert(
+            report, site, value, threshold, "warning",
+            f"the gradient at its output has an RMS of {report.modules[site].rms:.1e}, {what}: the layers from here back to the "
+            f"input hardly learn.{course} Usual causes are saturating activations (sigmoid, tanh) in a deep stack, an "
+            "initialisation too small, or depth without shortcuts. Try ReLU or GELU, He initialisation, normalisation layers or "
+            "residual connections.",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exploding:
+class Exploding(Rule):
     """Gradients that grow on the way back, or are huge everywhere.
+
+    The alert stands at the module through which most of the growth happens; where it happens little by little, at the one nearest
+    the loss whose gradient is too large.
 
     Attributes:
         relative: RMS over that near the loss (the largest among the last eighth of the modules), above which a gradient
@@ -89,20 +129,41 @@ class Exploding:
             (1e3 in the hook literature and NeuralDBG).
     """
 
+    kind: ClassVar[str] = "exploding"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
     relative: float = 1e4
     absolute: float = 1e3
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per module or parameter whose gradient explodes."""
-        flow = _rms_by_module(report)
-        near_loss = max((rms for _, rms in flow[-max(1, len(flow) // 8) :]), default=0.0)
-        before = float("inf")
-        for site, rms in flow:
+        """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
+        flow = _Flow(report)
+        near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
+        before = math.inf
+        grown, huge = [], []
+        for place, rms in enumerate(flow.rms):
             before = min(before, rms)
             if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
-                yield self._found(report, site, rms / near_loss, self.relative, rms, "grows on the way back", "critical")
+                grown.append(place)
             elif rms > self.absolute:
-                yield self._found(report, site, rms, self.absolute, rms, "is huge")
+                huge.append(place)
+        told = ""
+        if grown:
+            course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
+            told = f" It grows {course}."
+            if culprit is not None and flow.sites.index(culprit) not in grown:
+                value = flow.rms[grown[-1]] / near_loss
+                yield self._found(
+                    report, culprit, value, self.relative, flow.rms[grown[-1]], "grows on the way back through it", told, "critical"
+                )
+        for place in grown:
+            rms = flow.rms[place]
+            yield self._found(
+                report, flow.sites[place], rms / near_loss, self.relative, rms, "grows on the way back", told, "critical"
+            )
+        for place in huge:
+            rms = flow.rms[place]
+            yield self._found(report, flow.sites[place], rms, self.absolute, rms, "is huge")
         for site, gradient in report.parameters.items():
             if gradient.rms > self.absolute:
                 yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
@@ -115,20 +176,24 @@ class Exploding:
         threshold: float,
         rms: float,
         what: str,
+        course: str = "",
         severity: Severity = "warning",  # a gradient that is only large may be in the units of the loss
     ) -> Alert:
-        return _alert(
-            report, "exploding", site, value, threshold, severity,
+        return self.alert(
+            report, site, value, threshold, severity,
             f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
-            "weights may end as NaN. Usual causes are a learning rate or an initialisation too large, or a recurrent net "
+            f"weights may end as NaN.{course} Usual causes are a learning rate or an initialisation too large, or a recurrent net "
             "without clipping. Try a lower learning rate, gradient_clip_val=1.0 if nothing clips yet, a smaller "
             "initialisation or normalisation layers.",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteGradients:
+class NonfiniteGradients(Rule):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
+
+    kind: ClassVar[str] = "nonfinite"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per module and parameter with such gradients."""
@@ -141,8 +206,8 @@ class NonfiniteGradients:
                 yield self._found(report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient")
 
     def _found(self, report: GradientFlowReport, site: str, value: float, what: str) -> Alert:
-        return _alert(
-            report, "nonfinite", site, value, 0.0, "critical",
+        return self.alert(
+            report, site, value, 0.0, "critical",
             f"{what} is NaN or infinite; in a parameter's gradient one such step ruins the weights. Usually the loss or an "
             "operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. "
             "Check the inputs and the loss for such operations, add an eps inside them, or lower the learning rate.",
@@ -150,12 +215,15 @@ class NonfiniteGradients:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Zero:
+class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
 
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
     """
+
+    kind: ClassVar[str] = "zero"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     threshold: float = 1.0
 
@@ -165,8 +233,8 @@ class Zero:
             return
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
-                yield _alert(
-                    report, "zero", site, gradient.zero_fraction, self.threshold, "warning",
+                yield self.alert(
+                    report, site, gradient.zero_fraction, self.threshold, "warning",
                     "its gradient is exactly zero at every measured step: it is connected to the loss but does not learn. "
                     "Usually the units after it are dead or saturated, its output is multiplied by zero or masked, or its "
                     "input is all zeros. Look at the layers after it.",
@@ -174,15 +242,18 @@ class Zero:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Missing:
+class Missing(Rule):
     """Parameters that require gradients and never get one."""
+
+    kind: ClassVar[str] = "missing"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every measured step."""
         for site, gradient in report.parameters.items():
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
-                yield _alert(
-                    report, "missing", site, gradient.missing_steps, 0.0, "warning",
+                yield self.alert(
+                    report, site, gradient.missing_steps, 0.0, "warning",
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
                     "on it. Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
                     "path. Use it, free the path, or freeze it with requires_grad_(False).",

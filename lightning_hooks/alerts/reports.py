@@ -21,7 +21,7 @@ class FeatureReport(PlainReport):
         silent: Selected modules whose hook never fired in a sampled batch, on any rank.
         sampled_batches: Training batches that were listened to, on this rank.
         batches: Training batches of the epoch, on this rank.
-        alerts: What the rules found.
+        alerts: What the rules found, causes first.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
@@ -56,7 +56,7 @@ class GradientFlowReport(PlainReport):
             unused, or never called.
         sampled_batches: Training batches that were listened to, on this rank.
         batches: Training batches of the epoch, on this rank.
-        alerts: What the rules found.
+        alerts: What the rules found, causes first.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
@@ -85,7 +85,7 @@ class ClipReport(PlainReport):
         epoch: The epoch, from 0.
         step: The trainer's ``global_step`` at its end.
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
-        alerts: What the rules found.
+        alerts: What the rules found, causes first.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
         every_n_steps: The sampling in force at the epoch's end.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import RangeReport
-from lightning_hooks.callbacks.monitor import Monitor, Rule
+from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.statistics import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
@@ -190,10 +190,6 @@ class ActivationRangeObserver(Monitor[RangeReport]):
     @override
     def reset(self) -> None:
         self._table.reset()
-
-    @override
-    def rules(self) -> Sequence[Rule]:
-        return ()
 
     @override
     def scalars(self, report: RangeReport) -> dict[str, float]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import Constant, Dead, FeatureReport, NonfiniteFeatures, Saturated, Silent
+from lightning_hooks.alerts import FeatureReport
 from lightning_hooks.alerts.alert import FEATURE_KINDS
-from lightning_hooks.callbacks.monitor import Monitor, Rule
+from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.publishing import stat_scalars
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.selection import compiled_regions
@@ -38,6 +38,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
+        rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 
@@ -51,6 +52,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     """
 
     prefix: ClassVar[str] = "features"
+    report_type: ClassVar[type[Report] | None] = FeatureReport
     kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
@@ -101,10 +103,6 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def reset(self) -> None:
         self._table.reset()
-
-    @override
-    def rules(self) -> Sequence[Rule]:
-        return (NonfiniteFeatures(), Dead(), Saturated(), Constant(), Silent())
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,9 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.alerts import AlwaysClipped, ClipIneffective, ClipReport, StepsSkipped
+from lightning_hooks.alerts import ClipReport
 from lightning_hooks.alerts.alert import CLIP_KINDS
-from lightning_hooks.callbacks.monitor import OnAlert, Rule
+from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
@@ -48,6 +48,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     Args:
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
 
     Attributes:
@@ -60,13 +61,14 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     """
 
     prefix: ClassVar[str] = "gradient_clip"
+    report_type: ClassVar[type[Report] | None] = ClipReport
     kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
     thins: ClassVar[bool] = False  # a clip is counted at every step
     fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
     _ledgers: list[ClipLedger]
 
-    def __init__(self, *, on_alert: OnAlert = "log", summary: bool = True) -> None:
-        super().__init__(every_n_steps=1, on_alert=on_alert, summary=summary)
+    def __init__(self, *, on_alert: OnAlert = "log", rules: Rules = (), summary: bool = True) -> None:
+        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,10 +130,6 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     def reset(self) -> None:
         for ledger in self._ledgers:
             ledger.reset()
-
-    @override
-    def rules(self) -> Sequence[Rule]:
-        return (StepsSkipped(), ClipIneffective(), AlwaysClipped())
 
     @override
     def scalars(self, report: ClipReport) -> dict[str, float]:

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
-from lightning_hooks.callbacks.monitor import OnAlert
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
 from lightning_hooks.clipping import PerTensor, Value, make_policy
@@ -42,6 +42,7 @@ class GradientClipper(GradientClipMonitor):
         threshold: The policy's main number; None for its default.
         exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
 
     Raises:
@@ -63,9 +64,10 @@ class GradientClipper(GradientClipMonitor):
         threshold: float | None = None,
         exclude: str | Sequence[str] = (),
         on_alert: OnAlert = "log",
+        rules: Rules = (),
         summary: bool = True,
     ) -> None:
-        super().__init__(on_alert=on_alert, summary=summary)
+        super().__init__(on_alert=on_alert, rules=rules, summary=summary)
         self.policy = make_policy(policy, threshold)
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         wrong = [pattern for pattern in self.exclude if not isinstance(pattern, str)]

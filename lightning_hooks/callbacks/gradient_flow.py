@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -12,9 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import Exploding, GradientFlowReport, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
-from lightning_hooks.callbacks.monitor import Rule
+from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.publishing import stat_scalars
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
@@ -56,6 +55,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             each; 1 for all.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
+        rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
 
@@ -69,6 +69,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     """
 
     prefix: ClassVar[str] = "gradient_flow"
+    report_type: ClassVar[type[Report] | None] = GradientFlowReport
     kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "update_ratio", "norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps", "norm_max"),
@@ -182,10 +183,6 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def reset(self) -> None:
         self._modules.reset()
         self._parameters.reset()
-
-    @override
-    def rules(self) -> Sequence[Rule]:
-        return (NonfiniteGradients(), Exploding(), Vanishing(), Zero(), Missing())
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:

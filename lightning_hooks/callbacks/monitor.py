@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert, AlertError, AlertWindow
+from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.alerts.rulebook import RuleLike
+from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, alert_lines, conclude
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Logged, Publishing, publish, watched_tags
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
-from lightning_hooks.trackers import some
 from lightning_hooks.trackers.layout import Layout, Lines
 
 R = TypeVar("R", bound=Report)
-OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
-Rule = Callable[[Any], Iterable[Alert]]
-
-ON_ALERT = ("log", "warn", "stop", "raise")
 
 
 class Monitor(HookedCallback, Generic[R]):
@@ -40,7 +39,9 @@ class Monitor(HookedCallback, Generic[R]):
         every_n_steps: As for :class:`HookedCallback`.
         on_alert: What to do with a new alert: ``log`` it (the default), ``warn`` (a Python warning), ``stop`` the fit
             cleanly after this epoch, ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called
-            with each. An ``info`` is only ever logged, or handed to the function. An alert that lasts is told once.
+            with each. An ``info`` is only ever counted, or handed to the function. An alert that lasts is told once.
+        rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a
+            report to alerts, and so on; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         logged: Which statistics of the sites are logged: ``auto`` for as many, best first, as fit a budget of tags and bytes
             (all of them, but in large models), ``all``, or their names. Reports always have all.
@@ -57,8 +58,10 @@ class Monitor(HookedCallback, Generic[R]):
     """The statistics of a site, what matters most first: what of them is logged is chosen in this order."""
     thins: ClassVar[bool] = True
     """Whether it does less at a step that is not sampled."""
+    report_type: ClassVar[type[Report] | None] = None
     report: R | None
     _state_key: tuple[str, str] | None  # (selection, key)
+    _alert_file: Path | None = None
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Monitor(HookedCallback, Generic[R]):
         modules: ModuleSelector | None = None,
         every_n_steps: int = 10,
         on_alert: OnAlert = "log",
+        rules: Rules = (),
         summary: bool = True,
         logged: Logged = "auto",
         max_overhead: float | None = None,
@@ -79,11 +83,9 @@ class Monitor(HookedCallback, Generic[R]):
         self.overhead: Overhead | None = None
         self._thinned = True  # nothing to decide before the next epoch
         self._settled = False  # a stride was found
-        if not callable(on_alert) and on_alert not in ON_ALERT:
-            raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {on_alert!r}.")
+        self.alerting = Alerting(on_alert, RuleBook(self.rules(), rules, self.report_type))
         if not isinstance(summary, bool):
             raise TypeError(f"summary must be True or False; got {summary!r}.")
-        self.on_alert = on_alert
         self.summary = summary
         self.publishing = Publishing(logged, self.ranking)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
@@ -91,7 +93,7 @@ class Monitor(HookedCallback, Generic[R]):
         self._state_key = None
         self.batches = 0
         self.sampled_batches = 0
-        self._window = AlertWindow()
+        self._judged = False  # this epoch, and not told of yet
         self._restored = False  # from a checkpoint, since the last fit
         self._resumed: dict[str, Any] | None = None  # an epoch that a checkpoint interrupted
         self._world_size = 1
@@ -121,9 +123,9 @@ class Monitor(HookedCallback, Generic[R]):
     def read(self, packed: Tensor, epoch: int, step: int) -> R:
         """Make a report, without alerts, of a vector on the host."""
 
-    @abstractmethod
-    def rules(self) -> Sequence[Rule]:
-        """The rules its reports are held against."""
+    def rules(self) -> Sequence[RuleLike]:
+        """The rules its reports are held against, before what the user says in ``rules=``."""
+        return () if self.report_type is None else RULES[self.report_type]
 
     @abstractmethod
     def scalars(self, report: R) -> dict[str, float]:
@@ -147,9 +149,8 @@ class Monitor(HookedCallback, Generic[R]):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self.sampled_batches = 0
         self.report = None
-        if not self._restored:
-            self._window = AlertWindow()
-        self._restored = False
+        self.alerting.start(fresh=not self._restored)
+        self._restored = self._judged = False
         self._world_size = trainer.world_size
         self.told_late = False
         self.publishing.start()
@@ -158,6 +159,12 @@ class Monitor(HookedCallback, Generic[R]):
         self._thinned = self.max_overhead is None
         self._settled = False
         super().on_train_start(trainer, pl_module)
+        self._alert_file = alert_file(trainer)
+        try:
+            self._check_rule_sites()
+        except ValueError:
+            self.detach()
+            raise
         self._resume(trainer)
 
     @override
@@ -233,26 +240,52 @@ class Monitor(HookedCallback, Generic[R]):
         self.tell_faults()
         packed = self._merged().to("cpu")  # the one copy to the host in an epoch
         report = self.read(packed, trainer.current_epoch, trainer.global_step)
-        alerts = tuple(alert for rule in self.rules() for alert in rule(report))
         cost = None if self.overhead is None else self.overhead.share()
         stride = self.stride if self.stride < sys.maxsize else self.batches  # the first batch only
-        self.report = report = dataclasses.replace(report, alerts=alerts, overhead=cost, every_n_steps=stride)
+        report = dataclasses.replace(report, overhead=cost, every_n_steps=stride)
+        self.report = report = dataclasses.replace(report, alerts=self.alerting.judge(report))
         self.reset()
         if self.overhead is not None:
             self.overhead.epoch_ends()
         self._thinned = self.max_overhead is None
         self.batches = self.sampled_batches = 0
+        self._judged = True
         self._log(trainer, report)
         monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
-        if self is monitors[-1]:
+        if self is monitors[-1]:  # all have judged: what each found may be the cause of what another did
+            judged = [monitor for monitor in monitors if monitor._judged]
+            for monitor in judged:
+                monitor._judged = False
             publish(trainer, pl_module, monitors, epoch_step(trainer))
-        self._tell(trainer, self._window.news(alerts))
+            conclude(trainer, judged, self._alert_file, epoch_step(trainer))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
-            print("\n".join(["", *self.summary_lines(self.report), *_alert_lines(self.report.alerts)]))  # noqa: T201
+            lines = [*self.summary_lines(self.report), *alert_lines(self.report.alerts, self.alerting.window)]
+            print("\n".join(["", *lines]))  # noqa: T201
+
+    def subscribe(self, observer: Callable[[Alert], object]) -> None:
+        """Call ``observer`` with every new alert, after those that subscribed before and beside what ``on_alert`` says.
+
+        One that raises is told of and harms neither the others nor training. Infos are handed over too; what only follows from
+        another alert is not, but named in that one's ``consequences``.
+        """
+        self.alerting.observers.subscribe(observer)
+
+    def unsubscribe(self, observer: Callable[[Alert], object]) -> None:
+        """Call ``observer`` no more.
+
+        Raises:
+            ValueError: If it is not subscribed.
+        """
+        self.alerting.observers.unsubscribe(observer)
+
+    @property
+    def on_alert(self) -> OnAlert:
+        """What is done with a new alert."""
+        return self.alerting.on_alert
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
@@ -260,7 +293,7 @@ class Monitor(HookedCallback, Generic[R]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"alerts": self._window.state_dict()}
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
         if self.batches and self.attached:  # in the middle of an epoch; every rank is asked, so ranks may be merged
             state["epoch"] = {
                 "places": self.places,
@@ -272,9 +305,20 @@ class Monitor(HookedCallback, Generic[R]):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._window.load_state_dict(state_dict["alerts"])
+        self.alerting.load_state_dict(state_dict["alerts"], self.report_type)
         self._resumed = state_dict.get("epoch")
         self._restored = True
+
+    def _check_rule_sites(self) -> None:
+        """A rule that is for places of this model must find one."""
+        for rule in self.alerting.book.rules:
+            if isinstance(rule, Rule) and rule.sites != "*" and not any(map(rule.matches, self.places)):
+                plain = str(rule.sites).replace("*", "").strip(".")
+                near = difflib.get_close_matches(plain, self.places, n=3, cutoff=0.3) or self.places[:3]
+                raise ValueError(
+                    f"{type(self).__name__}: the rule {type(rule).__name__}(sites={rule.sites!r}) matches none of the places it is "
+                    f"to hold for. Closest names: {', '.join(map(repr, near))}."
+                )
 
     def _merged(self) -> Tensor:
         """The table of all ranks: one collective."""
@@ -328,25 +372,6 @@ class Monitor(HookedCallback, Generic[R]):
         trackers.scalars(scalars, epoch_step(trainer))
         trackers.save()
 
-    def _tell(self, trainer: Trainer, alerts: list[Alert]) -> None:
-        if callable(self.on_alert):
-            for alert in alerts:
-                try:
-                    self.on_alert(alert)
-                except Exception as error:  # noqa: BLE001  a subscriber's trouble is not the training's
-                    rank_zero_warn(f"on_alert={self.on_alert!r} raised {type(error).__name__}: {error}; training goes on.")
-            return
-        serious = [alert for alert in alerts if alert.severity != "info"]
-        for alert in serious:
-            if self.on_alert == "warn":
-                rank_zero_warn(str(alert))
-            elif self.on_alert in ("log", "stop"):
-                rank_zero_info(str(alert))
-        if serious and self.on_alert == "stop":
-            trainer.should_stop = True
-        if serious and self.on_alert == "raise":
-            raise AlertError(serious)
-
 
 def epoch_step(trainer: Trainer) -> int:
     """The step at which Lightning itself logs what is logged at an epoch's end.
@@ -361,16 +386,3 @@ def epoch_step(trainer: Trainer) -> int:
 def _callbacks(trainer: Trainer) -> list[Any]:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
     return callbacks
-
-
-def _alert_lines(alerts: Sequence[Alert]) -> list[str]:
-    order = {"critical": 0, "warning": 1, "info": 2}
-    groups: dict[tuple[str, str], list[Alert]] = {}
-    for alert in sorted((alert for alert in alerts if alert.severity != "info"), key=lambda alert: order[alert.severity]):
-        groups.setdefault((alert.severity, alert.kind), []).append(alert)
-    lines = []
-    for group in groups.values():
-        lines.append(f"  {group[0]}")
-        if len(group) > 1:
-            lines.append(f"    The same at {some([alert.site for alert in group[1:]])}.")
-    return lines

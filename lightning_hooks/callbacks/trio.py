@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_hooks.alerts import RULES, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.rulebook import hand_out
+from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
-from lightning_hooks.callbacks.monitor import Monitor, OnAlert
+from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.publishing import Logged, of_each
 from lightning_hooks.hooks import ModuleSelector
 
@@ -17,6 +20,7 @@ def monitors(
     modules: ModuleSelector | None = None,
     every_n_steps: int = 10,
     on_alert: OnAlert = "log",
+    rules: Rules = (),
     summary: bool = True,
     logged: Logged = "auto",
     max_overhead: float | None = None,
@@ -27,6 +31,8 @@ def monitors(
         modules: Where the first two listen; None for every leaf that computes something.
         every_n_steps: Which training batches they listen to. Clip events are counted at every step.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        rules: Rules to change, mute or add, each for the monitor whose reports it reads; see
+            :class:`~lightning_hooks.alerts.RuleBook`. A function says which by the annotation of its first parameter.
         summary: Print a compact summary at the end of training.
         logged: Which statistics of modules and parameters are logged: ``auto`` for as many as fit the budget, ``all``, or names.
         max_overhead: The share of the training step's time that the three together may cost, such as 0.01: they sample more
@@ -40,16 +46,12 @@ def monitors(
         >>> from lightning_hooks import monitors
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
-    clip = GradientClipMonitor(on_alert=on_alert, summary=summary)
-    of_features, of_flow = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
-    both: dict[str, Any] = {
-        "modules": modules,
-        "every_n_steps": every_n_steps,
-        "on_alert": on_alert,
-        "summary": summary,
-        "max_overhead": max_overhead,
-    }
-    features = FeatureStatsMonitor(**both, logged=of_features)
-    flow = GradientFlowMonitor(**both, logged=of_flow)
+    handed = hand_out(rules, RULES)
+    feature_tags, flow_tags = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
+    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary}
+    where: dict[str, Any] = {"modules": modules, "every_n_steps": every_n_steps, "max_overhead": max_overhead, **shared}
+    features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, **where)
+    flow = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=flow_tags, **where)
+    clip = GradientClipMonitor(rules=handed[ClipReport], **shared)
     clip.selection = features.selection  # so that two trios can stand side by side
     return [features, flow, clip]

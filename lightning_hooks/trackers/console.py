@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from typing import TextIO
+
+_COLOURS = {"critical": "31", "warning": "33", "info": "36"}
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -39,3 +44,16 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
+    """Colour a line by its severity (red, yellow, cyan) where it goes to a terminal; https://no-color.org is respected.
+
+    Args:
+        text: The line.
+        severity: ``critical``, ``warning`` or ``info``.
+        stream: Where it goes; None for standard error.
+    """
+    stream = sys.stderr if stream is None else stream
+    plain = "NO_COLOR" in os.environ or not getattr(stream, "isatty", bool)()
+    return text if plain or severity not in _COLOURS else f"\033[{_COLOURS[severity]}m{text}\033[0m"

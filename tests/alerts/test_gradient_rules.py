@@ -16,14 +16,15 @@ def rms(*values):
     [
         ([0.1, 0.1, 0.1], []),
         ([1.01e-5, 1e-2, 0.1], []),
-        ([0.99e-5, 1e-2, 0.1], ["site0"]),
-        ([1e-6, 1e-6, 0.1], ["site0", "site1"]),
+        ([0.99e-5, 1e-2, 0.1], ["site1", "site0"]),  # the first is where it is lost
+        ([0.99e-5, 1e-4, 1e-3, 1e-2, 0.1], ["site0"]),  # little by little
+        ([1e-6, 1e-6, 0.1], ["site2", "site0", "site1"]),
         ([0.1, 1e-9], []),  # a later module may have less
         ([1.1e-12, 1.1e-12], []),
         ([0.9e-12, 0.9e-12], ["site0", "site1"]),
         ([0.0, math.nan, 0.1], []),  # these have rules of their own
-        ([1e-6, 0.0, math.nan, 0.1], ["site0"]),
-        ([1e-6, 0.1, 1e-6], ["site0"]),  # against the largest of those after it
+        ([1e-6, 0.0, math.nan, 0.1], ["site3", "site0"]),
+        ([1e-6, 0.1, 1e-6], ["site1", "site0"]),  # against the largest of those after it
         ([], []),
     ],
 )
@@ -34,7 +35,14 @@ def test_vanishing(gradients, values, sites):
 
 
 def test_vanishing_says_against_what(gradients):
-    (relative,) = Vanishing(relative=1e-3)(gradients(*rms(5e-5, 0.1)))
+    where, relative = Vanishing(relative=1e-3)(gradients(*rms(5e-5, 0.1)))
+    assert where.site == "site1"
+    assert "an RMS of 1.0e-01, and hardly anything of it comes out before it" in where.message
+    assert (
+        "It falls from a norm of 5.0e-01 at site1 to 2.5e-04 at site0, most of it on the way back through site1." in where.message
+    )
+    (gradual,) = Vanishing()(gradients(*rms(1e-6, 1e-4, 1e-3, 1e-2, 1e-1)))
+    assert "from a norm of 5.0e-01 at site4 to 5.0e-06 at site0, little by little (times 0.056 a module)." in gradual.message
     assert (relative.value, relative.threshold) == (pytest.approx(5e-4), 1e-3)
     assert "RMS of 5.0e-05, 5.0e-04 times that of a layer after it" in relative.message
     (absolute,) = Vanishing(absolute=1e-6)(gradients(*rms(1e-7)))
@@ -46,7 +54,7 @@ def test_vanishing_says_against_what(gradients):
 def test_a_layer_is_not_ill_whose_predecessors_are_well(gradients):
     """A healthy transformer's queries and keys get next to nothing; its embeddings, before them, plenty."""
     assert list(Vanishing()(gradients(*rms(1.0, 1e-9, 1.0)))) == []
-    assert [alert.site for alert in Vanishing()(gradients(*rms(1e-9, 1e-7, 1.0)))] == ["site0", "site1"]
+    assert [alert.site for alert in Vanishing()(gradients(*rms(1e-9, 1e-7, 1.0)))] == ["site2", "site0", "site1"]
 
 
 @pytest.mark.parametrize(
@@ -54,18 +62,19 @@ def test_a_layer_is_not_ill_whose_predecessors_are_well(gradients):
     [
         ([0.1, 0.1], [0.1], []),
         ([0.99e3, 0.1], [], []),
-        ([1.01e3, 0.1], [], ["site0"]),
+        ([1.01e3, 0.1], [], ["site1", "site0"]),  # the first is where it grows
         ([500.0, 1.0, 0.1], [], []),
         ([999.0, 0.1], [999.0], []),
         ([1001.0, 1001.0], [1001.0], ["site0", "site1", "weight0"]),
         ([0.1, 999.0], [], []),
-        ([1.01e-3, 1e-7], [], ["site0"]),
+        ([1.01e-3, 1e-7], [], ["site1", "site0"]),
+        ([2e-2, 2e-3, 2e-4, 2e-5, 1e-6], [], ["site0"]),  # little by little
         ([0.99e-3, 1e-7], [], []),
         ([1.01e-3, 1e-7, 0.1], [], []),  # one small gradient on the way explodes nothing
-        ([1.01e-3, 1.01e-3, 1e-7], [], ["site0", "site1"]),
+        ([1.01e-3, 1.01e-3, 1e-7], [], ["site2", "site0", "site1"]),
         ([1e-8, 1.01e-3, 1e-7], [], []),  # nor does a large one that those before it do not share
         ([1.0, 0.0, math.nan], [math.nan], []),
-        ([math.inf, 0.1], [], ["site0"]),
+        ([math.inf, 0.1], [], ["site1", "site0"]),
     ],
 )
 def test_exploding(gradients, modules, parameters, sites):
@@ -77,7 +86,13 @@ def test_exploding(gradients, modules, parameters, sites):
 
 
 def test_exploding_says_against_what(gradients):
-    growing, huge, weight = Exploding(relative=1e2, absolute=50.0)(gradients(*rms(6e3, 60.0, 49.0), parameters=rms(51.0)))
+    rule = Exploding(relative=1e2, absolute=50.0)
+    where, growing, huge, weight = rule(gradients(*rms(6e3, 60.0, 49.0), parameters=rms(51.0)))
+    assert (where.site, where.value) == ("site1", growing.value)
+    assert "grows on the way back through it (RMS 6.0e+03" in where.message
+    assert (
+        "It grows from a norm of 2.4e+02 at site2 to 3.0e+04 at site0, most of it on the way back through site1." in where.message
+    )
     assert (growing.value, growing.threshold) == (pytest.approx(6e3 / 49), 1e2)
     assert "grows on the way back (RMS 6.0e+03; 1.2e+02 against a limit of 1e+02)" in growing.message
     assert (huge.value, huge.threshold) == (60.0, 50.0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
-from lightning_hooks.alerts import AlertError
+from lightning_hooks.alerts import AlertError, Dead, FeatureReport
 from tests.models import Classifier, loader, mlp, trainer
 
 
@@ -105,3 +108,140 @@ def test_nan_weights_name_every_ill_layer_in_order() -> None:
     features, flow = FeatureStatsMonitor(summary=False), GradientFlowMonitor(summary=False)
     trainer([features, flow], limit_train_batches=1).fit(Classifier(net), loader())
     assert [alert.site for alert in features.report.alerts if alert.kind == "nonfinite"] == ["net.1", "net.2"]
+
+
+class Reviving(Classifier):
+    """Its rectifier is dead in the first epoch, and well from then on."""
+
+    def on_train_epoch_start(self) -> None:
+        nn.init.constant_(self.net[0].bias, -100.0 if self.current_epoch == 0 else 0.0)
+
+
+def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> None:
+    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
+    model = Reviving(dying().net, lr=0.0)
+    trainer(monitors(every_n_steps=1, summary=False), logger=logger, max_epochs=4).fit(model, loader())
+    lines = (tmp_path / "tb/version_0/lightning_hooks/alerts.jsonl").read_text().splitlines()
+    raised, cleared = [json.loads(line) for line in lines]
+    assert (raised["event"], raised["monitor"], raised["kind"], raised["site"]) == ("raised", "features", "dead", "net.1")
+    assert (raised["epoch"], raised["severity"], raised["value"], raised["since_step"]) == (0, "critical", 1.0, 7)
+    assert raised["consequences"] == ["zero at net.0.weight", "zero at net.0.bias", "zero at net.2.weight"]
+    assert cleared == {
+        "event": "cleared", "monitor": "features", "kind": "dead", "site": "net.1",
+        "first_epoch": 0, "last_epoch": 0, "epoch": 2, "step": 21,
+    }  # fmt: skip
+    events = EventAccumulator(str(tmp_path / "tb/version_0")).Reload()
+    (tag,) = (tag for tag in events.Tags()["tensors"] if "alerts" in tag)
+    (text,) = events.Tensors(tag)
+    assert text.step == 6
+    assert "dead at net.1" in text.tensor_proto.string_val[0].decode()
+
+
+def test_nothing_is_written_without_a_logger_or_an_alert(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer(monitors(summary=False), default_root_dir=tmp_path).fit(dying(), loader())
+    trainer(monitors(summary=False), logger=CSVLogger(tmp_path)).fit(Classifier(mlp()), loader())
+    assert not list(tmp_path.rglob("alerts.jsonl"))
+
+
+def test_a_file_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Any) -> None:
+    (tmp_path / "tb/version_0").mkdir(parents=True)
+    (tmp_path / "tb/version_0/lightning_hooks").write_text("in the way")
+    run = trainer([FeatureStatsMonitor(summary=False)], logger=TensorBoardLogger(tmp_path, name="tb", version=0))
+    with pytest.warns(UserWarning, match=r"The alerts could not be written to .*alerts\.jsonl.*; training goes on"):
+        run.fit(dying(), loader())
+    assert run.state.finished
+
+
+def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCaptureFixture) -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer(ours).fit(dying(), loader())
+    told = [r.message for r in caplog.records if r.message.startswith("[")]
+    assert len(told) == 1
+    assert told[0].endswith("What follows: zero at 3 places (net.0.weight, net.0.bias, net.2.weight).")
+    assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts] == [
+        (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
+    ]
+
+
+def test_subscribers_are_called_in_order_beside_what_on_alert_says() -> None:
+    seen: list[str] = []
+    monitor = FeatureStatsMonitor(on_alert="stop", summary=False)
+    gone, stays = (lambda alert: seen.append("gone")), (lambda alert: seen.append(f"stays {alert.name}"))
+    for observer in (gone, lambda alert: seen.append("first"), stays):
+        monitor.subscribe(observer)
+    monitor.unsubscribe(gone)
+    run = trainer([monitor], max_epochs=3)
+    run.fit(dying(), loader())
+    assert seen == ["first", "stays dead at net.1"]
+    assert run.current_epoch == 1
+
+
+def test_rules_are_changed_muted_and_added() -> None:
+    def wide(report: FeatureReport) -> Any:
+        yield Alert("wide", "net.0", 1.0, 0.0, report.epoch, report.step, "warning", "it is wide.")
+
+    ours = monitors(every_n_steps=1, summary=False, rules=["-dead at net.?", wide, {"kind": "zero", "severity": "critical"}])
+    run = trainer(ours)
+    run.fit(dying(), loader())
+    assert [(a.kind, a.severity) for m in ours for a in m.report.alerts if not a.cause] == [
+        ("wide", "warning"),
+        ("zero", "critical"),
+    ]
+    assert run.callback_metrics["features/alerts/dead"] == 0
+    assert run.callback_metrics["features/alerts/wide"] == 1
+
+
+def test_a_rule_for_no_place_of_the_model_is_refused_and_leaves_no_hook() -> None:
+    monitor = FeatureStatsMonitor(rules=[Dead(sites="net.7")], summary=False)
+    with pytest.raises(ValueError, match=r"the rule Dead\(sites='net.7'\) matches none .* Closest names: 'net\.\d'"):
+        trainer([monitor]).fit(dying(), loader())
+    assert not monitor.hooks.alive
+
+
+def test_a_rule_of_the_users_that_raises_is_told_once() -> None:
+    def broken(report: FeatureReport) -> Any:
+        raise KeyError("oops")
+
+    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; it tells nothing") as told:
+        trainer([FeatureStatsMonitor(rules=[broken], summary=False)], max_epochs=3).fit(Classifier(mlp()), loader())
+    assert len([w for w in told if "oops" in str(w.message)]) == 1
+
+
+def test_history_is_short_and_survives_resume(tmp_path: Any) -> None:
+    seen: list[list[int]] = []
+
+    def watching(report: FeatureReport, history: Any) -> Any:
+        seen.append([earlier.epoch for earlier in history])
+        assert all(earlier.sites["net.0"].count and earlier.order == report.order for earlier in history)
+        return ()
+
+    def fit(epochs: int, path: Any = None) -> Any:
+        run = trainer([FeatureStatsMonitor(rules=[watching], summary=False)], max_epochs=epochs)
+        run.fit(Classifier(mlp()), loader(), ckpt_path=path, weights_only=True if path else None)
+        return run
+
+    fit(3).save_checkpoint(tmp_path / "three.ckpt")
+    fit(6, tmp_path / "three.ckpt")
+    assert seen == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_the_summary_tells_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer([FeatureStatsMonitor(every_n_steps=1)], max_epochs=4).fit(Reviving(dying().net, lr=0.0), loader())
+    assert "  Over: dead at net.1 (epoch 0)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "coloured"), [(True, None, True), (True, "1", False), (False, None, False)])
+def test_the_console_is_coloured_where_it_is_a_terminal(
+    terminal: bool, no_color: str | None, coloured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer([FeatureStatsMonitor(summary=False)]).fit(dying(), loader())
+    (told,) = (r.message for r in caplog.records if "dead at net.1" in r.message)
+    assert told.startswith("\033[31m[critical]" if coloured else "[critical]")
+    assert told.endswith("\033[0m") is coloured

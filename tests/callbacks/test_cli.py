@@ -9,6 +9,7 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipper, GradientFlowMonitor
+from lightning_hooks.alerts import Dead, Saturated
 from tests.models import Classifier, loader, mlp
 
 CONFIG = """
@@ -22,7 +23,18 @@ trainer:
   enable_model_summary: false
   callbacks:
     - class_path: lightning_hooks.FeatureStatsMonitor
-      init_args: {modules: "net.?", every_n_steps: 2, on_alert: warn, summary: false}
+      init_args:
+        modules: "net.?"
+        every_n_steps: 2
+        on_alert: warn
+        summary: false
+        rules:
+          - class_path: lightning_hooks.alerts.Dead
+            init_args: {threshold: 0.8, sites: [net.1, "net.3*"], times: 2, of: 3}
+          - class_path: lightning_hooks.alerts.Mute
+            init_args: {kind: silent}
+          - {kind: saturated, threshold: 0.9}
+          - "-constant at net.0"
     - class_path: lightning_hooks.GradientFlowMonitor
       init_args: {modules: [net.0, "net.[24]"], summary: false}
     - class_path: lightning_hooks.GradientClipper
@@ -42,7 +54,10 @@ class FromConfig(Classifier):
 
 
 @pytest.mark.filterwarnings("ignore:.*run=.*", "ignore::DeprecationWarning")
-def test_yaml_says_all_that_python_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_yaml_says_all_that_python_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments beside its own
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     cli = LightningCLI(FromConfig, args=["fit", "--config", str(path)], save_config_callback=None)
@@ -51,6 +66,14 @@ def test_yaml_says_all_that_python_says(tmp_path: Path, capsys: pytest.CaptureFi
         for kind in (FeatureStatsMonitor, GradientFlowMonitor, GradientClipper)
     )
     assert features.every_n_steps == 2
+    book = features.alerting.book
+    dead = [rule for rule in book.rules if isinstance(rule, Dead)]
+    assert [(rule.threshold, rule.sites, rule.times, rule.of) for rule in dead] == [
+        (0.5, "*", 1, 1),
+        (0.8, ["net.1", "net.3*"], 2, 3),
+    ]
+    assert [rule.threshold for rule in book.rules if isinstance(rule, Saturated)] == [0.9]
+    assert [(mute.kind, mute.sites) for mute in book.mutes] == [("silent", "*"), ("constant", "net.0")]
     assert list(features.report.sites) == ["net.0", "net.1", "net.2", "net.3", "net.4"]
     assert list(flow.report.modules) == ["net.0", "net.2", "net.4"]
     assert (clipper.policy.z, clipper.policy.warmup, clipper.policy.alpha) == (2.0, 3, 0.97)

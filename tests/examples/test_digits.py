@@ -15,12 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 
-# fault -> the kind and the place that must be told
+# fault -> the kind and the place (a pattern) that must be told
 EXPECTED = {
-    "vanishing": ("warning", "vanishing", "features.conv1"),
-    "dying-relu": ("critical", "dead", "head.relu"),
-    "exploding": ("critical", "exploding", "head.stack.0"),
-    "nan": ("critical", "nonfinite", "features.conv1"),
+    "vanishing": ("warning", "vanishing", r"head\.stack\.\d+"),
+    "dying-relu": ("critical", "dead", r"head\.relu"),
+    "exploding": ("critical", "exploding", r"head\.stack\.\d+"),
+    "nan": ("critical", "nonfinite", r"features\.conv1"),
 }
 
 
@@ -89,7 +89,7 @@ def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path)
     severity, kind, site = EXPECTED[fault]
     printed, logs = run(tmp_path, "--fault", fault)
     assert "Planted: " in printed
-    assert f"Found:   [{severity}] {kind} at {site}: " in printed
+    assert re.search(rf"Found:   \[{severity}\] {kind} at {site}: ", printed)
     assert re.search(rf"^ +{kind} at \d+ places?: ", printed, re.MULTILINE)
     prefix = "gradient_flow" if kind in ("vanishing", "exploding") else "features"
     assert epoch_rows(logs, f"{prefix}/alerts/{kind}")[0] >= 1
@@ -106,4 +106,4 @@ def test_a_fault_that_is_not_found_is_said(capsys: pytest.CaptureFixture[str], m
     spec.loader.exec_module(digits)
     assert digits.FAULTS.keys() == EXPECTED.keys()
     assert not digits.print_findings(digits.FAULTS["vanishing"], [])
-    assert "Found:   no vanishing alert at features.conv1." in capsys.readouterr().out
+    assert "Found:   no vanishing alert at head.stack." in capsys.readouterr().out

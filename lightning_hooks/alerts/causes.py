@@ -1,0 +1,252 @@
+"""From symptoms to causes: which of an epoch's alerts came first, and which only follow from it.
+
+One fault makes many symptoms. A rectifier that died passes no gradient, so every parameter before it is ``zero``; a NaN in one
+layer is a NaN in all that come after. What is known of the order of events (the batch at which a value first was not finite, the
+order in which modules are called, the direction of the passes) tells which alert is the cause.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+
+FORWARD, BACKWARD, STEP = 0, 1, 2
+
+
+class Ordered(NamedTuple):
+    """Alerts in order of cause.
+
+    Attributes:
+        of_report: For each report its alerts: roots first, then what follows from something, as infos.
+        roots: (place of the report, alert) of the roots of all reports, first causes first.
+    """
+
+    of_report: list[tuple[Alert, ...]]
+    roots: list[tuple[int, Alert]]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An alert, and where in the course of a training batch it stands.
+
+    Attributes:
+        report: The place of its report.
+        alert: The alert.
+        place: The site's place in the order of calls; of a parameter that of its module; infinite if unknown.
+        passing: ``FORWARD``, ``BACKWARD`` or ``STEP``.
+        batch: Of what is not finite, the batch at which it first was not; infinite if unknown.
+        number: Its number in the order of the reports.
+        cause: What it follows from.
+        follows: What follows from it.
+    """
+
+    report: int
+    alert: Alert
+    place: float
+    passing: int
+    batch: float = math.inf
+    number: int = 0
+    cause: Node | None = None
+    follows: list[Node] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The alert's kind."""
+        return self.alert.kind
+
+    @property
+    def moment(self) -> tuple[float, int, float]:
+        """When it happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
+        return self.batch, self.passing, self.place if self.passing == FORWARD else -self.place
+
+
+def in_order_of_cause(reports: Sequence[Report]) -> Ordered:
+    """Put the alerts of an epoch's reports in order of cause.
+
+    Args:
+        reports: The reports of one epoch, of different monitors.
+    """
+    places = _places(reports)
+    nodes = [_node(number, report, alert, places) for number, report in enumerate(reports) for alert in report.alerts]
+    by_kind: dict[str, list[Node]] = {}
+    for number, node in enumerate(nodes):
+        node.number = number
+        by_kind.setdefault(node.kind, []).append(node)
+    well = _well_parameters(reports, places)
+    heads = {kind: _heads(kind, alike, well) for kind, alike in by_kind.items()}
+    for (cause_kind, kind), follows in _LINKS.items():
+        for effect in heads.get(kind, ()):
+            causes = [cause for cause in heads.get(cause_kind, ()) if effect.cause is None and follows(effect, cause)]
+            effect.cause = min(causes, key=_rank, default=effect.cause)
+    for node in nodes:
+        if node.cause is not None:
+            _root(node).follows.append(node)
+    told: list[list[Alert]] = [[] for _ in reports]
+    roots = []
+    for node in sorted((node for node in nodes if node.cause is None), key=_rank):
+        alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
+        told[node.report].append(alert)
+        roots.append((node.report, alert))
+    for node in nodes:
+        if node.cause is not None:
+            cause = _root(node).alert.name
+            told[node.report].append(dataclasses.replace(node.alert, severity="info", cause=cause, consequences=()))
+    return Ordered([tuple(alerts) for alerts in told], roots)
+
+
+def _root(node: Node) -> Node:
+    while node.cause is not None:
+        node = node.cause
+    return node
+
+
+# Where each alert stands.
+
+
+def _places(reports: Sequence[Report]) -> Mapping[str, float]:
+    """The place of every module along the forward pass, as the report that knows most of them says."""
+    longest: list[str] = []
+    for report in reports:
+        if isinstance(report, FeatureReport):
+            order = list(dict.fromkeys((*report.order, *report.sites)))
+        elif isinstance(report, GradientFlowReport):
+            backward = [site for site in report.order if site in report.modules]
+            order = backward[::-1] or list(report.modules)
+        else:
+            continue
+        longest = max(longest, order, key=len)
+    return {site: place for place, site in enumerate(longest)}
+
+
+def _well_parameters(reports: Sequence[Report], places: Mapping[str, float]) -> list[float]:
+    """The places of the parameters that have nothing, in order."""
+    ill = {alert.site for report in reports for alert in report.alerts if alert.kind in _IN_A_ROW}
+    flows = [report for report in reports if isinstance(report, GradientFlowReport)]
+    return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in ill)
+
+
+def place_of(name: str, places: Mapping[str, float]) -> float:
+    """The place of a module, or of the module that holds a parameter."""
+    while name:
+        if name in places:
+            return places[name]
+        name = name.rpartition(".")[0]
+    return math.inf
+
+
+def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:
+    place = place_of(alert.site, places)
+    if isinstance(report, FeatureReport):
+        return Node(number, alert, place, FORWARD, _first(report.sites.get(alert.site), "first_nonfinite_batch"))
+    if isinstance(report, GradientFlowReport) and alert.site in report.modules:
+        return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
+    return Node(number, alert, place, STEP)
+
+
+def _first(stats: Any, name: str) -> float:
+    batch = getattr(stats, name, None)
+    return math.inf if batch is None else float(batch)
+
+
+# What follows from what.
+
+_RANK = {
+    kind: rank
+    for rank, kind in enumerate(
+        (
+            "missing", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero",
+            "clip_ineffective", "always_clipped", "steps_skipped", "silent",
+        )
+    )
+}  # fmt: skip
+
+
+def _rank(node: Node) -> tuple[int, tuple[float, int, float]]:
+    return _RANK.get(node.kind, len(_RANK)), node.moment
+
+
+def _backward(node: Node) -> tuple[int, float, int]:
+    return node.passing, -node.place, node.number
+
+
+_FIRST: Mapping[str, Callable[[Node], Any]] = {
+    "nonfinite": lambda node: (node.moment, node.number),
+    "constant": lambda node: (node.place, node.number),
+    "saturated": lambda node: (node.place, node.number),
+    "vanishing": _backward,
+    "exploding": _backward,
+}
+"""Kinds that spread from one place over the rest of the model: what comes first along the pass is the cause of the others."""
+
+_IN_A_ROW = frozenset({"zero", "missing"})
+"""Kinds that spread from parameter to parameter, up to the one nearest the loss; where one in between is well, they are two."""
+
+
+def _heads(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
+    """Of the alerts of one kind, those that the others follow from."""
+    if kind in _FIRST:
+        alike = sorted(alike, key=_FIRST[kind])
+        for node in alike[1:]:
+            node.cause = alike[0]
+    elif kind == "dead":
+        alike = sorted(alike, key=lambda node: (node.place, node.number))
+        head = alike[0]
+        for node in alike[1:]:
+            if _whole(head) or not _whole(node):
+                node.cause = head
+            else:  # what is wholly dead has a cause of its own
+                head = node
+    elif kind in _IN_A_ROW:
+        alike = sorted(alike, key=lambda node: (node.place, node.number), reverse=True)
+        head = alike[0]
+        for node in alike[1:]:
+            if bisect_left(well, head.place) > bisect_right(well, node.place):
+                head = node
+            else:
+                node.cause = head
+    return [node for node in alike if node.cause is None]
+
+
+def _whole(node: Node) -> bool:
+    """Whether a module lets nothing through."""
+    return node.kind == "constant" or node.alert.value >= 1.0
+
+
+def _let_nothing_through(_: Node, cause: Node) -> bool:
+    return _whole(cause)
+
+
+def _downstream(effect: Node, cause: Node) -> bool:
+    return effect.place > cause.place
+
+
+def _upstream(effect: Node, cause: Node) -> bool:
+    return effect.place <= cause.place
+
+
+def _blocked(effect: Node, cause: Node) -> bool:
+    return _whole(cause) and _downstream(effect, cause)
+
+
+_LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
+    # (cause, effect): whether this effect follows from this cause
+    ("constant", "dead"): _downstream,
+    ("constant", "saturated"): _downstream,
+    ("constant", "zero"): _let_nothing_through,
+    ("dead", "constant"): _blocked,
+    ("dead", "saturated"): _blocked,
+    ("dead", "zero"): _let_nothing_through,
+    ("dead", "vanishing"): _upstream,
+    ("saturated", "vanishing"): _upstream,
+    ("saturated", "zero"): _upstream,
+    ("vanishing", "zero"): _upstream,
+}
+"""From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
+them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one."""

@@ -1,0 +1,79 @@
+"""What every built-in rule has: the sites it holds for, how often it must be found, how severe it is."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lightning_hooks.alerts.alert import SEVERITIES, Alert, Severity
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rule:
+    """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
+
+    A rule is a pure function of a report: ``rule(report)`` yields alerts. If its ``__call__`` takes a second argument, that is
+    the history: the reports of the epochs before, oldest first, a few of them. Its thresholds are fields.
+
+    Attributes:
+        sites: Glob patterns of the places it holds for. Elsewhere the rule of the same class that was there before holds on.
+        times: It is told only after it was found in ``times`` …
+        of: … of the last ``of`` reports.
+        severity: The severity of its alerts, in place of the rule's own judgement.
+
+    Example:
+        >>> from lightning_hooks.alerts import Dead
+        >>> Dead(threshold=0.8, sites="encoder.*", times=2, of=3).matches("encoder.relu")
+        True
+    """
+
+    kind: ClassVar[str] = ""
+    reads: ClassVar[type[Any] | None] = None  # the kind of report; None for any
+
+    sites: str | Sequence[str] = "*"
+    times: int = 1
+    of: int = 1
+    severity: Severity | None = None
+
+    def __post_init__(self) -> None:
+        check_patterns(self.sites, type(self).__name__)
+        if not 1 <= self.times <= self.of:
+            raise ValueError(
+                f"{type(self).__name__} is told when found in `times` of the last `of` reports, with 1 <= times <= of; "
+                f"got times={self.times!r}, of={self.of!r}."
+            )
+        if self.severity is not None and self.severity not in SEVERITIES:
+            raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, or None; got {self.severity!r}.")
+
+    def matches(self, site: str) -> bool:
+        """Whether the rule holds for a site."""
+        return matches(self.sites, site)
+
+    def alert(
+        self,
+        report: Any,
+        site: str,
+        value: float,
+        threshold: float,
+        severity: Severity,
+        message: str,
+        since_step: int | None = None,
+    ) -> Alert:
+        """Make an alert of this rule's kind on a report's epoch and step."""
+        chosen = self.severity or severity
+        return Alert(self.kind, site, value, threshold, report.epoch, report.step, chosen, message, since_step)
+
+
+def check_patterns(sites: Any, owner: str) -> None:
+    """Raise a TypeError if ``sites`` is not a glob pattern or a sequence of them."""
+    patterns = (sites,) if isinstance(sites, str) else sites
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns) or not patterns:
+        raise TypeError(f"{owner}: sites must be a glob pattern such as 'encoder.*', or a list of them; got {sites!r}.")
+
+
+def matches(sites: str | Sequence[str], site: str) -> bool:
+    """Whether a site matches a glob pattern or one of several."""
+    patterns = (sites,) if isinstance(sites, str) else sites
+    return any(site == pattern or fnmatch.fnmatchcase(site, pattern) for pattern in patterns)  # a name may hold brackets

@@ -1,0 +1,260 @@
+"""The rules in force: the built-in ones, and what the user changed, muted or added."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lightning_hooks.alerts.alert import ALERT_KINDS, Alert
+from lightning_hooks.alerts.rule import Rule, check_patterns, matches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mute:
+    """Silences alerts: they are not told, not counted, and not in the report.
+
+    Attributes:
+        kind: A kind of alert, or ``*`` for all.
+        sites: Glob patterns of the places.
+    """
+
+    kind: str = "*"
+    sites: str | Sequence[str] = "*"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise TypeError(f"Mute: kind must be a kind of alert such as 'silent', or '*'; got {self.kind!r}.")
+        check_patterns(self.sites, "Mute")
+
+    def silences(self, alert: Alert) -> bool:
+        """Whether an alert is silenced."""
+        return self.kind in ("*", alert.kind) and matches(self.sites, alert.site)
+
+
+RuleLike = Rule | Callable[..., Iterable[Alert]]
+RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
+"""What may stand in ``rules=[…]``: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
+``{"mute": "dead", "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or
+``"-dead at encoder.*"``; or a function from a report to alerts."""
+
+
+class Finding(NamedTuple):
+    """An alert, and how often its rule wants to see it before it counts."""
+
+    alert: Alert
+    times: int = 1
+    of: int = 1
+
+
+class RuleBook:
+    """Holds reports against rules.
+
+    Of several rules of one class the last whose ``sites`` match a place decides there, so that a rule in ``given`` replaces the
+    built-in one, everywhere or at some sites. A function is added beside them. Mutes come last, wherever they stand.
+
+    Args:
+        defaults: The built-in rules.
+        given: The user's.
+        reads: The class of the reports.
+
+    Raises:
+        TypeError: If an entry is none of the forms of ``RuleSpec``.
+        ValueError: If it names a kind that is not known, a field that the rule does not have, or reads another report.
+    """
+
+    def __init__(self, defaults: Sequence[RuleLike], given: Sequence[RuleSpec] = (), reads: type[Any] | None = None) -> None:
+        if isinstance(given, str | dict) or not isinstance(given, Sequence):
+            raise TypeError(f"rules must be a list of rules; got {given!r}.")
+        self.defaults = tuple(defaults)
+        self.reads = reads
+        self.mutes: list[Mute] = []
+        self._groups: dict[object, list[RuleLike]] = {}
+        for rule in self.defaults:
+            self._add(rule)
+        open_ended = any(callable(entry) for entry in given)  # an own rule may have a kind of its own
+        for entry in given:
+            self._take(entry, open_ended)
+
+    @property
+    def rules(self) -> tuple[RuleLike, ...]:
+        """The rules in force."""
+        return tuple(rule for group in self._groups.values() for rule in group)
+
+    @property
+    def wants_history(self) -> bool:
+        """Whether any rule looks at earlier reports."""
+        return any(_takes_history(rule) for rule in self.rules)
+
+    def judge(
+        self, report: Any, history: Sequence[Any] = (), on_fault: Callable[[RuleLike, Exception], None] | None = None
+    ) -> list[Finding]:
+        """Hold a report against the rules.
+
+        Args:
+            report: The report.
+            history: Those of the epochs before, oldest first.
+            on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
+        """
+        found = []
+        for group in self._groups.values():
+            for place, rule in enumerate(group):
+                try:
+                    alerts = list(rule(report, history) if _takes_history(rule) else rule(report))  # type: ignore[operator]
+                except Exception as error:
+                    if on_fault is None:
+                        raise
+                    on_fault(rule, error)
+                    continue
+                times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
+                found += [Finding(alert, times, of) for alert in alerts if _decides(group, place, alert.site)]
+        return [finding for finding in found if not any(mute.silences(finding.alert) for mute in self.mutes)]
+
+    def _add(self, rule: RuleLike) -> None:
+        key = type(rule) if isinstance(rule, Rule) else object()
+        group = self._groups.setdefault(key, [])
+        if isinstance(rule, Rule) and rule.sites == "*":
+            group.clear()
+        group.append(rule)
+
+    def _take(self, entry: RuleSpec, open_ended: bool) -> None:
+        if isinstance(entry, str):
+            entry = _mute_of(entry)
+        elif isinstance(entry, dict):
+            entry = _instance_of(entry) if "class_path" in entry else self._rule_of(entry)
+        if isinstance(entry, Mute):
+            if entry.kind not in ("*", *ALERT_KINDS) and not open_ended:
+                raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, ALERT_KINDS)}")
+            self.mutes.append(entry)
+        elif callable(entry):
+            wanted = report_of(entry)
+            if None not in (wanted, self.reads) and wanted is not self.reads:
+                raise ValueError(
+                    f"{_name(entry)} reads a {_title(wanted)}, and this monitor makes a {_title(self.reads)}: give it to the "
+                    "monitor that makes such reports, or all rules to monitors(rules=…), which hands out each to its own."
+                )
+            self._add(entry)
+        else:
+            raise TypeError(
+                "rules holds rules such as Dead(threshold=0.8), Mute('silent'), {'kind': 'dead', 'threshold': 0.8}, "
+                f"'-silent', or functions from a report to alerts; got {entry!r}."
+            )
+
+    def _rule_of(self, entry: dict[str, Any]) -> Rule | Mute:
+        fields = dict(entry)
+        if "mute" in fields:
+            return Mute(fields.pop("mute"), **fields)
+        kind = fields.pop("kind", None)
+        known = {rule.kind: rule for rule in self.defaults if isinstance(rule, Rule)}
+        if kind not in known:
+            raise ValueError(
+                f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(known)}), or 'mute'."
+                f"{_closest(str(kind), known)}"
+            )
+        rule = known[kind]
+        fits = [field.name for field in dataclasses.fields(rule)]
+        unknown = [field for field in fields if field not in fits]
+        if unknown:
+            raise ValueError(f"rules: {type(rule).__name__} has the fields {', '.join(fits)}; got {unknown[0]!r} in {entry!r}.")
+        return dataclasses.replace(rule, **fields)
+
+
+def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]]) -> dict[type[Any], list[RuleSpec]]:
+    """Give each entry to the monitors it is for: a rule to those that make its report, a mute to all.
+
+    Args:
+        given: The user's entries.
+        defaults: The class of a monitor's reports to its built-in rules.
+
+    Returns:
+        The class of the reports to the entries for them, in order.
+
+    Raises:
+        TypeError: If ``given`` is no list.
+        ValueError: If an entry is for none of them, or a function does not say which report it reads.
+    """
+    if isinstance(given, str | dict) or not isinstance(given, Sequence):
+        raise TypeError(f"rules must be a list of rules; got {given!r}.")
+    kinds = {reads: [rule.kind for rule in rules if isinstance(rule, Rule)] for reads, rules in defaults.items()}
+    handed: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in defaults}
+    for entry in given:
+        chosen = list(defaults)
+        if isinstance(entry, dict) and "class_path" in entry:
+            entry = _instance_of(entry)
+        if isinstance(entry, dict) and "mute" not in entry:
+            chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
+        elif callable(entry):
+            wanted = report_of(entry)
+            if wanted is None:
+                raise ValueError(
+                    f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
+                    "def rule(report: FeatureReport), or give it to one monitor."
+                )
+            chosen = [reads for reads in defaults if reads is wanted]
+        if not chosen:
+            known = dict.fromkeys(kind for rules in kinds.values() for kind in rules)
+            raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
+        for reads in chosen:
+            handed[reads].append(entry)
+    return handed
+
+
+def report_of(rule: Any) -> Any:
+    """The class of report a rule reads: as a Rule says, or as the annotation of a function's first parameter does."""
+    if isinstance(rule, Rule):
+        return rule.reads
+    function = rule if inspect.isroutine(rule) else type(rule).__call__
+    try:
+        first = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "self"][:1]
+    except (NameError, TypeError, ValueError):  # annotations that cannot be told, a builtin
+        return None
+    said = first[0].annotation if first else None
+    return said if isinstance(said, type) and said is not inspect.Parameter.empty else None
+
+
+def _takes_history(rule: RuleLike) -> bool:
+    try:
+        parameters = inspect.signature(rule).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 1
+
+
+def _decides(group: Sequence[RuleLike], place: int, site: str) -> bool:
+    return not any(isinstance(later, Rule) and later.matches(site) for later in group[place + 1 :]) and (
+        not isinstance(group[place], Rule) or group[place].matches(site)  # type: ignore[union-attr]
+    )
+
+
+def _instance_of(entry: Mapping[str, Any]) -> Any:
+    """What a configuration describes as LightningCLI does."""
+    module, _, name = str(entry["class_path"]).rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"rules: {entry['class_path']!r} cannot be imported: {error}.") from error
+    return kind(**entry.get("init_args", {})) if isinstance(kind, type) else kind
+
+
+def _mute_of(entry: str) -> Mute:
+    if not entry.startswith("-") or len(entry) == 1:
+        raise ValueError(f"rules: a string mutes a kind, as '-silent' or '-dead at encoder.*' do; got {entry!r}.")
+    kind, _, sites = entry[1:].partition(" at ")
+    return Mute(kind.strip(), sites.strip() or "*")
+
+
+def _closest(kind: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(kind, list(known), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def _name(rule: Any) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)
+
+
+def _title(report: Any) -> str:
+    return getattr(report, "__name__", str(report))

@@ -1,0 +1,213 @@
+"""What a monitor does with what its rules find, and what all monitors of a trainer tell together at an epoch's end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from lightning_hooks.alerts import Alert, AlertError, AlertObservers, AlertWindow, RuleBook
+from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.reports import Report
+from lightning_hooks.trackers import coloured, some
+from lightning_hooks.trackers.names import markdown_text
+
+if TYPE_CHECKING:
+    from lightning_hooks.callbacks.monitor import Monitor
+
+OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
+Rules = Sequence[Any]
+"""What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, said loosely so that LightningCLI hands it on."""
+
+ON_ALERT = ("log", "warn", "stop", "raise")
+HISTORY = 4
+"""How many earlier reports a rule is given."""
+FILE = Path("lightning_hooks", "alerts.jsonl")
+"""Where in the log directory alerts are written, one JSON object a line."""
+
+
+class Alerting:
+    """One monitor's rules, the windows over what they find, and who is told.
+
+    Args:
+        on_alert: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
+        book: The rules.
+    """
+
+    def __init__(self, on_alert: OnAlert, book: RuleBook) -> None:
+        if not callable(on_alert) and on_alert not in ON_ALERT:
+            raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {on_alert!r}.")
+        self.on_alert = on_alert
+        self.book = book
+        self.observers = AlertObservers()
+        if callable(on_alert):
+            self.observers.subscribe(on_alert)
+        self.window = AlertWindow()
+        self.history: list[Any] = []
+        self._told_faults: set[str] = set()
+
+    def start(self, fresh: bool) -> None:
+        """A fit starts; ``fresh`` if it goes on from no checkpoint."""
+        self._told_faults.clear()
+        if fresh:
+            self.window = AlertWindow()
+            self.history = []
+
+    def judge(self, report: Any) -> tuple[Alert, ...]:
+        """Hold a report against the rules and remember it: what counts, causes first."""
+        alerts = tuple(self.window.confirmed(self.book.judge(report, tuple(self.history), self._fault_of_rule)))
+        if self.book.wants_history:
+            self.history = [*self.history, report][-HISTORY:]
+        return alerts
+
+    def notify(self, alert: Alert) -> None:
+        """Tell the observers."""
+        self.observers.notify(alert, _fault_of_observer)
+
+    def _fault_of_rule(self, rule: Any, error: Exception) -> None:
+        name = getattr(rule, "__name__", type(rule).__name__)
+        if name not in self._told_faults:
+            self._told_faults.add(name)
+            rank_zero_warn(f"The rule {name} raised {type(error).__name__}: {error}; it tells nothing, and training goes on.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs, in plain types."""
+        return {**self.window.state_dict(), "history": [report.to_dict() for report in self.history]}
+
+    def load_state_dict(self, state: dict[str, Any], report_type: type[Report] | None) -> None:
+        """Take up the state of an earlier run."""
+        self.window.load_state_dict(state)
+        self.history = [] if report_type is None else [report_type.from_dict(plain) for plain in state.get("history", [])]
+
+
+def alert_file(trainer: Trainer) -> Path | None:
+    """Where the alerts of a fit are written: in the log directory; None without a logger that has one.
+
+    To be called on every rank: Lightning sends the directory's name from the first to the others.
+    """
+    if not trainer.loggers:
+        return None
+    folder = trainer.log_dir
+    return None if folder is None else Path(folder) / FILE
+
+
+def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | None, step: int) -> None:
+    """Put the alerts of all monitors in order of cause, and tell those that are new. Called once per epoch.
+
+    Args:
+        trainer: The trainer.
+        monitors: Those that made a report this epoch.
+        file: The JSON-lines file.
+        step: Where the trackers put the epoch's end.
+
+    Raises:
+        AlertError: If a monitor with ``on_alert="raise"`` has news.
+    """
+    reports: list[Any] = [monitor.report for monitor in monitors]
+    ordered = in_order_of_cause(reports)
+    for place, alerts in enumerate(ordered.of_report):
+        reports[place] = monitors[place].report = dataclasses.replace(reports[place], alerts=alerts)
+    records: list[dict[str, Any]] = []
+    fresh = {}
+    for place, (monitor, report) in enumerate(zip(monitors, reports, strict=True)):
+        window = monitor.alerting.window
+        fresh[place] = {alert.name for alert in window.news(alert for alert in report.alerts if not alert.cause)}
+        records += [
+            {"event": "cleared", "monitor": monitor.prefix, **dataclasses.asdict(over), "epoch": report.epoch, "step": report.step}
+            for over in window.cleared
+        ]
+    news = [(monitors[place], alert) for place, alert in ordered.roots if alert.name in fresh[place]]
+    tell(trainer, news, step, file, records)
+
+
+def tell(
+    trainer: Trainer,
+    news: Sequence[tuple[Monitor[Any], Alert]],
+    step: int,
+    file: Path | None = None,
+    records: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Tell alerts, in order: to the file, the trackers, the observers, and as ``on_alert`` says.
+
+    Args:
+        trainer: The trainer.
+        news: The alerts, each with the monitor it is of.
+        step: Where the trackers put them.
+        file: The JSON-lines file.
+        records: What else goes there.
+
+    Raises:
+        AlertError: If a monitor with ``on_alert="raise"`` is among them.
+    """
+    raised = [{"event": "raised", "monitor": monitor.prefix, **alert.record()} for monitor, alert in news]
+    if file is not None and trainer.is_global_zero:
+        _append(file, [*raised, *records])
+    serious = [alert for _, alert in news if alert.severity != "info"]
+    if serious:
+        trackers = news[0][0].trackers(trainer)
+        trackers.text("alerts", "\n".join(f"- {_markdown(alert)}" for alert in serious), step)
+        for alert in serious:
+            trackers.alert(alert.name, alert.message, alert.severity)
+        trackers.save()
+    fatal = []
+    for monitor, alert in news:
+        monitor.alerting.notify(alert)
+        how = monitor.alerting.on_alert
+        if alert.severity == "info" or callable(how):
+            continue
+        if how == "warn":
+            rank_zero_warn(str(alert))
+        elif how == "raise":
+            fatal.append(alert)
+        else:
+            rank_zero_info(coloured(str(alert), alert.severity))
+        if how == "stop":
+            trainer.should_stop = True
+    if fatal:
+        raise AlertError(fatal)
+
+
+def alert_lines(alerts: Sequence[Alert], window: AlertWindow) -> list[str]:
+    """What the end-of-training summary says of alerts: those that last, by severity, and those that are over."""
+    order = {"critical": 0, "warning": 1}
+    groups: dict[tuple[str, str], list[Alert]] = {}
+    for alert in sorted((a for a in alerts if a.severity in order and not a.cause), key=lambda alert: order[alert.severity]):
+        groups.setdefault((alert.severity, alert.kind), []).append(alert)
+    lines = []
+    for group in groups.values():
+        first = group[0]
+        since = "" if first.since_step in (None, first.step) else f" (since step {first.since_step})"
+        lines.append(f"  {coloured(str(first), first.severity)}{since}")
+        if len(group) > 1:
+            lines.append(f"    The same at {some([alert.site for alert in group[1:]])}.")
+    over = [
+        f"{e.kind} at {e.site} (epoch {e.first_epoch}" + (f" to {e.last_epoch})" * (e.last_epoch > e.first_epoch) or ")")
+        for e in window.ended
+    ]
+    if over:
+        lines.append(f"  Over: {some(over)}")
+    return lines
+
+
+def _markdown(alert: Alert) -> str:
+    return f"**{markdown_text(f'[{alert.severity}] {alert.name}')}**: {markdown_text(str(alert).partition(': ')[2])}"
+
+
+def _append(file: Path, records: Sequence[dict[str, Any]]) -> None:
+    if not records:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(record) + "\n" for record in records)
+    except OSError as error:
+        rank_zero_warn(f"The alerts could not be written to {file}: {error}; training goes on.")
+
+
+def _fault_of_observer(observer: Any, error: Exception) -> None:
+    rank_zero_warn(f"on_alert={observer!r} raised {type(error).__name__}: {error}; training goes on.")

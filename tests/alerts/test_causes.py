@@ -1,0 +1,94 @@
+"""Causes first: which of many alerts is the root, what follows from it, and in which words."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import Alert, ClipReport
+from lightning_hooks.alerts.causes import in_order_of_cause
+
+
+def ill(report: Any, *names: str, values: dict[str, float] | None = None) -> Any:
+    """The report with alerts of these names, in this order."""
+    parts = [name.split(" at ") for name in names]
+    alerts = [Alert(kind, site, (values or {}).get(site, 1.0), 0.5, 3, 120, "warning", "seen") for kind, site in parts]
+    return replace(report, alerts=tuple(alerts))
+
+
+def roots(*reports: Any) -> dict[str, tuple[str, ...]]:
+    return {alert.name: alert.consequences for _, alert in in_order_of_cause(reports).roots}
+
+
+@pytest.fixture
+def model(features: Any, gradients: Any) -> tuple[Any, Any]:
+    """Four modules, each with a parameter."""
+    parameters = {f"site{i}.weight": stats for i, stats in enumerate(gradients(parameters=[{}] * 4).parameters.values())}
+    return features({}, {}, {}, {}), replace(gradients({}, {}, {}, {}), parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "expected"),
+    [
+        (["dead at site1"], {}, {"dead at site1": ()}),
+        (["dead at site1", "dead at site3", "constant at site2"], {}, {"dead at site1": ("dead at site3", "constant at site2")}),
+        (["dead at site1", "dead at site3"], {"site1": 0.6}, {"dead at site1": (), "dead at site3": ()}),
+        (["dead at site1", "dead at site3"], {"site1": 0.6, "site3": 0.7}, {"dead at site1": ("dead at site3",)}),
+        (["dead at site2", "constant at site0"], {}, {"constant at site0": ("dead at site2",)}),
+        (["constant at site1", "constant at site2"], {}, {"constant at site1": ("constant at site2",)}),
+        (["saturated at site2", "saturated at site3"], {}, {"saturated at site2": ("saturated at site3",)}),
+        (["dead at site1", "saturated at site0"], {}, {"dead at site1": (), "saturated at site0": ()}),
+    ],
+)
+def test_forward(model: Any, names: list[str], values: Any, expected: Any) -> None:
+    assert roots(ill(model[0], *names, values=values)) == expected
+
+
+def test_one_report_explains_another(model: Any) -> None:
+    features = ill(model[0], "dead at site2")
+    flow = ill(model[1], *(f"zero at site{i}.weight" for i in range(4)), "vanishing at site0")
+    ordered = in_order_of_cause([features, flow])
+    ((place, root),) = ordered.roots
+    assert (place, root.name) == (0, "dead at site2")
+    assert str(root) == (
+        "[warning] dead at site2: seen What follows: zero at 4 places (site0.weight, site1.weight, site2.weight, …); "
+        "vanishing at site0."
+    )
+    assert [(alert.name, alert.severity, alert.cause) for alert in ordered.of_report[1]] == [
+        *((f"zero at site{i}.weight", "info", "dead at site2") for i in range(4)),
+        ("vanishing at site0", "info", "dead at site2"),
+    ]
+    assert roots(flow) == {
+        "vanishing at site0": (),
+        "zero at site3.weight": ("zero at site0.weight", "zero at site1.weight", "zero at site2.weight"),
+    }
+
+
+def test_the_path_is_cut_at_the_last_of_a_row(model: Any) -> None:
+    assert roots(ill(model[1], "missing at site0.weight", "missing at site1.weight")) == {
+        "missing at site1.weight": ("missing at site0.weight",)
+    }
+    apart = ill(model[1], "missing at site0.weight", "missing at site2.weight")
+    assert set(roots(apart)) == {"missing at site0.weight", "missing at site2.weight"}  # site1 is well: two causes
+
+
+def test_it_is_quick_for_large_models(features: Any, gradients: Any) -> None:
+    sick = features(*[{}] * 5000)
+    sick = ill(sick, *(f"nonfinite at {site}" for site in sick.sites), *(f"dead at {site}" for site in sick.sites))
+    flow = gradients(*[{}] * 5000, parameters=[{}] * 5000)
+    flow = ill(flow, *(f"{kind} at {name}" for name in flow.parameters for kind in ("zero", "missing")))
+    start = time.perf_counter()
+    ordered = in_order_of_cause([sick, flow])
+    assert time.perf_counter() - start < 5  # comparing each with each would take minutes
+    assert [alert.kind for _, alert in ordered.roots] == ["missing", "nonfinite", "dead"]
+
+
+def test_kinds_that_nothing_is_known_of_and_optimizers_stand_alone(model: Any) -> None:
+    clip = ill(ClipReport(3, 120, {}), "steps_skipped at 0-SGD")
+    features = ill(model[0], "loud at site3", "dead at site0")
+    assert roots(features, clip) == {"dead at site0": (), "steps_skipped at 0-SGD": (), "loud at site3": ()}
+    assert roots(clip) == {"steps_skipped at 0-SGD": ()}
+    assert in_order_of_cause([]) == ([], [])

@@ -1,0 +1,145 @@
+"""Rules changed, muted, added, by pattern: what is in force where, and what is refused with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import (
+    RULES,
+    Alert,
+    ClipReport,
+    Constant,
+    Dead,
+    FeatureReport,
+    GradientFlowReport,
+    Mute,
+    RuleBook,
+    Vanishing,
+)
+from lightning_hooks.alerts.rulebook import hand_out
+
+
+def book(*given: Any) -> RuleBook:
+    return RuleBook(RULES[FeatureReport], given, FeatureReport)
+
+
+def found(rules: RuleBook, report: Any, history: Any = ()) -> list[tuple[str, str]]:
+    return [(finding.alert.kind, finding.alert.site) for finding in rules.judge(report, history)]
+
+
+@pytest.mark.parametrize(
+    ("given", "sites"),
+    [
+        ((), ["site1", "site2"]),
+        ((Dead(0.8),), ["site2"]),
+        (({"kind": "dead", "threshold": 0.8},), ["site2"]),
+        (({"kind": "dead", "threshold": 0.2, "sites": ["site0"]},), ["site0", "site1", "site2"]),
+        ((Dead(0.95, sites="site2"),), ["site1"]),
+        ((Dead(0.95, sites=("site1", "*2")), Dead(0.2, sites="site1")), ["site1"]),
+        ((Dead(0.2, sites="site1"), Dead(0.95)), []),
+        (({"class_path": "lightning_hooks.alerts.Dead", "init_args": {"threshold": 0.8}},), ["site2"]),
+        (({"class_path": "lightning_hooks.alerts.Mute", "init_args": {"sites": "site2"}},), ["site1"]),
+        (("-dead",), []),
+        (("-dead at *1",), ["site2"]),
+        ((Mute("dead", ["site1", "site2"]),), []),
+        ((Mute(sites="site2"),), ["site1"]),
+        (({"mute": "dead", "sites": "site1"},), ["site2"]),
+        ((Mute("dead", "site1"), Dead(0.2)), ["site0", "site2"]),  # a mute holds wherever it stands
+    ],
+)
+def test_the_last_rule_for_a_site_decides(features: Any, given: Any, sites: list[str]) -> None:
+    report = features({"dead_fraction": 0.3}, {"dead_fraction": 0.7}, {"dead_fraction": 0.9})
+    assert sorted(site for kind, site in found(book(*given), report) if kind == "dead") == sites
+
+
+def test_a_function_is_added_and_may_look_back(features: Any) -> None:
+    def loud(report: FeatureReport) -> Any:
+        yield Alert("loud", "site0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
+
+    def growing(report: FeatureReport, history: Any) -> Any:
+        if history and report.sites["site0"].max > history[-1].sites["site0"].max:
+            yield Alert("growing", "site0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
+
+    rules = book(loud, growing)
+    assert rules.wants_history
+    assert not book(loud).wants_history
+    assert found(rules, features({"max": 2.0})) == [("loud", "site0")]
+    assert found(rules, features({"max": 2.0}), [features({"max": 1.0})]) == [("loud", "site0"), ("growing", "site0")]
+
+
+def test_a_rule_that_raises_is_told_and_the_others_go_on(features: Any) -> None:
+    def broken(report: FeatureReport) -> Any:
+        raise KeyError("oops")
+
+    faults: list[Any] = []
+    rules = book(broken)
+    report = features({"dead_fraction": 0.9})
+    findings = rules.judge(report, on_fault=lambda rule, error: faults.append((rule, repr(error))))
+    assert [finding.alert.kind for finding in findings] == ["dead"]
+    assert faults == [(broken, "KeyError('oops')")]
+    with pytest.raises(KeyError, match="oops"):
+        rules.judge(report)
+
+
+def test_severity_times_and_of_go_with_the_finding(features: Any) -> None:
+    (finding,) = book(Dead(severity="info", times=2, of=3)).judge(features({"dead_fraction": 1.0}))
+    assert (finding.alert.severity, finding.times, finding.of) == ("info", 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("-dead", TypeError, r"rules must be a list of rules; got '-dead'"),
+        ({"kind": "dead"}, TypeError, r"rules must be a list of rules; got \{'kind': 'dead'\}"),
+        ([3], TypeError, r"rules holds rules such as Dead\(threshold=0.8\).*; got 3"),
+        (["dead"], ValueError, r"a string mutes a kind, as '-silent' or '-dead at encoder\.\*' do; got 'dead'"),
+        (["-daed"], ValueError, r"no rule raises 'daed'\. Did you mean 'dead'\?"),
+        ([{"kind": "ded"}], ValueError, r"needs the 'kind' of a rule of this monitor \(nonfinite, dead.*Did you mean 'dead'\?"),
+        ([{"kind": "vanishing"}], ValueError, r"needs the 'kind' of a rule of this monitor"),
+        ([{"kind": "dead", "limit": 1}], ValueError, r"Dead has the fields .*threshold.*; got 'limit'"),
+        ([{"class_path": "lightning_hooks.alerts.Daed"}], ValueError, r"'lightning_hooks.alerts.Daed' cannot be imported: .*Daed"),
+        ([{"class_path": "nowhere"}], ValueError, r"'nowhere' cannot be imported: "),
+        ([Vanishing()], ValueError, r"Vanishing reads a GradientFlowReport, and this monitor makes a FeatureReport"),
+    ],
+)
+def test_what_is_no_rule_is_refused(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        RuleBook(RULES[FeatureReport], given, FeatureReport)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"sites": 3}, TypeError, r"Dead: sites must be a glob pattern such as 'encoder\.\*', or a list of them; got 3"),
+        ({"sites": []}, TypeError, r"got \[\]"),
+        ({"times": 2}, ValueError, r"1 <= times <= of; got times=2, of=1"),
+        ({"times": 0}, ValueError, r"got times=0, of=1"),
+        ({"severity": "fatal"}, ValueError, r"severity must be one of info, warning, critical, or None; got 'fatal'"),
+    ],
+)
+def test_what_a_rule_does_not_take(fields: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Dead(**fields)
+
+
+def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
+    def own(report: ClipReport) -> Any:
+        return ()
+
+    dead, quiet, mute = Dead(0.9), {"kind": "vanishing", "relative": 1e-6}, "-silent"
+    said = {"class_path": "lightning_hooks.alerts.AlwaysClipped", "init_args": {"threshold": 0.5}}
+    handed = hand_out([dead, quiet, own, mute, said], RULES)
+    assert handed[FeatureReport] == [dead, mute]
+    assert handed[GradientFlowReport] == [quiet, mute]
+    assert [type(entry).__name__ for entry in handed[ClipReport]] == ["function", "str", "AlwaysClipped"]
+    with pytest.raises(ValueError, match=r"<lambda> does not say which report it reads. Annotate its first parameter"):
+        hand_out([lambda report: ()], RULES)
+    with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are nonfinite, dead"):
+        hand_out([{"kind": "ded"}], RULES)
+
+
+def test_a_name_with_brackets_is_matched_as_it_is() -> None:
+    assert Constant(sites="blocks[0]").matches("blocks[0]")
+    assert not Constant(sites="blocks[0]").matches("blocks1")
