@@ -11,6 +11,7 @@ from lightning_hooks.callbacks import (
     GradientClipper,
     GradientFlowMonitor,
     HookedCallback,
+    InputNormalizer,
     LayerProfiler,
     monitors,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "GradientFlowMonitor",
     "HookManager",
     "HookedCallback",
+    "InputNormalizer",
     "LayerProfiler",
     "monitors",
     "with_hooks",

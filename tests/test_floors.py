@@ -1,4 +1,4 @@
-"""Imports go down only: hooks < statistics, clipping < alerts < profiling, pruning < trackers, plots, metrics < callbacks."""
+"""Imports go down only: hooks < statistics, clipping < alerts < transforms, profiling, pruning < trackers, plots < callbacks."""
 
 import ast
 from pathlib import Path
@@ -16,6 +16,7 @@ BELOW = {
     "statistics": {"hooks"},
     "clipping": {"hooks"},
     "features": {"hooks"},
+    "transforms": {"hooks", "statistics"},
     "alerts": {"hooks", "statistics", "clipping"},
     "profiling": {"hooks", "alerts"},
     "pruning": {"hooks", "statistics", "alerts"},

@@ -62,7 +62,7 @@ def test_all_is_what_is_importable():
     assert all(getattr(lightning_hooks, name).__module__.startswith("lightning_hooks.") for name in public)
 
 
-@pytest.mark.parametrize("part", ["hooks", "statistics", "clipping", "alerts", "trackers", "plots", "callbacks"])
+@pytest.mark.parametrize("part", ["hooks", "statistics", "clipping", "transforms", "alerts", "trackers", "plots", "callbacks"])
 def test_every_name_a_part_offers_is_there(part):
     module = importlib.import_module(f"lightning_hooks.{part}")
     assert len(set(module.__all__)) == len(module.__all__)

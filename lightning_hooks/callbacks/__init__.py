@@ -9,6 +9,7 @@ from lightning_hooks.callbacks.gradcam import GradCAM
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.trio import monitors
 
@@ -22,6 +23,7 @@ __all__ = [
     "GradientClipper",
     "GradientFlowMonitor",
     "HookedCallback",
+    "InputNormalizer",
     "LayerProfiler",
     "monitors",
 ]

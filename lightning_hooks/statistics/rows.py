@@ -78,20 +78,13 @@ def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
 def merge(rows: Tensor) -> Tensor:
     """Merge rows along the first dimension.
 
-    Means and sums of squares pool by the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae
-    and a pairwise algorithm for computing sample variances" (1979), which does not cancel.
-
     Args:
         rows: Shape ``(k, …, n_columns)``.
 
     Returns:
         Shape ``(…, n_columns)``.
     """
-    count = rows[..., Column.COUNT]
-    total = count.sum(0)
-    mean = (count * rows[..., Column.MEAN]).sum(0) / total.clamp(min=1)
-    deviation = rows[..., Column.MEAN] - mean
-    m2 = (rows[..., Column.M2] + count * deviation * deviation).sum(0)
+    _, mean, m2 = pool(rows[..., Column.COUNT], rows[..., Column.MEAN], rows[..., Column.M2])
     merged = rows.sum(0)  # right for the counts; the columns that do not add follow
     merged[..., Column.MEAN] = mean
     merged[..., Column.M2] = m2
@@ -100,6 +93,26 @@ def merge(rows: Tensor) -> Tensor:
     for column in (Column.MAX, Column.NORM_MAX, Column.UNITS):
         merged[..., column] = rows[..., column].amax(0)
     return merged
+
+
+def pool(count: Tensor, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pool counts, means and sums of squared deviations along the first dimension.
+
+    By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances" (1979), which does not cancel.
+
+    Args:
+        count: How many values each has, ``(k, …)``.
+        mean: Their means.
+        m2: Their sums of squared deviations from it.
+
+    Returns:
+        The three of all values together, ``(…)``.
+    """
+    total = count.sum(0)
+    pooled = (count * mean).sum(0) / total.clamp(min=1)
+    deviation = mean - pooled
+    return total, pooled, (m2 + count * deviation * deviation).sum(0)
 
 
 def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
-from lightning_hooks import ActivationRangeObserver
+from lightning_hooks import ActivationRangeObserver, InputNormalizer
 from tests.callbacks.rank_cases import Shards, SumLoss
 from tests.models import trainer
 
@@ -35,7 +37,34 @@ def ranges(world: int, rank: int = 0) -> dict[str, Any]:
     return found
 
 
-CASES = {"ranges": ranges}
+def normalizer(world: int, rank: int = 0) -> dict[str, Any]:
+    """Learned on the first epoch, on its first two batches, and where one module runs on one rank only; and resumed."""
+    found = {}
+    for case, learn in (("uneven", None), ("even", 2), ("one_rank_only", None)):
+        ours = InputNormalizer(modules=["net.first", "net.sometimes"], learn_batches=learn)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on some ranks and in some cases net.sometimes is never called
+            fit([ours], world, rank, case=case)
+        found[case] = ours.statistics
+    ours, middle = InputNormalizer(modules="net.first", learn_batches=3), Middle()
+    fit([ours, middle], world, rank)
+    found["state"] = middle.state
+    again = InputNormalizer(modules="net.first", learn_batches=5)
+    again.load_state_dict(middle.state)
+    fit([again], world, rank)
+    found["resumed"] = again.statistics
+    return found
+
+
+class Middle(Callback):
+    """Keeps the state after the second batch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            self.state = next(c for c in trainer.callbacks if isinstance(c, InputNormalizer)).state_dict()
+
+
+CASES = {"ranges": ranges, "normalizer": normalizer}
 
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])

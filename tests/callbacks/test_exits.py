@@ -20,6 +20,7 @@ from lightning_hooks import (
     GradientClipper,
     GradientFlowMonitor,
     HookedCallback,
+    InputNormalizer,
     LayerProfiler,
 )
 from lightning_hooks.callbacks.steps import StepProbe
@@ -32,6 +33,7 @@ ALL = {
     "clipper": lambda: GradientClipper(summary=False),
     "profiler": lambda: LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
+    "normalizer": lambda: InputNormalizer(modules="net.stem"),
     "ranges": lambda: ActivationRangeObserver(summary=False),
     "extractor": lambda: FeatureExtractor(fields={"label": 1}),
     "maps": lambda: FeatureMapVisualizer(forward="net"),

@@ -10,7 +10,10 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from tests.callbacks.rank_cases import batches
 from tests.callbacks.rank_transforms import ranges
 
 pytestmark = pytest.mark.ranks
@@ -62,3 +65,31 @@ def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:
             assert found.min == pytest.approx(expected.min, abs=slack * width), (method, name)
             assert found.max == pytest.approx(expected.max, abs=slack * width), (method, name)
             assert found.min >= expected.min - 0.03 * width
+
+
+def shards(case: str, steps: slice = slice(None)) -> Tensor:
+    return torch.cat([x for pair in batches(case)[steps] for x, _ in pair]).double()
+
+
+def assert_numbers(found: Any, x: Tensor) -> None:
+    assert found.count == (len(x),) * x.shape[1]
+    torch.testing.assert_close(torch.tensor(found.mean).double(), x.mean(0), rtol=1e-6, atol=1e-6)
+    std = x.std(0, correction=0)
+    torch.testing.assert_close(torch.tensor(found.std).double(), torch.where(std > 0, std, 1.0), rtol=1e-6, atol=0)
+
+
+def test_learned_inputs_are_pooled_over_ranks(two_ranks: Any) -> None:
+    first, second = two_ranks["normalizer"]
+    assert repr(first) == repr(second)
+    assert_numbers(first["uneven"]["net.first"], shards("uneven"))
+    assert_numbers(first["even"]["net.first"], shards("even", slice(0, 2)))
+    assert_numbers(first["one_rank_only"]["net.first"], shards("one_rank_only"))
+    assert "net.sometimes" not in first["even"]
+    marked = torch.cat([pair[1][0] for pair in batches("one_rank_only")[1:]]).double()  # what rank 1 alone has seen
+    assert_numbers(first["one_rank_only"]["net.sometimes"], marked)
+
+
+def test_a_checkpoint_amid_learning_counts_each_batch_once(two_ranks: Any) -> None:
+    first, _ = two_ranks["normalizer"]
+    assert first["state"]["sites"]["net.first"]["moments"][0].tolist() == [16.0] * 8
+    assert_numbers(first["resumed"]["net.first"], torch.cat([shards("even", slice(0, 2)), shards("even")]))

@@ -1,0 +1,241 @@
+"""Normalising one tensor, channel by channel, with given or learned numbers; and finding it among a module's arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.channels import channel_moments, mean_and_std, merge_moments
+from lightning_hooks.statistics.rows import row_dtype
+
+
+class Normalization:
+    """``(x - mean) / std`` per channel, with numbers that are given, or learned from what :meth:`learn` is shown.
+
+    While learning, ``mean`` and ``std`` are those of everything shown so far (None before anything); the pooled
+    numbers are exact, whatever the sizes of the batches. :meth:`freeze` keeps them.
+
+    Args:
+        site: What is normalised, for messages.
+        dim: The dimension of the channels; None for one mean and one standard deviation over everything.
+        mean: Given means, ``(channels,)``; None to learn.
+        std: Given standard deviations, above 0.
+    """
+
+    def __init__(self, site: str, dim: int | None = 1, mean: Tensor | None = None, std: Tensor | None = None) -> None:
+        self.site, self.dim = site, dim
+        self.given = mean is not None
+        self.frozen = self.given
+        self.mean, self.std = mean, std
+        self.moments: Tensor | None = None  # (3, channels), of this process
+        self.earlier: Tensor | None = None  # those that a checkpoint brought
+        self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def learn(self, x: Tensor) -> None:
+        """Take up one more tensor, unless frozen. No host sync."""
+        if self.frozen or not x.numel():
+            return
+        self._check(x)
+        found = channel_moments(x.detach(), self.dim)
+        known = self.moments
+        self.moments = found if known is None else merge_moments(torch.stack((known, found.to(known.device))))
+        self._estimate()
+
+    def everything(self) -> Tensor | None:
+        """The moments that were learned, those of an earlier run included, ``(3, channels)``; None before anything."""
+        parts = [part for part in (self.earlier, self.moments) if part is not None]
+        if not parts:
+            return None
+        return merge_moments(torch.stack([part.to(parts[-1].device) for part in parts]))
+
+    def _estimate(self) -> None:
+        everything = self.everything()
+        if everything is not None:
+            self.mean, self.std = mean_and_std(everything)
+            self._ready.clear()
+
+    def resume(self, moments: Tensor) -> None:
+        """Go on learning from what an earlier run had learned."""
+        self.earlier, self.moments = moments, None
+        self._estimate()
+
+    def freeze(self, moments: Tensor | None = None) -> None:
+        """Learn no more, and normalise with these moments, or with those learned here."""
+        if self.given:
+            return
+        moments = self.everything() if moments is None else moments
+        if moments is not None:
+            self.mean, self.std = mean_and_std(moments)
+            self.earlier, self.moments = moments, None
+        self.frozen = True
+        self._ready.clear()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return ``(x - mean) / std``: of the dtype of ``x`` (computed in float32 at least), or the default one for integers."""
+        mean, std = self._numbers(x)
+        return ((_wide(x) - mean) / std).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """Return ``x * std + mean``."""
+        mean, std = self._numbers(x)
+        return (_wide(x) * std + mean).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
+
+    def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._check(x)
+        shape = [1] * x.dim()
+        if self.mean is None or self.std is None:  # nothing learned yet
+            return torch.zeros(shape, device=x.device), torch.ones(shape, device=x.device)
+        key = (x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
+        ready = None if torch.compiler.is_compiling() else self._ready.get(key)
+        if ready is None:
+            with torch.inference_mode(False):  # what is made in validation must serve training too
+                ready = self.mean.to(*key, non_blocking=True), self.std.to(*key, non_blocking=True)
+            if not torch.compiler.is_compiling():
+                self._ready[key] = ready
+        if self.dim is not None:
+            shape[self.dim] = -1
+        return ready[0].view(shape), ready[1].view(shape)
+
+    def _check(self, x: Tensor) -> None:
+        if x.is_complex() or x.dtype == torch.bool:
+            raise TypeError(f"InputNormalizer normalises real numbers; got {x.dtype} at {self.site!r}.")
+        if self.dim is not None and not -x.dim() <= self.dim < x.dim():
+            raise ValueError(
+                f"dim={self.dim} is no dimension of what {self.site!r} was given, of shape {tuple(x.shape)}. dim is that of the "
+                "channels; None takes one mean and one standard deviation over everything."
+            )
+        if self.dim is None or self.mean is None or (self.given and self.mean.numel() == 1):
+            return
+        channels = self.mean.numel()
+        if x.shape[self.dim] != channels:
+            raise ValueError(
+                f"{self.site!r} was given a tensor of shape {tuple(x.shape)}, with {x.shape[self.dim]} channels in dimension "
+                f"{self.dim}; the mean has {channels}."
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Everything as tensors on the host, for a checkpoint."""
+        state: dict[str, Any] = {"frozen": self.frozen}
+        for name, value in (("mean", self.mean), ("std", self.std), ("moments", self.everything())):
+            if value is not None:
+                state[name] = value.to("cpu", copy=True)
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what :meth:`state` gave; given numbers stay."""
+        if self.given:
+            return
+        self.mean, self.std = state.get("mean"), state.get("std")
+        self.earlier, self.moments = state.get("moments"), None
+        self.frozen = state["frozen"]
+        self._ready.clear()
+
+
+class Argument:
+    """Finds the tensor among a module's arguments, and puts another in its place.
+
+    Args:
+        module: Whose arguments; it is looked at and not kept.
+        site: Its name, for messages.
+        name: The parameter's name in its ``forward``; None for the first floating-point tensor.
+
+    Raises:
+        ValueError: If ``forward`` has no such parameter.
+    """
+
+    def __init__(self, module: nn.Module, site: str, name: str | None) -> None:
+        self.site, self.name = site, name
+        self.position: int | None = None
+        if name is None:
+            return
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if name in positional:
+            self.position = positional.index(name)
+        elif not any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters):
+            known = ", ".join(repr(p.name) for p in parameters) or "nothing"
+            raise ValueError(f"argument={name!r}: the forward of {site!r} takes {known}.")
+
+    def replace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with the tensor changed.
+
+        Raises:
+            TypeError: If there is no such tensor.
+        """
+        place = self._place(args, kwargs)
+        found = args[place] if isinstance(place, int) else kwargs[place]
+        changed = change(found)
+        if isinstance(place, int):
+            return (*args[:place], changed, *args[place + 1 :]), kwargs
+        return args, {**kwargs, place: changed}
+
+    def _place(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
+        found: Any
+        if self.name is not None:
+            place: int | str = self.name
+            if self.name in kwargs:
+                found = kwargs[self.name]
+            elif self.position is not None and self.position < len(args):
+                found, place = args[self.position], self.position
+            else:
+                found = None
+            if isinstance(found, Tensor):
+                return place
+            came = "nothing" if found is None else type(found).__name__
+            raise TypeError(f"argument={self.name!r} of {self.site!r} must be a tensor; got {came}.")
+        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in named:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return place
+        came = ", ".join(
+            [*(type(value).__name__ for value in args), *(f"{key}={type(value).__name__}" for key, value in kwargs.items())]
+        )
+        raise TypeError(
+            f"{self.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
+            "forward with argument=; integers, such as images in uint8, are normalised if named."
+        )
+
+
+def given_numbers(mean: object, std: object) -> tuple[Tensor, Tensor] | None:
+    """Check a given mean and standard deviation, numbers or sequences of them.
+
+    Returns:
+        Both as float64 of shape ``(channels,)``; None if neither is given.
+
+    Raises:
+        TypeError: If one is given without the other, or is no number nor a sequence of numbers.
+        ValueError: If they are of different lengths, or not finite, or a standard deviation is not above 0.
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise TypeError(f"mean and std are given together, or neither (then they are learned); got mean={mean!r} and std={std!r}.")
+    mean_values, std_values = _vector("mean", mean), _vector("std", std)
+    if len(mean_values) != len(std_values):
+        raise ValueError(f"mean and std must be of one length; got {len(mean_values)} and {len(std_values)}.")
+    if not (std_values > 0).all():
+        raise ValueError(f"std must be above 0; got {std!r}.")
+    return mean_values, std_values
+
+
+def _vector(name: str, value: Any) -> Tensor:
+    try:
+        vector = torch.as_tensor(value, dtype=row_dtype(torch.device("cpu")))
+    except (TypeError, ValueError, RuntimeError):
+        vector = None
+    if vector is None or vector.dim() > 1 or not vector.numel() or isinstance(value, str | bool):
+        raise TypeError(f"{name} must be a number, or one per channel; got {value!r}.")
+    if not torch.isfinite(vector).all():
+        raise ValueError(f"{name} must be finite; got {value!r}.")
+    return vector.detach().reshape(-1).clone()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

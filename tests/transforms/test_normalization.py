@@ -1,0 +1,193 @@
+"""One tensor normalised: exact pooled moments, every layout and dtype, and finding it among arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.channels import channel_moments, mean_and_std, merge_moments
+from lightning_hooks.transforms import Argument, Normalization
+from lightning_hooks.transforms.normalization import given_numbers
+
+LAYOUTS = [((6, 3), 1), ((4, 3, 5, 7), 1), ((2, 5, 3), -1), ((2, 5, 3), None), ((3,), 0), ((2, 3, 4, 2, 2), 1)]
+
+
+def reference(batches: list[np.ndarray], dim: int | None) -> tuple[np.ndarray, np.ndarray]:
+    flat = [b.reshape(1, -1) if dim is None else np.moveaxis(b, dim, 0).reshape(b.shape[dim], -1) for b in batches]
+    values = np.concatenate(flat, 1).astype(np.float64)
+    return values.mean(1), values.std(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64])
+@pytest.mark.parametrize(("shape", "dim"), LAYOUTS)
+def test_learned_numbers_are_those_of_all_the_data(shape: tuple[int, ...], dim: int | None, dtype: torch.dtype) -> None:
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        offset = 0.0 if dtype.is_floating_point and dtype.itemsize == 2 else 1000.0 * (seed % 2) * dtype.is_floating_point
+        batches = [((torch.randn(shape, generator=generator) * 3 + 20) + offset).abs().to(dtype) for _ in range(4)]
+        site = Normalization("x", dim)
+        for batch in batches:
+            site.learn(batch)
+        mean, std = reference([batch.double().numpy() for batch in batches], dim)
+        np.testing.assert_allclose(site.mean, mean, rtol=1e-7)
+        np.testing.assert_allclose(site.std, std, rtol=2e-6)
+        assert site.everything()[0].tolist() == [sum(batch.numel() for batch in batches) / mean.size] * mean.size
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), seed=st.integers(0, 1000), cut=st.integers(0, 6))
+def test_the_grouping_of_batches_and_ranks_does_not_matter(sizes: list[int], seed: int, cut: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    batches = [torch.randn((size, 2), generator=generator, dtype=torch.float64) for size in sizes]
+    moments = torch.stack([channel_moments(batch, 1) for batch in batches])
+    whole = channel_moments(torch.cat(batches), 1)
+    torch.testing.assert_close(merge_moments(moments), whole)
+    parts = [merge_moments(part) for part in (moments[:cut], moments[cut:]) if len(part)]
+    torch.testing.assert_close(merge_moments(torch.stack(parts)), whole)
+
+
+def test_what_is_not_finite_teaches_nothing_and_passes() -> None:
+    site = Normalization("x")
+    site.learn(torch.tensor([[1.0, math.nan], [3.0, math.inf], [math.nan, 5.0]]))
+    assert site.mean.tolist() == [2.0, 5.0]
+    assert site.std.tolist() == [1.0, 1.0]  # one value: nothing to divide by
+    normal = site.normalize(torch.tensor([[math.nan, math.inf]]))
+    assert math.isnan(normal[0, 0])
+    assert math.isinf(normal[0, 1])
+    mean, std = mean_and_std(torch.zeros(3, 2))
+    assert (mean.tolist(), std.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+
+
+def test_a_constant_channel_is_only_centred() -> None:
+    site = Normalization("x")
+    for size in (3, 5, 2):
+        site.learn(torch.full((size, 1), 0.1))
+    assert site.std.tolist() == [1.0]
+    assert site.normalize(torch.tensor([[0.1], [1.1]])).tolist() == [[0.0], [pytest.approx(1.0)]]
+    narrow = Normalization("x")
+    narrow.learn(1e6 + torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    assert narrow.std.item() == pytest.approx(0.5)  # little variation is still variation
+
+
+def test_given_numbers_give_the_textbook_formula_to_the_bit() -> None:
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    site = Normalization("x", 1, *given_numbers(mean, std))
+    x = torch.rand(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    as_float = [torch.tensor(v).view(3, 1, 1) for v in (mean, std)]
+    assert torch.equal(site.normalize(x), x.sub(as_float[0]).div(as_float[1]))
+    assert torch.equal(site.normalize(x.bfloat16()), x.bfloat16().float().sub(as_float[0]).div(as_float[1]).bfloat16())
+    images = (x * 255).to(torch.uint8)
+    assert torch.equal(site.normalize(images), images.float().sub(as_float[0]).div(as_float[1]))
+    assert site.normalize(x.double()).dtype == torch.float64
+    torch.testing.assert_close(site.inverse(site.normalize(x)), x, rtol=1e-6, atol=1e-6)
+    one = Normalization("x", 1, *given_numbers(2, 4))
+    assert torch.equal(one.normalize(x), (x - 2) / 4)
+
+
+def test_learning_goes_on_after_a_checkpoint_and_ends_when_frozen() -> None:
+    batches = torch.randn(6, 4, 2, generator=torch.Generator().manual_seed(1)).double()
+    whole, first, second = Normalization("x"), Normalization("x"), Normalization("x")
+    for batch in batches:
+        whole.learn(batch)
+    for batch in batches[:3]:
+        first.learn(batch)
+    second.load(first.state())
+    for batch in batches[3:]:
+        second.learn(batch)
+    torch.testing.assert_close(second.mean, whole.mean, rtol=1e-14, atol=0)
+    torch.testing.assert_close(second.std, whole.std, rtol=1e-14, atol=0)
+    second.freeze()
+    kept = second.mean
+    second.learn(batches[0] + 100)
+    assert second.mean is kept
+    third = Normalization("x")
+    third.load(second.state())
+    assert third.frozen
+    assert torch.equal(third.normalize(batches[0]), second.normalize(batches[0]))
+
+
+def test_normalising_passes_gradients_and_serves_training_after_inference() -> None:
+    site = Normalization("x", 1, *given_numbers(1.0, 4.0))
+    with torch.inference_mode():
+        site.normalize(torch.zeros(2, 3))
+    x = torch.ones(2, 3, requires_grad=True)
+    (site.normalize(x) * site.inverse(x)).sum().backward()
+    assert torch.equal(x.grad, torch.full((2, 3), 5 / 4))
+
+
+BAD_INPUTS = [
+    (torch.zeros(3), ValueError, r"dim=1 is no dimension of what 'net' was given, of shape \(3,\)"),
+    (torch.zeros(3, 4), ValueError, r"'net' was given a tensor of shape \(3, 4\), with 4 channels in dimension 1; the mean has 2"),
+    (torch.zeros(3, 2, dtype=torch.bool), TypeError, "normalises real numbers; got torch.bool at 'net'"),
+    (torch.zeros(3, 2, dtype=torch.complex64), TypeError, "normalises real numbers; got torch.complex64"),
+]
+
+
+@pytest.mark.parametrize(("x", "error", "message"), BAD_INPUTS)
+def test_an_input_that_does_not_fit_is_refused(x: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Normalization("net", 1, *given_numbers([0.0, 0.0], [1.0, 1.0])).normalize(x)
+    learned = Normalization("net", 1)
+    learned.learn(torch.randn(5, 2))
+    with pytest.raises(error, match=message):
+        learned.learn(x)
+
+
+BAD_NUMBERS = [
+    (1.0, None, TypeError, "mean and std are given together.*mean=1.0 and std=None"),
+    (None, [1.0], TypeError, r"mean=None and std=\[1.0\]"),
+    ([1.0, 2.0], [1.0], ValueError, "of one length; got 2 and 1"),
+    (0.0, 0.0, ValueError, "std must be above 0; got 0.0"),
+    ("a", 1.0, TypeError, "mean must be a number, or one per channel; got 'a'"),
+    ([], 1.0, TypeError, r"mean must be a number, or one per channel; got \[\]"),
+    (0.0, [[1.0]], TypeError, r"std must be a number, or one per channel; got \[\[1.0\]\]"),
+    (math.nan, 1.0, ValueError, "mean must be finite; got nan"),
+]
+
+
+@pytest.mark.parametrize(("mean", "std", "error", "message"), BAD_NUMBERS)
+def test_bad_numbers_are_refused(mean: Any, std: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        given_numbers(mean, std)
+
+
+class Takes(nn.Module):
+    def forward(self, ids: Tensor, x: Tensor | None = None, *, mask: Tensor | None = None) -> None: ...
+
+
+class TakesAnything(nn.Module):
+    def forward(self, **inputs: Tensor) -> None: ...
+
+
+def test_the_argument_is_found_by_place_and_by_name() -> None:
+    ids, x, mask = torch.tensor([1]), torch.tensor([2.0]), torch.tensor([3.0])
+    double = torch.Tensor.double
+    first = Argument(Takes(), "net", None)
+    assert first.replace((ids, x), {"mask": mask}, double) == ((ids, x.double()), {"mask": mask})
+    assert first.replace((ids,), {"x": None, "mask": mask}, double)[1]["mask"].dtype == torch.float64
+    named = Argument(Takes(), "net", "x")
+    assert named.replace((ids, x), {}, double)[0][1].dtype == torch.float64
+    assert named.replace((ids,), {"x": x}, double)[1]["x"].dtype == torch.float64
+    assert Argument(Takes(), "net", "ids").replace((ids,), {}, double)[0][0].dtype == torch.float64
+    keyword = Argument(Takes(), "net", "mask")
+    assert keyword.replace((ids, x), {"mask": mask}, double)[1]["mask"].dtype == torch.float64
+    assert Argument(TakesAnything(), "net", "pixels").replace((), {"pixels": x}, double)[1]["pixels"].dtype == torch.float64
+
+
+def test_an_argument_that_is_not_there_is_told() -> None:
+    with pytest.raises(ValueError, match="argument='y': the forward of 'net' takes 'ids', 'x', 'mask'"):
+        Argument(Takes(), "net", "y")
+    named, first = Argument(Takes(), "net", "x"), Argument(Takes(), "net", None)
+    with pytest.raises(TypeError, match="argument='x' of 'net' must be a tensor; got nothing"):
+        named.replace((torch.tensor([1]),), {}, torch.Tensor.double)
+    with pytest.raises(TypeError, match="argument='x' of 'net' must be a tensor; got list"):
+        named.replace((torch.tensor([1]), [2]), {}, torch.Tensor.double)
+    with pytest.raises(TypeError, match=r"'net' was called without a floating-point tensor.*got \(Tensor, mask=list\)"):
+        first.replace((torch.tensor([1]),), {"mask": []}, torch.Tensor.double)
