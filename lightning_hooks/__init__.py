@@ -2,6 +2,7 @@
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.callbacks import (
+    ActivationPruner,
     ActivationRangeObserver,
     FeatureExtractor,
     FeatureMapVisualizer,
@@ -20,6 +21,7 @@ from lightning_hooks.hooks import HookManager, with_hooks
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationPruner",
     "ActivationRangeObserver",
     "Alert",
     "FeatureExtractor",

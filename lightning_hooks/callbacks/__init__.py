@@ -1,5 +1,6 @@
 """The Lightning callbacks: the only floor that imports Lightning."""
 
+from lightning_hooks.callbacks.activation_pruner import ActivationPruner
 from lightning_hooks.callbacks.activation_ranges import ActivationRangeObserver
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.feature_extractor import FeatureExtractor
@@ -14,6 +15,7 @@ from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.trio import monitors
 
 __all__ = [
+    "ActivationPruner",
     "ActivationRangeObserver",
     "FeatureExtractor",
     "FeatureMapVisualizer",

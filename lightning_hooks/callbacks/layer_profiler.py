@@ -14,10 +14,10 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.callbacks.profile_table import COLUMNS, summary_lines, table_rows
 from lightning_hooks.hooks import ModuleSelector, guarded
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples
-from lightning_hooks.profiling.session import check_count
 from lightning_hooks.profiling.sites import profiled_modules
 from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.report import ProfileReport
 from lightning_hooks.profiling.samples import Samples
@@ -114,17 +115,3 @@ class ProfileSession:
                 "or lower warmup_steps."
             )
         return self._samples.report(self._tracer.tree, epoch=0, step=self._taken, batches=self._taken)
-
-
-def check_count(name: str, value: object, least: int) -> int:
-    """Return ``value`` if it is an integer of at least ``least``.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is below.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value!r}.")
-    return value

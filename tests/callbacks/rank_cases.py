@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_hooks import monitors
+from lightning_hooks import ActivationPruner, monitors
 from lightning_hooks.alerts import AlertError
 from tests.models import Classifier, trainer
 
@@ -110,10 +110,33 @@ class CountCollectives(Callback):
         monitor.on_train_epoch_end = counted
 
 
-CASES = ("even", "uneven", "one_rank_only", "stop", "raise")
+def prune(world: int, rank: int) -> dict[str, Any]:
+    """Two epochs in which one module runs on one rank only; a checkpoint in the middle of the second."""
+    pruner = ActivationPruner(modules=["net.first", "net.sometimes", "net.second"], amount=0.5, end_epoch=1, summary=False)
+    counting = CountCollectives()
+    counting.wrap(pruner)
+    saved: list[Any] = []
+
+    class Save(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.current_epoch == 1 and batch_idx == trainer.num_training_batches - 1:
+                saved.append(pruner.state_dict())
+
+    kwargs = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if world == 2 else {"accumulate_grad_batches": 2}
+    run = trainer([pruner, Save()], max_epochs=2, **kwargs)
+    model = SumLoss(divisor=4.0)
+    run.fit(model, DataLoader(Shards("one_rank_only", rank, world), batch_size=None))
+    masks = {name: mask.tolist() for name, mask in pruner.masks.items()}
+    means = {name: (entry["sums"] / entry["count"]).tolist() for name, entry in saved[0]["activity"].items()}
+    return {"report": pruner.report, "masks": masks, "saved": means, "collectives": counting.counts}
+
+
+CASES = ("even", "uneven", "one_rank_only", "stop", "raise", "prune")
 
 
 def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
+    if case == "prune":
+        return prune(world, rank)
     ours = monitors(every_n_steps=1, summary=False, on_alert=case if case in ("stop", "raise") else "log")
     counting = CountCollectives()
     for monitor in ours:

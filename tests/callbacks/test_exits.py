@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import (
+    ActivationPruner,
     ActivationRangeObserver,
     FeatureExtractor,
     FeatureMapVisualizer,
@@ -31,6 +32,7 @@ ALL = {
     "flow": lambda: GradientFlowMonitor(every_n_steps=1, summary=False),
     "clip": lambda: GradientClipMonitor(summary=False),
     "clipper": lambda: GradientClipper(summary=False),
+    "pruner": lambda: ActivationPruner(modules="net.stem", summary=False),
     "profiler": lambda: LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
     "normalizer": lambda: InputNormalizer(modules="net.stem"),

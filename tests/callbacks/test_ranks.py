@@ -81,6 +81,19 @@ def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ran
     assert ("nonfinite", "net.odd") in ranks[0]["alerts"]
 
 
+def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
+    ranks, single = two_ranks["prune"], run_case("prune", world=1)
+    assert ranks[0]["masks"] == ranks[1]["masks"] == single["masks"]
+    assert single["masks"]["net.first"].count(False) == 8
+    assert "net.sometimes" in single["masks"]
+    assert repr(ranks[0]["report"]) == repr(ranks[1]["report"])  # to the last bit
+    assert_same(ranks[0]["report"], single["report"], "report", skip={"step"}, rel=1e-5)
+    for name, means in single["saved"].items():
+        for found in ranks:
+            assert found["saved"][name] == pytest.approx(means, rel=1e-5)
+    assert ranks[0]["collectives"] == [1, 1]
+
+
 def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
     code = "import sys; from tests.callbacks.rank_cases import spawn\nif __name__ == '__main__': spawn(sys.argv[1])\n"
     script = tmp_path / "spawned.py"

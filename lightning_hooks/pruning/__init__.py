@@ -1,0 +1,8 @@
+"""Masking a model's weakest units by their activity, in plain torch."""
+
+from lightning_hooks.pruning.report import PrunedUnits, PruningReport
+from lightning_hooks.pruning.schedule import SCHEDULES, target_at
+from lightning_hooks.pruning.sites import UnitSites
+from lightning_hooks.pruning.weights import zero_units
+
+__all__ = ["SCHEDULES", "PrunedUnits", "PruningReport", "UnitSites", "target_at", "zero_units"]

@@ -1,0 +1,80 @@
+"""Where a module's units lie, and how many there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.units import features_last, unit_dimension
+
+_CONV = nn.modules.conv._ConvNd
+_NORM = nn.modules.batchnorm._NormBase
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a module's output holds its units.
+
+    Attributes:
+        spatial: They lie before so many spatial dimensions; None if that is not how it is said.
+        last: They lie last, or in dimension 1 (False), or it is not said (None).
+        guess: The same, guessed by the model's order, for the three dimensions in which both are common.
+        given: The dimension itself, where the user says it.
+    """
+
+    spatial: int | None = None
+    last: bool | None = None
+    guess: bool | None = None
+    given: int | None = None
+
+    @classmethod
+    def of(cls, maker: nn.Module, guess: bool | None) -> Layout:
+        """The layout of what ``maker`` puts out: channels before the spatial dimensions, features last."""
+        if isinstance(maker, _CONV):
+            return cls(spatial=len(maker.kernel_size))
+        return cls(last=features_last(maker), guess=guess)
+
+    def dim(self, values: Tensor) -> int:
+        """The dimension of ``values`` in which the units lie.
+
+        Raises:
+            RuntimeError: If there is no such dimension.
+        """
+        dims = values.dim()
+        found = self.given
+        if found is None and self.spatial is not None:
+            found = dims - self.spatial - 1
+        if found is None:
+            found = unit_dimension(values, self.guess if self.last is None and dims == 3 else self.last)
+        if not -dims <= found < dims:
+            raise RuntimeError(f"unit_dim={found} is no dimension of an output of shape {tuple(values.shape)}.")
+        return found % dims
+
+
+def known_units(module: nn.Module) -> int | None:
+    """Return how many units a module has, as far as it says itself."""
+    if isinstance(module, nn.LayerNorm):
+        return int(module.normalized_shape[-1])
+    for kind, attribute in (
+        (nn.Linear, "out_features"),
+        (nn.Bilinear, "out_features"),
+        (_CONV, "out_channels"),
+        (_NORM, "num_features"),
+        (nn.GroupNorm, "num_channels"),
+        (nn.Embedding, "embedding_dim"),
+    ):
+        if isinstance(module, kind):
+            return int(getattr(module, attribute)) or None  # a lazy layer says 0
+    return None
+
+
+def activity_sums(values: Tensor, dim: int) -> tuple[Tensor, int]:
+    """Return the sum of |value| of each unit, shape ``(n_units,)``, and how many values of a unit there are. No host sync."""
+    found = values.detach()
+    others = [other for other in range(found.dim()) if other != dim]
+    if found.dtype in (torch.float16, torch.bfloat16):
+        found = found.float()
+    sums = torch.linalg.vector_norm(found, ord=1, dim=others) if others else found.abs()
+    return sums, found.numel() // max(found.shape[dim], 1)

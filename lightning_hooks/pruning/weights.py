@@ -1,0 +1,137 @@
+"""Making masks permanent: the weights that make masked units zero."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.pruning.units import known_units
+
+# They give 0 for 0, and each unit from that unit alone: a zero before them is a zero after.
+_KEEP_ZERO: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Softsign,
+    nn.Hardswish,
+    nn.Tanhshrink,
+    nn.Softshrink,
+    nn.Hardshrink,
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+)
+_CONV_TRANSPOSE = nn.modules.conv._ConvTransposeNd
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
+    """Set the weights and biases of masked units to zero, so that the model gives without masks what it gave with them.
+
+    That is done at the masked module itself where it is a linear layer, a convolution, an embedding or a norm with weights; and
+    where it is an activation, pooling or dropout that keeps zeros and stands in an ``nn.Sequential`` behind one of these, there.
+
+    Args:
+        root: The model the masks are of.
+        masks: Module name to which units stay, boolean, ``(units,)``.
+
+    Returns:
+        The names of the modules whose weights were changed.
+
+    Raises:
+        ValueError: If a mask's module is not there, has no weights that make its units, has another number of them, or shares
+            them with another module. Nothing is changed then.
+    """
+    modules = dict(named_sites(root))
+    owners = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
+    places = Counter(id(m) for _, m in root.named_modules(remove_duplicate=False))
+    plan: list[tuple[str, nn.Module, Tensor]] = []
+    for name, kept in masks.items():
+        if bool(kept.all()):
+            continue
+        if name not in modules:
+            raise ValueError(
+                f"There is a mask for {name!r}, and {type(root).__name__} has no such module. Give the model it is of."
+            )
+        producer = producer_of(name, modules)
+        if producer is None:
+            kind = type(modules[name]).__name__
+            raise ValueError(
+                f"The units of {name!r} ({kind}) are not made by weights of its own, nor of a layer before it in an nn.Sequential, "
+                "so zeroing weights cannot take the place of its mask. Mask the linear layer or convolution before it instead."
+            )
+        module = modules[producer]
+        if known_units(module) != len(kept):
+            raise ValueError(f"The mask of {name!r} is of {len(kept)} units, and {producer!r} has {known_units(module)}.")
+        shared = any(owners[id(p)] > 1 for p in module.parameters(recurse=False))
+        if shared or (producer != name and places[id(module)] > 1):
+            raise ValueError(f"{producer!r} shares its weights with another place in the model, where zeroing them would act too.")
+        plan.append((producer, module, ~kept))
+    with torch.no_grad():
+        for _, module, dropped in plan:
+            _zero(module, dropped)
+    return [producer for producer, _, _ in plan]
+
+
+def producer_of(name: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the module whose weights make the units of ``name``, as far as that is certain; None where it is not."""
+    while True:
+        module = modules[name]
+        if _has_units(module):
+            return name
+        parent, _, child = name.rpartition(".")
+        container = modules.get(parent)
+        if not isinstance(container, nn.Sequential) or not _keeps_zero(module):
+            return None
+        names = list(dict(container.named_children()))
+        place = names.index(child)
+        if place == 0:
+            return None
+        name = f"{parent}.{names[place - 1]}" if parent else names[place - 1]
+
+
+def _keeps_zero(module: nn.Module) -> bool:
+    if isinstance(module, nn.Hardtanh):  # ReLU6 is one too
+        return bool(module.min_val <= 0 <= module.max_val)
+    return isinstance(module, _KEEP_ZERO)
+
+
+def _has_units(module: nn.Module) -> bool:
+    if "parametrizations" in module._modules:  # its weight is computed, and zeros written there would not stay
+        return False
+    if isinstance(module, _NORMS):
+        return module.weight is not None
+    return isinstance(module, nn.Linear | nn.Bilinear | nn.Embedding | nn.modules.conv._ConvNd)
+
+
+def _zero(module: nn.Module, dropped: Tensor) -> None:
+    weight, bias = module.weight, getattr(module, "bias", None)
+    assert isinstance(weight, Tensor)
+    dropped = dropped.to(weight.device)
+    if isinstance(module, nn.Embedding | nn.LayerNorm):  # units last
+        weight.masked_fill_(dropped, 0.0)
+    elif isinstance(module, _CONV_TRANSPOSE):  # (in, out / groups, …): a group of the outputs comes from that of the inputs
+        rows = dropped.view(module.groups, 1, -1).expand(-1, module.in_channels // module.groups, -1).flatten(0, 1)
+        weight.masked_fill_(rows.view(*rows.shape, *(1,) * (weight.dim() - 2)), 0.0)
+    else:
+        weight.masked_fill_(dropped.view(-1, *(1,) * (weight.dim() - 1)), 0.0)
+    if isinstance(bias, Tensor):
+        bias.masked_fill_(dropped, 0.0)

@@ -1,0 +1,214 @@
+"""Activity, masks and decisions, against float64 numpy on everything kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks import Gate
+from lightning_hooks.pruning.sites import Activity, MaskListener, UnitSites
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def one(module: nn.Module, root: nn.Module | None = None, **kwargs: Any) -> tuple[UnitSites, MaskListener]:
+    root = root or nn.Sequential(module)
+    name = next(name for name, found in root.named_modules() if found is module)
+    sites = UnitSites([(name, module)], root, **kwargs)
+    return sites, MaskListener(sites.sites[0], Gate(open=True), False)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=GENERATOR).to(dtype)
+
+
+# module, shape of its input, the axis its units lie in
+LAYOUTS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {
+    "linear": (nn.Linear(6, 5), (4, 6), 1),
+    "linear on tokens": (nn.Linear(6, 5), (4, 3, 6), 2),
+    "linear on maps": (nn.Linear(6, 5), (2, 4, 3, 6), 3),
+    "linear unbatched": (nn.Linear(6, 5), (6,), 0),
+    "conv2d": (nn.Conv2d(2, 5, 3), (4, 2, 6, 6), 1),
+    "conv2d unbatched": (nn.Conv2d(2, 5, 3), (2, 6, 6), 0),
+    "conv1d": (nn.Conv1d(2, 5, 3), (4, 2, 6), 1),
+    "transposed": (nn.ConvTranspose2d(2, 5, 3), (4, 2, 6, 6), 1),
+    "batch norm": (nn.BatchNorm2d(5), (4, 5, 3, 3), 1),
+    "batch norm 1d": (nn.BatchNorm1d(5), (4, 5), 1),
+    "group norm": (nn.GroupNorm(1, 5), (4, 5, 3), 1),
+    "layer norm": (nn.LayerNorm(5), (4, 3, 5), 2),
+    "relu on features": (nn.ReLU(), (4, 5), 1),
+    "relu on tokens": (nn.ReLU(), (4, 3, 5), 2),
+    "relu on maps": (nn.ReLU(), (4, 5, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_activity_is_the_mean_magnitude_of_each_unit_and_masks_zero_it(kind: str) -> None:
+    module, shape, axis = LAYOUTS[kind]
+    sites, hook = one(module)
+    outputs = []
+    for size in (shape[0], 2 * shape[0]) if len(shape) > 1 and "unbatched" not in kind else (shape[0],):
+        output = module(random(size, *shape[1:]))
+        outputs.append(output.detach().double().numpy())
+        assert hook(module, (), output) is None  # nothing masked yet: the output itself goes on
+    magnitudes = [np.moveaxis(np.abs(output), axis, 0).reshape(5, -1) for output in outputs]
+    expected = np.concatenate(magnitudes, axis=1).mean(1)
+    found = sites.read(sites.pack(fixed=False), fixed=False)
+    (activity,) = found.values()
+    np.testing.assert_allclose(activity.means(), expected, rtol=1e-6)
+    sites.decide(found, target=0.4, regrow=False)
+    weakest = set(np.argsort(expected)[:2].tolist())
+    output = module(random(*shape))
+    masked = hook(module, (), output)
+    for unit in range(5):
+        was, now = output.select(axis, unit), masked.select(axis, unit)
+        assert torch.equal(now, torch.zeros_like(was) if unit in weakest else was)
+
+
+def test_an_activation_in_a_sequential_takes_the_units_of_the_layer_before() -> None:
+    conv = nn.Sequential(nn.Conv1d(2, 5, 3), nn.ReLU())
+    _, hook = one(conv[1], conv)
+    hook(conv[1], (), conv(random(4, 2, 9)))
+    assert hook.site.units == 5
+    swin = nn.Sequential(nn.Linear(6, 5), nn.Dropout(), nn.GELU())
+    _, hook = one(swin[2], swin)
+    hook(swin[2], (), swin(random(2, 3, 4, 6)))  # four dimensions, features last
+    assert hook.site.units == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_low_precision_outputs_are_summed_in_more(dtype: torch.dtype) -> None:
+    module = nn.ReLU()
+    sites, hook = one(module)
+    output = (torch.ones(3000, 2) * 1.001).to(dtype)
+    hook(module, (), output)
+    means = sites.read(sites.pack(False), False)["0"].means()
+    assert means == pytest.approx([float(output[0, 0])] * 2, rel=1e-6)
+    sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
+    assert hook(module, (), output).dtype == dtype
+
+
+def test_no_gradient_passes_a_masked_unit() -> None:
+    module = nn.Linear(3, 2)
+    sites, hook = one(module)
+    sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
+    hook(module, (), module(random(4, 3))).sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad[0].abs().sum() > 0
+    assert not module.weight.grad[1].any()
+
+
+def decide(means: list[float], target: float, kept: list[bool] | None = None, regrow: bool = False) -> tuple[list[bool], Any]:
+    module = nn.ReLU()
+    sites, _ = one(module)
+    if kept is not None:
+        sites.sites[0].mask(torch.tensor(kept), torch.device("cpu"))
+    told = sites.decide({"0": Activity(torch.tensor(means, dtype=torch.float64) * 4, 4)}, target, regrow)
+    return sites.sites[0].kept.tolist(), told["0"]
+
+
+def test_the_weakest_go_and_ties_go_by_index() -> None:
+    kept, told = decide([3, 1, 1, 2], 0.5)
+    assert kept == [True, False, False, True]
+    assert (told.units, told.masked, told.sparsity, told.threshold, told.activity) == (4, 2, 0.5, 1.0, 2.5)
+    assert decide([1, 1, 1, 1], 0.25)[0] == [False, True, True, True]
+
+
+def test_one_unit_always_stays_and_little_is_nothing() -> None:
+    assert decide([1, 2], 0.99)[0] == [False, True]
+    assert decide([1.0], 0.9)[0] == [True]
+    kept, told = decide([1, 2, 3], 0.1)
+    assert kept == [True, True, True]
+    assert math.isnan(told.threshold)
+
+
+def test_what_is_not_finite_is_not_hidden() -> None:
+    assert decide([math.nan, math.inf, 1, 2], 0.75)[0] == [True, True, False, False]
+
+
+def test_masked_units_stay_masked_unless_they_may_regrow() -> None:
+    assert decide([9, 1, 2, 3], 0.25, kept=[False, True, True, True])[0] == [False, True, True, True]
+    assert decide([9, 1, 2, 3], 0.5, kept=[False, True, True, True])[0] == [False, False, True, True]
+    assert decide([9, 1, 2, 3], 0.25, kept=[False, True, True, True], regrow=True)[0] == [True, False, True, True]
+    assert decide([9, 1, 2, 3], 0.0, kept=[False, False, True, True])[0] == [False, False, True, True]
+
+
+def test_a_silent_site_keeps_its_mask() -> None:
+    sites, _ = one(nn.ReLU())
+    sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
+    told = sites.decide({}, 0.9, False)
+    assert told["0"].masked == 1
+    assert math.isnan(told["0"].activity)
+
+
+def test_ranks_are_merged_as_if_their_data_were_one() -> None:
+    """The middle site runs on the second rank only, and says nothing about its units beforehand."""
+    net = nn.ModuleDict({"a": nn.Linear(3, 4), "odd": nn.ReLU(), "b": nn.Linear(4, 2)})
+    batches = [random(5, 3), random(2, 3)]
+    packed, whole = [], None
+    for rank, batch in enumerate([*batches, torch.cat(batches)]):
+        sites = UnitSites(list(net.items()), net)
+        hooks = {site.name: MaskListener(site, Gate(open=True), False) for site in sites.sites}
+        hidden = net["a"](batch)
+        hooks["a"](net["a"], (), hidden)
+        if rank > 0:
+            hooks["odd"](net["odd"], (), net["odd"](hidden[-2:]))
+        hooks["b"](net["b"], (), net["b"](hidden))
+        if rank < 2:
+            packed.append(sites.pack(fixed=True))
+        else:
+            whole = sites.read(sites.pack(fixed=False), fixed=False)
+    assert len(packed[0]) == len(packed[1])
+    found = sites.read(sites.merge_packed(torch.stack(packed)), fixed=True)
+    assert list(found) == list(whole) == ["a", "odd", "b"]
+    for name, activity in found.items():
+        assert activity.count == whole[name].count
+        np.testing.assert_allclose(activity.means(), whole[name].means(), rtol=1e-6)
+
+
+def test_more_units_than_ranks_can_agree_on() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.ReLU(), nn.Linear(1, 1))
+    sites, hook = one(net[2], net)
+    assert hook.site.units is None
+    hook(net[2], (), torch.ones(1, 7))
+    with pytest.raises(RuntimeError, match=r"'2' has 7 units, more than any layer of the model with parameters \(3\)"):
+        sites.pack(fixed=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        ((torch.ones(2), None), "tuple"),
+        (torch.ones(2, dtype=torch.long), "a torch.int64 tensor"),
+        ({}, "dict"),
+        (torch.tensor(1.0), "a "),
+    ],
+)
+def test_modules_that_do_not_return_one_tensor_are_refused(output: Any, what: str) -> None:
+    module = nn.ReLU()
+    _, hook = one(module)
+    with pytest.raises(TypeError, match=f"return one floating-point tensor; '0' returned {what}.*Choose other modules"):
+        hook(module, (), output)
+
+
+def test_a_number_of_units_that_changes_is_refused() -> None:
+    module = nn.ReLU()
+    _, hook = one(module)
+    hook(module, (), torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match=r"'0' gave 4 units, and 3 before \(or in the checkpoint\)"):
+        hook(module, (), torch.ones(2, 4))
+
+
+def test_the_dimension_can_be_given() -> None:
+    module = nn.Linear(4, 6)
+    _, hook = one(module, unit_dim=1)
+    hook(module, (), torch.ones(2, 3, 6))
+    assert hook.site.units == 3
+    _, hook = one(module, unit_dim=3)
+    with pytest.raises(RuntimeError, match=r"unit_dim=3 is no dimension of an output of shape \(2, 6\)"):
+        hook(module, (), torch.ones(2, 6))
