@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
@@ -78,6 +79,8 @@ class FeatureTable:
             self.order.setdefault(index)
             self._before = self.producers.get(index, self._before)
         for position, values in enumerate(_values_in(output, compiling)):
+            if values.is_cuda and not compiling and self._add_fused(index, values, position == 0):
+                continue
             saturated = None
             if spec is not None and values.numel():
                 read = values if spec.reads == "output" else _first_float(args, compiling)
@@ -89,6 +92,36 @@ class FeatureTable:
                 units_last = guess if compiling or self._before is None else self._before
                 units = self._look_for_units(index, values, units_last, compiling)
             accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling)
+
+    def _add_fused(self, index: int, values: Tensor, new_call: bool) -> bool:
+        """Take up a CUDA tensor in one read, with its units and bounds; whether that could be done."""
+        spec, kernels = self.saturation.get(index), fused()
+        if kernels is None or not self.rows.is_cuda or not values.numel() or (spec is not None and spec.reads == "input"):
+            return False
+        known, unit_dim = None, 0
+        if index in self.rectifiers:
+            guess = self.rectifiers[index] if values.dim() < 4 else None
+            unit_dim = unit_dimension(values, guess if self._before is None else self._before)
+            if not values.is_contiguous():
+                values, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
+            if not values.is_contiguous():
+                return False
+            units = values.shape[unit_dim] if values.dim() else 1
+            known = self._known(index, units, values.device)[:units]
+        if not kernels.readable(values):
+            return False
+        bounds = {} if spec is None else {"low": spec.low, "high": spec.high, "saturable": spec.total(values)}
+        kernels.accumulate(
+            self.rows,
+            index,
+            values,
+            self.clock,
+            int(new_call),
+            known=known,
+            unit_dim=unit_dim,
+            **bounds,  # type: ignore[arg-type]
+        )
+        return True
 
     def _look_for_units(self, index: int, values: Tensor, units_last: bool | None, compiling: bool) -> int:
         """Note which units of a rectifier fired in ``values``; return how many it has there."""

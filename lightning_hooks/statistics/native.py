@@ -77,7 +77,7 @@ class Native:
 
     def readable(self, values: Tensor) -> bool:
         """Whether ``values``, a plain strided CPU tensor, can be read where it lies."""
-        return values.dtype in self.types and not values.is_neg() and _dense(values)
+        return values.dtype in self.types and not values.is_neg() and dense(values)
 
     def reads(self, found: object) -> bool:
         """Whether ``found`` is a tensor that can be read as it is, without detaching it or looking into it."""
@@ -175,7 +175,7 @@ def _numbers(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def _dense(values: Tensor) -> bool:
+def dense(values: Tensor) -> bool:
     """Whether the values fill their memory without gaps, in whatever order of dimensions."""
     if values.is_contiguous():
         return True

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.host import number, summarize_on_host
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge, row_dtype
@@ -85,6 +86,16 @@ def accumulate(
         else:
             _accumulate_on_host(table, index, values, now, at_bound, boundable, units, new_call)
         return
+    if not traced and values.is_cuda and table.is_cuda and values.numel():
+        kernels = fused()
+        if kernels is not None and kernels.readable(values):
+            kernels.accumulate(table, index, values, clock or Clock(values.device), int(new_call))
+            if saturated is not None:
+                table[index, Column.SATURATED] += saturated[0]
+                table[index, Column.SATURABLE] += saturated[1]
+            if units:
+                table[index, Column.UNITS].clamp_(min=units)
+            return
     row = summarize(values)
     if saturated is not None:
         row[Column.SATURATED] = saturated[0]

@@ -111,16 +111,17 @@ class Saturation:
         if not torch.compiler.is_compiling() and values.is_cpu:
             fast = native()
             if fast is not None and fast.readable(values):
-                return fast.beyond(values, self.low, self.high), self._total(values)
+                return fast.beyond(values, self.low, self.high), self.total(values)
         scratch = torch.empty_like(values, dtype=torch.float32)
         counts = []
         if self.low is not None:
             counts.append(_total(torch.le(values, self.low, out=scratch)))
         if self.high is not None:
             counts.append(_total(torch.ge(values, self.high, out=scratch)))
-        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), self._total(values)
+        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), self.total(values)
 
-    def _total(self, values: Tensor) -> int:
+    def total(self, values: Tensor) -> int:
+        """How many entries (distributions) ``values`` has."""
         distribution = values.shape[self.dim] if self.dim is not None and values.dim() else 1
         return values.numel() // max(distribution, 1)
 

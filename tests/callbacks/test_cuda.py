@@ -84,3 +84,22 @@ def test_clippers_do_not_synchronise(policy: str) -> None:
     clipper = GradientClipper(policy=policy, summary=False)
     fit("cnn", "gpu", [NoSync(), clipper])
     assert clipper.report.optimizers["0-SGD"].steps == 10
+
+
+def test_two_launches_a_tensor() -> None:
+    from lightning_hooks.statistics import FeatureTable
+    from lightning_hooks.statistics.fused import fused
+
+    if fused() is None:
+        pytest.skip("Triton is missing or does not run here")
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Sigmoid()).cuda()
+    table = FeatureTable([(str(index), module) for index, module in enumerate(net)], net, "cuda")
+    values = torch.rand(64, 8, 32, 32, device="cuda")
+    for index in range(3):
+        table.add(index, (values,), values)  # compiled now, and the unit buffers made
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for index in range(3):
+            table.add(index, (values,), values)
+        torch.cuda.synchronize()
+    launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert 0 < len(launched) <= 6, [event.name for event in launched]
