@@ -40,7 +40,8 @@ class ActivationPruner(EvaluatedCallback):
 
     Args:
         modules: Whose units: a glob pattern, a type, several of these, or a predicate. They return one floating-point tensor. The
-            model's last layer is better left out: its units are the answer.
+            model's last layer is better left out: its units are the answer. Rather choose rectifiers than the layers before
+            them, where what is far below zero counts as active.
         amount: The share of each module's units that is masked in the end, above 0 and below 1. One unit always stays.
         start_epoch: At the end of this epoch the first units are masked.
         end_epoch: At the end of this epoch all of ``amount`` is; None for ``start_epoch``, at once.

@@ -5,7 +5,22 @@ from __future__ import annotations
 from lightning_hooks.profiling import ProfileReport
 from lightning_hooks.trackers import some, table_lines
 
-COLUMNS = ("module", "calls", "forward ms", "backward ms", "self ms", "std", "p95", "share", "total ms", "output MB", "memory MB")
+COLUMNS = (
+    "module",
+    "calls",
+    "forward ms",
+    "recompute ms",
+    "backward ms",
+    "self ms",
+    "std",
+    "p95",
+    "share",
+    "total ms",
+    "output MB",
+    "memory MB",
+)
+_IF_ANY = ("recompute ms", "memory MB")
+"""Columns that are left out in the terminal where they say nothing."""
 ORDERS = ("self", "total", "model")
 
 
@@ -23,8 +38,8 @@ def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "se
         f"backward {report.backward_time.mean:.4g}, other {report.other_time.mean:.4g}; the profiler {report.overhead:.3g} ms more."
     ]
     rows = table_rows(report, sort)
-    width = len(COLUMNS) if any(row[-1] is not None for row in rows) else len(COLUMNS) - 1  # nobody counts the host's memory
-    lines += [f"  {line}" for line in table_lines(COLUMNS[:width], [row[:width] for row in rows[:top]])]
+    shown = [at for at, column in enumerate(COLUMNS) if column not in _IF_ANY or any(row[at] for row in rows)]
+    lines += [f"  {line}" for line in table_lines([COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows[:top]])]
     if top is not None and len(rows) > top:
         lines.append(f"  and {len(rows) - top} more.")
     outside = report.outside_forward.mean, report.outside_backward.mean
@@ -48,6 +63,7 @@ def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, 
                 name,
                 times.calls,
                 times.forward_self.mean,
+                times.recompute_self.mean,
                 times.backward_self.mean,
                 times.self_time.mean,
                 times.self_time.std,
