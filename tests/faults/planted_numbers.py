@@ -14,7 +14,7 @@ from tests.faults.tasks import Adversarial, OneBadBatch, Supervised, Variational
 from tests.faults.zoo import Built, Expected, broken, fault, worse
 
 EPOCHS = {"max_epochs": 3}
-GAN_EPOCHS = {"max_epochs": 6}
+SIX_EPOCHS = {"max_epochs": 6}
 
 
 def amp() -> Any:
@@ -59,7 +59,7 @@ def log_of_zero(seed: int, ill: bool = True) -> Built:
 def gan_log_of_zero(seed: int, ill: bool = True) -> Built:
     module = Adversarial(loss="paper" if ill else "stable", discriminator_lr=0.2 if ill else 5e-3)
     expected = Expected(("nonfinite",), ("net.discriminator.head*",), batch=None)
-    return Built(module, data.loaders(data.digits(), 64, seed), GAN_EPOCHS, expected)
+    return Built(module, data.loaders(data.digits(), 64, seed), SIX_EPOCHS, expected)
 
 
 class RootMeanSquarePool(nn.Module):
@@ -98,11 +98,11 @@ def fp16_overflow(seed: int, ill: bool = True) -> Built:
     return Built(Supervised(net, sgd(0.1)), data.loaders(data.digits(), 64, seed), {**EPOCHS, "plugins": amp()}, expected)
 
 
-@fault("VAE", "pixels of 0 to 255: the exponential of the log-variance overflows", reaches=0.2, hurts=broken)
+@fault("VAE", "pixels of 0 to 255: the exponential of the log-variance overflows", reaches=0.4, hurts=broken)
 def vae_exp_overflow(seed: int, ill: bool = True) -> Built:
-    module = Variational(nets.VAE(), adam(3e-3))
+    module = Variational(nets.VAE(), adam(5e-3))
     expected = Expected(("nonfinite",), ("net.log_variance*", "net.decoder.fc0*"), batch=None)
-    return Built(module, data.loaders(data.digits(255 / 4 if ill else 1 / 16), 64, seed), EPOCHS, expected)
+    return Built(module, data.loaders(data.digits(255 / 4 if ill else 1 / 16), 64, seed), SIX_EPOCHS, expected)
 
 
 @fault(
@@ -142,7 +142,7 @@ def constant_labels(seed: int, ill: bool = True) -> Built:
     return Built(Supervised(nets.mlp(), adam()), data.loaders(split, 64, seed), EPOCHS, Expected(("constant",)))
 
 
-@fault("CNN", "validation images of 0 to 255, training images of 0 to 1", reaches=0.9, hurts=worse(0.1))
+@fault("CNN", "validation images of 0 to 255, training images of 0 to 1", reaches=0.9, hurts=worse(0.03))
 def validation_not_normalised(seed: int, ill: bool = True) -> Built:
     x, y, v, w = data.images()
     split = (x, y, v * 255 if ill else v, w)

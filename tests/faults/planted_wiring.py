@@ -13,7 +13,7 @@ from tests.faults.tasks import Adversarial, Manual, Supervised, adam, sgd
 from tests.faults.zoo import Built, Expected, fault, worse
 
 EPOCHS = {"max_epochs": 3}
-GAN_EPOCHS = {"max_epochs": 6}
+SIX_EPOCHS = {"max_epochs": 6}
 
 
 @fault("ResNet", "a detach() between two blocks", reaches=0.85, hurts=None)
@@ -101,7 +101,7 @@ def shared_weights(seed: int, ill: bool = True) -> Built:
 @fault("GAN", "the generator's own loss is taken of detached samples", reaches=0.3, hurts=worse(0.1))
 def gan_generator_detached(seed: int, ill: bool = True) -> Built:
     expected = Expected(("missing",), ("net.generator.*",))
-    return Built(Adversarial(detach=ill), data.loaders(data.digits(), 64, seed), GAN_EPOCHS, expected)
+    return Built(Adversarial(detach=ill), data.loaders(data.digits(), 64, seed), SIX_EPOCHS, expected)
 
 
 @fault("MLP", "a softmax before the cross entropy", reaches=0.8, hurts=worse(0.05))
