@@ -24,7 +24,6 @@ from lightning_hooks.statistics import (
     GradientTable,
     ParameterTable,
     WeightSample,
-    parameter_rows,
     scaled,
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
@@ -240,8 +239,8 @@ class _Measured:
         zeros = step.zeros()
         norms = step.norms()
         self.indices = step.index_tensor(norms.device)
-        self.rows = parameter_rows(norms[self.indices], zeros, step.sizes(), step.global_step)
-        self.total = torch.linalg.vector_norm(norms)
+        here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
+        self.read = (here, zeros, step.sizes(), step.global_step)
         if self.weights is None:
             self.weights = WeightSample(step.parameters)
 
@@ -250,7 +249,7 @@ class _Measured:
         table.add_missing(self.missing)
         if self.weights is None:
             return
-        table.add(step.optimizer, self.indices, self.rows, self.total, valid)
+        table.add(step.optimizer, self.indices, *self.read, valid)
         table.add_ratios(self.indices, self.weights.ratios(step.parameters), valid)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms, norms_and_zeros
-from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.native import fixed, native
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -84,7 +84,7 @@ class Step:
     def sizes(self) -> Tensor:
         """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
         zeros = self.zeros()
-        return torch.tensor(self._sizes, dtype=zeros.dtype).to(zeros.device, non_blocking=True)
+        return fixed(tuple(self._sizes), zeros.dtype).to(zeros.device, non_blocking=True)
 
     def _placed(self, found: Tensor) -> Tensor:
         """Norms of the gradients that are there, unscaled, among those of all parameters."""
@@ -98,7 +98,7 @@ class Step:
 
     def index_tensor(self, device: torch.device) -> Tensor:
         """``indices`` as a tensor."""
-        return torch.tensor(self.indices).to(device, non_blocking=True)
+        return fixed(tuple(self.indices)).to(device, non_blocking=True)
 
     def look_again(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them anew."""

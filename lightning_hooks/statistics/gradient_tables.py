@@ -9,17 +9,25 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.gradients import (
-    N_PARAMETER_COLUMNS,
     GradientStats,
-    ParameterColumn,
     ParameterGradientStats,
     empty_parameter_table,
     gradient_stats,
     merge_parameter_rows,
     parameter_gradient_stats,
+    parameter_rows,
 )
 from lightning_hooks.statistics.native import native
-from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge, row_dtype, scaled
+from lightning_hooks.statistics.rows import (
+    N_PARAMETER_COLUMNS,
+    Clock,
+    Column,
+    ParameterColumn,
+    empty_table,
+    merge,
+    row_dtype,
+    scaled,
+)
 from lightning_hooks.statistics.summarize import accumulate
 
 
@@ -113,25 +121,45 @@ class ParameterTable:
         self.totals = torch.zeros((n_optimizers, 2), device=device, dtype=dtype)  # finite steps, sum of norms
         self.missing = [0] * len(names)  # known to the host: no need to ask the device
 
-    def add(self, optimizer: int, indices: Tensor, rows: Tensor, total: Tensor, valid: Tensor | None = None) -> None:
+    def add(
+        self,
+        optimizer: int,
+        indices: Tensor,
+        norms: Tensor,
+        zeros: Tensor,
+        sizes: Tensor,
+        global_step: int = 0,
+        valid: Tensor | None = None,
+    ) -> None:
         """Take up one optimizer step.
 
         Args:
             optimizer: Which optimizer.
             indices: The parameters that had a gradient, each once, shape ``(k,)``.
-            rows: Their rows, from :func:`lightning_hooks.statistics.parameter_rows`, shape ``(k, n_columns)``.
-            total: The L2 norm over all gradients, 0-d.
+            norms: L2 norms of their gradients, shape ``(k,)``.
+            zeros: How many of their elements are zero, shape ``(k,)``.
+            sizes: How many elements they have, shape ``(k,)``.
+            global_step: The trainer's, before the step.
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
+        fast = native() if self.rows.is_cpu and valid is None else None
+        if fast is not None:
+            fast.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step)
+            return
         known = self.rows[indices]
-        merged = merge_parameter_rows(torch.stack((known, rows)))
+        merged = merge_parameter_rows(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
         self.rows[indices] = merged if valid is None else torch.where(valid, merged, known)
+        total = torch.linalg.vector_norm(norms)
         finite = torch.isfinite(total)
         self.totals[optimizer, 0] += finite
         self.totals[optimizer, 1] += torch.where(finite, total, 0)
 
     def add_ratios(self, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
         """Take up update-to-weight ratios, shape ``(k,)``; those that are not finite do not count."""
+        fast = native() if self.rows.is_cpu and valid is None else None
+        if fast is not None:
+            fast.enter_ratios(self.rows, indices, ratios)
+            return
         counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
         self.rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)
         self.rows[indices, ParameterColumn.RATIO_STEPS] += counted

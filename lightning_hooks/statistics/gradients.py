@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
-from lightning_hooks.statistics.native import Native, native
-from lightning_hooks.statistics.rows import Column, row_dtype
+from lightning_hooks.statistics.native import Native, fixed, native
+from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, Column, ParameterColumn, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
 """Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""
@@ -71,25 +70,6 @@ def gradient_stats(row: Sequence[float]) -> GradientStats:
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
         **pooled,
     )
-
-
-class ParameterColumn(IntEnum):
-    """What each number of a parameter's row holds; all but NORM_MAX and FIRST_NONFINITE add."""
-
-    STEPS = 0  # measured optimizer steps with a finite gradient
-    NORM = 1  # sum of its L2 norm over them
-    SQUARE = 2  # sum of its squared norm
-    NORM_MAX = 3
-    ZEROS = 4  # zero elements, over measured steps
-    ELEMENTS = 5  # elements, over measured steps
-    NONFINITE_STEPS = 6
-    MISSING_STEPS = 7  # the gradient was None
-    RATIO = 8  # sum of |update| / |weight|
-    RATIO_STEPS = 9
-    FIRST_NONFINITE = 10  # global step of the first measured one with a NaN or an infinite value; +inf if none
-
-
-N_PARAMETER_COLUMNS = len(ParameterColumn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +230,7 @@ class WeightSample:
         if self._native is None:
             self._taken: Any = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         else:
-            self._counts, self._strides = torch.tensor(self._spacing).t().contiguous()
+            self._counts, self._strides = (fixed(numbers) for numbers in zip(*self._spacing, strict=True))
             self._taken = self._native.sample(parameters, self._counts, self._strides)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.rows import N_COLUMNS, Column
+from lightning_hooks.statistics.rows import N_COLUMNS, N_PARAMETER_COLUMNS, Column, ParameterColumn
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class Native:
             "fired": (integer, (address, ctypes.c_int, integer, integer, integer, address)),
             "sample": (None, (address, address, address, integer, ctypes.c_int, address)),
             "ratios": (None, (address, address, address, integer, ctypes.c_int, address, address)),
+            "enter": (None, (address, address, integer, address, address, address, real, address)),
+            "enter_ratios": (None, (address, address, integer, address)),
             "norms": (None, (address, address, integer, ctypes.c_int, address, address)),
         }
         for library in (freely, at_once):
@@ -71,6 +73,7 @@ class Native:
         self._accumulate, self._accumulate_large = at_once.accumulate, freely.accumulate
         self._beyond, self._fired, self._norms = freely.beyond, at_once.fired, freely.norms
         self._sample, self._ratios = freely.sample, freely.ratios
+        self._enter, self._enter_ratios = at_once.enter, at_once.enter_ratios
         self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
         if half:
             self.types[torch.float16] = 3
@@ -136,7 +139,7 @@ class Native:
         """
         n = len(tensors)
         addresses = _numbers([tensor.data_ptr() for tensor in tensors])
-        sizes = _numbers([tensor.numel() for tensor in tensors])
+        sizes = fixed(tuple([tensor.numel() for tensor in tensors]))
         norms = torch.empty(n, dtype=torch.float64)
         none = torch.empty(n, dtype=torch.float64) if zeros else None
         kind = self.types[tensors[0].dtype]
@@ -169,6 +172,33 @@ class Native:
         self._ratios(*places, n, kind, taken.data_ptr(), ratios.data_ptr())
         return ratios
 
+    def enter(
+        self, rows: Tensor, total: Tensor, indices: Tensor, norms: Tensor, zeros: Tensor, sizes: Tensor, global_step: int
+    ) -> None:
+        """Enter the gradients of one optimizer step into the rows of their parameters, and into the optimizer's total.
+
+        Args:
+            rows: The parameter table, float64, contiguous, shape ``(n_parameters, n_columns)``.
+            total: Finite steps and sum of norms, float64, shape ``(2,)``.
+            indices: Which rows, int64, shape ``(k,)``.
+            norms: L2 norms, float64, shape ``(k,)``; not finite where a gradient is not.
+            zeros: Zero elements, float64, shape ``(k,)``.
+            sizes: Elements, float64, shape ``(k,)``.
+            global_step: The trainer's, before the step.
+        """
+        places = (norms.data_ptr(), zeros.data_ptr(), sizes.data_ptr())
+        self._enter(rows.data_ptr(), indices.data_ptr(), len(indices), *places, float(global_step), total.data_ptr())
+
+    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor) -> None:
+        """Enter update ratios, float64, shape ``(k,)``; those that are not finite do not count."""
+        self._enter_ratios(rows.data_ptr(), indices.data_ptr(), len(indices), ratios.data_ptr())
+
+
+@functools.lru_cache(maxsize=256)
+def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
+    return torch.tensor(values, dtype=dtype)
+
 
 def _numbers(values: list[int]) -> Tensor:
     """As int64 in memory; whoever passes its address on keeps it until the call is over."""
@@ -198,6 +228,8 @@ def native() -> Native | None:
     if compiler is None:
         return None
     macros = [f"-DCOL_{column.name}={column.value}" for column in Column]
+    macros += [f"-DPARAMETER_{column.name}={column.value}" for column in ParameterColumn]
+    macros += [f"-DPARAMETER_COLUMNS={N_PARAMETER_COLUMNS}"]
     for variant in VARIANTS:
         try:
             path = _built([compiler, *FLAGS, *variant, *macros])

@@ -36,6 +36,25 @@ class Column(IntEnum):
 N_COLUMNS = len(Column)
 
 
+class ParameterColumn(IntEnum):
+    """What each number of a parameter's row holds; all but NORM_MAX and FIRST_NONFINITE add."""
+
+    STEPS = 0  # measured optimizer steps with a finite gradient
+    NORM = 1  # sum of its L2 norm over them
+    SQUARE = 2  # sum of its squared norm
+    NORM_MAX = 3
+    ZEROS = 4  # zero elements, over measured steps
+    ELEMENTS = 5  # elements, over measured steps
+    NONFINITE_STEPS = 6
+    MISSING_STEPS = 7  # the gradient was None
+    RATIO = 8  # sum of |update| / |weight|
+    RATIO_STEPS = 9
+    FIRST_NONFINITE = 10  # global step of the first measured one with a NaN or an infinite value; +inf if none
+
+
+N_PARAMETER_COLUMNS = len(ParameterColumn)
+
+
 def row_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 on devices that lack it (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -15,7 +15,6 @@ from lightning_hooks.statistics import (
     gradient_norms,
     gradient_stats,
     norms_and_zeros,
-    parameter_rows,
 )
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.host import CHUNK
@@ -136,9 +135,8 @@ def step(table, optimizer, gradients, number=0):
     present = {index: gradient for index, gradient in gradients.items() if gradient is not None}
     table.add_missing([index for index in gradients if index not in present])
     norms = gradient_norms(list(present.values()))
-    sizes = torch.tensor([gradient.numel() for gradient in present.values()])
-    rows = parameter_rows(norms, norms_and_zeros(list(present.values()))[1], sizes, number)
-    table.add(optimizer, torch.tensor(list(present)), rows, torch.linalg.vector_norm(norms))
+    sizes = torch.tensor([gradient.numel() for gradient in present.values()], dtype=torch.float64)
+    table.add(optimizer, torch.tensor(list(present)), norms, norms_and_zeros(list(present.values()))[1], sizes, number)
 
 
 def test_parameter_table_equals_a_plain_loop():
