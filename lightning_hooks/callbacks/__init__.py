@@ -10,6 +10,7 @@ from lightning_hooks.callbacks.gradcam import GradCAM
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.gradient_transform import GradientTransform
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.trio import monitors
@@ -24,6 +25,7 @@ __all__ = [
     "GradientClipMonitor",
     "GradientClipper",
     "GradientFlowMonitor",
+    "GradientTransform",
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",

@@ -1,5 +1,31 @@
 """What alters training: inputs normalised, gradients transformed. In plain torch."""
 
+from lightning_hooks.transforms.gradients import (
+    TRANSFORMS,
+    ChangeGradient,
+    GradientFunction,
+    GradientState,
+    HookOutput,
+    clamp_gradient,
+    noisy_gradient,
+    scale_gradient,
+    zero_gradient,
+)
 from lightning_hooks.transforms.normalization import Argument, Normalization
+from lightning_hooks.transforms.schedule import Factor, Schedule
 
-__all__ = ["Argument", "Normalization"]
+__all__ = [
+    "TRANSFORMS",
+    "Argument",
+    "ChangeGradient",
+    "Factor",
+    "GradientFunction",
+    "GradientState",
+    "HookOutput",
+    "Normalization",
+    "Schedule",
+    "clamp_gradient",
+    "noisy_gradient",
+    "scale_gradient",
+    "zero_gradient",
+]

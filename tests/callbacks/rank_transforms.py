@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
-from lightning_hooks import ActivationRangeObserver, InputNormalizer
+from lightning_hooks import ActivationRangeObserver, GradientTransform, InputNormalizer
 from tests.callbacks.rank_cases import Shards, SumLoss
 from tests.models import trainer
 
@@ -64,7 +64,23 @@ class Middle(Callback):
             self.state = next(c for c in trainer.callbacks if isinstance(c, InputNormalizer)).state_dict()
 
 
-CASES = {"ranges": ranges, "normalizer": normalizer}
+def gradients(world: int, rank: int = 0) -> dict[str, Any]:
+    """Weights after each kind of transform, on this rank."""
+    found = {}
+    for name, arguments in {
+        "scale": {"transform": "scale", "factor": 0.3, "parameters": "net.first.*", "modules": "net.act"},
+        "zero": {"transform": "zero", "parameters": "net.first.*"},
+        "clamp": {"transform": "clamp", "factor": 0.01, "parameters": "*"},
+        "noise": {"transform": "noise", "factor": 0.1, "parameters": "*"},
+        "noise at modules": {"transform": "noise", "factor": 0.1, "modules": "net.first"},
+        "none": {"transform": "scale", "factor": 1.0, "parameters": "*"},
+    }.items():
+        model = fit([GradientTransform(**arguments)], world, rank)
+        found[name] = {key: value.numpy() for key, value in model.state_dict().items()}
+    return found
+
+
+CASES = {"ranges": ranges, "normalizer": normalizer, "gradients": gradients}
 
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])

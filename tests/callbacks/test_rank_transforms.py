@@ -9,12 +9,13 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.callbacks.rank_cases import batches
-from tests.callbacks.rank_transforms import ranges
+from tests.callbacks.rank_transforms import gradients, ranges
 
 pytestmark = pytest.mark.ranks
 
@@ -47,7 +48,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:
     first, second = two_ranks["ranges"]
-    assert repr(first) == repr(second)
+    assert repr([report.sites for report in first.values()]) == repr([report.sites for report in second.values()])
     single = ranges(world=1)
     minmax = first["minmax"]
     assert set(minmax.sites) == {"net.first", "net.act", "net.second", "net.sometimes"}  # the last on one rank only
@@ -93,3 +94,15 @@ def test_a_checkpoint_amid_learning_counts_each_batch_once(two_ranks: Any) -> No
     first, _ = two_ranks["normalizer"]
     assert first["state"]["sites"]["net.first"]["moments"][0].tolist() == [16.0] * 8
     assert_numbers(first["resumed"]["net.first"], torch.cat([shards("even", slice(0, 2)), shards("even")]))
+
+
+def test_transformed_gradients_leave_the_ranks_with_the_same_weights(two_ranks: Any) -> None:
+    first, second = two_ranks["gradients"]
+    single = gradients(world=1)
+    for name in first:
+        for key, value in first[name].items():
+            assert np.array_equal(value, second[name][key]), (name, key)
+            if name in ("scale", "zero", "none", "noise"):  # noise at parameters is the same on every rank
+                np.testing.assert_allclose(value, single[name][key], rtol=1e-4, atol=1e-6, err_msg=f"{name} {key}")
+    for name in ("clamp", "noise", "noise at modules"):
+        assert not np.array_equal(first[name]["net.first.weight"], first["none"]["net.first.weight"])

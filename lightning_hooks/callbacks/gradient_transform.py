@@ -1,0 +1,274 @@
+"""GradientTransform: changes chosen gradients on their way back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.step_monitor import is_sharded
+from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
+from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
+from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.trackers import some
+from lightning_hooks.transforms import TRANSFORMS, ChangeGradient, Factor, GradientFunction, GradientState, HookOutput, Schedule
+
+_LOW = {"clamp": (0.0, True), "noise": (0.0, False)}  # the least factor, and whether it has to be above
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTransformReport:
+    """What a GradientTransform did in one epoch, on this rank.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        factor: Its number; None if it had none.
+        calls: Site to how many gradients were changed there, in the model's order.
+        silent: Chosen sites that no gradient came to: frozen, unused, detached.
+    """
+
+    epoch: int
+    factor: float | None
+    calls: dict[str, int]
+    silent: tuple[str, ...]
+
+
+class GradientTransform(HookedCallback):
+    """Scales, zeroes, clamps or adds noise to chosen gradients, or hands them to a function, by hooks that return a new gradient.
+
+    Unlike an observer **it alters training**. At ``parameters`` it changes the gradient of one backward pass before it is
+    accumulated: under DDP that of this rank, before ranks are averaged; with accumulation that of one micro-batch. At
+    ``modules`` it changes the gradient at the module's output, and so everything before it. Numbers are for the unscaled gradient
+    whatever the loss scale; under a GradScaler what is not finite stays so that the scaler skips the step (``zero`` apart).
+
+    ``scale`` and ``zero`` commute with the averaging over ranks; of ``clamp`` and a function the average of each rank's result is
+    taken. Noise at a parameter is the same on every rank, so it comes through the average as it is; at modules each rank draws its
+    own. Weights stay the same on all ranks in every case. Noise is a function of seed, site, epoch and batch: a resumed run draws
+    what the uninterrupted one does, and the global generators are not touched.
+
+    A zeroed gradient is not a frozen parameter: weight decay, momentum and Adam's averages still move it. To freeze for
+    good use ``requires_grad_(False)``.
+
+    Args:
+        transform: ``scale`` (times ``factor``; -1 reverses), ``zero``, ``clamp`` (each element to ±``factor``), ``noise``
+            (Gaussian, of standard deviation ``factor``), or a function of the gradient, and of the factor if one is given, that
+            returns a new one.
+        factor: A number; ``{epoch: number}``, each from its epoch on and nothing before the first; or a function of the epoch that
+            returns a number, or None for nothing. Required but for ``zero`` and functions.
+        parameters: Glob patterns on parameter names, or a predicate of (name, parameter).
+        modules: Modules whose output's gradient is changed: patterns, types, or a predicate.
+        seed: Of the noise.
+        name: What it is called in trackers: ``gradient_transform/<name>/factor``. None for the transform's name.
+
+    Attributes:
+        report: The last epoch's :class:`GradientTransformReport`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If an argument is out of range, or neither ``parameters`` nor ``modules`` is given; at train start, if a pattern
+            matches nothing, or a module runs under ``torch.compile``.
+        RuntimeError: At train start, under a strategy that shards parameters.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientTransform
+        >>> slow = GradientTransform(transform="scale", factor={0: 0.0, 2: 0.1}, parameters="backbone.*")
+        >>> trainer = Trainer(callbacks=[slow], logger=False)
+    """
+
+    hears_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph when it recomputes
+    fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
+    _state: GradientState | None
+    _sites: dict[str, ChangeGradient] | None
+
+    def __init__(
+        self,
+        *,
+        transform: Literal["scale", "zero", "clamp", "noise"] | GradientFunction,
+        factor: Factor | None = None,
+        parameters: ParameterSelector | None = None,
+        modules: ModuleSelector | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(modules=modules)
+        if not callable(transform) and transform not in TRANSFORMS:
+            raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, or a function of the gradient; got {transform!r}.")
+        if parameters is None and modules is None:
+            raise ValueError(
+                "GradientTransform needs to know where: give parameters= (patterns on parameter names), modules=, or both."
+            )
+        if parameters is not None:
+            check_parameter_selector(parameters)
+        if transform == "zero" and factor is not None:
+            raise ValueError(f"transform='zero' takes no factor; got {factor!r}. For a schedule use transform='scale' with 0.0.")
+        if factor is None and not callable(transform) and transform != "zero":
+            raise ValueError(f"transform={transform!r} needs a factor: a number, {{epoch: number}}, or a function of the epoch.")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an integer; got {seed!r}.")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be text or None; got {name!r}.")
+        low, above = _LOW.get(transform, (-math.inf, False)) if isinstance(transform, str) else (-math.inf, False)
+        self._schedule = None if factor is None else Schedule("factor", factor, low, above)
+        self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
+        said = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
+        self.name: str = name or str(said)
+        self.report: GradientTransformReport | None = None
+        self._state = self._sites = None
+        self._waiting: list[tuple[str, nn.Parameter]] | None = None
+        self._told = False
+
+    def factor_at(self, epoch: int) -> float | None:
+        """Return the factor of an epoch; None if it has none."""
+        return None if self._schedule is None else self._schedule.at(epoch)
+
+    def apply_to(self, model: nn.Module, *, epoch: int = 0) -> HookManager:
+        """Change gradients in plain PyTorch: until the returned manager's ``remove_all()``, or for a ``with`` block.
+
+        Args:
+            model: The model.
+            epoch: Which epoch's factor; :meth:`set_epoch` changes it.
+
+        Example:
+            >>> import torch
+            >>> from lightning_hooks import GradientTransform
+            >>> layer = torch.nn.Linear(2, 1)
+            >>> with GradientTransform(transform="scale", factor=0.5, parameters="weight").apply_to(layer):
+            ...     layer(torch.ones(1, 2)).sum().backward()
+            >>> layer.weight.grad
+            tensor([[0.5000, 0.5000]])
+        """
+        hooks = HookManager()
+        with hooks.all_or_nothing():
+            self._hook(model, hooks, rank=0)
+            self.set_epoch(epoch)
+        assert self._state is not None
+        self._state.active = True
+        return hooks
+
+    def set_epoch(self, epoch: int) -> None:
+        """In plain PyTorch: an epoch begins."""
+        assert self._state is not None, "apply_to() a model first"
+        self._state.factor = self.factor_at(epoch)
+        self._state.step = str(epoch)
+
+    def _hook(self, model: nn.Module, hooks: HookManager, rank: int) -> None:
+        needs_factor = self._schedule is not None
+        self._state = state = GradientState(self.transform, self.seed, needs_factor)
+        self._sites, self._waiting = {}, []
+        if self.parameters is not None:
+            for name, parameter in select_parameters(model, self.parameters):
+                self._sites[name] = ChangeGradient(state, name)
+                self._waiting.append((name, parameter))
+        if self.modules is not None:
+            regions = compiled_regions(model)
+            for name, module in select_modules(model, self.modules):
+                region = next((r for r in regions if not r or name == r or name.startswith(f"{r}.")), None)
+                if region is not None:
+                    raise ValueError(
+                        f"{name!r} runs under torch.compile, which would build the first epoch's factor into its graph. Choose a "
+                        "module outside of it, or parameters=."
+                    )
+                change = self._sites[name] = ChangeGradient(state, name, stream=f"rank {rank}")
+                hooks.register(module, HookOutput(change), "forward", label=name, with_kwargs=True)
+        self._hook_parameters(hooks)
+
+    def _hook_parameters(self, hooks: HookManager) -> None:
+        """Hook the parameters that require a gradient by now."""
+        assert self._waiting is not None
+        assert self._sites is not None
+        ready = [(name, parameter) for name, parameter in self._waiting if parameter.requires_grad]
+        for name, parameter in ready:
+            hooks.register(parameter, self._sites[name], "tensor", label=name)
+        if ready:
+            self._waiting = [(name, parameter) for name, parameter in self._waiting if not parameter.requires_grad]
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sharded = is_sharded(trainer, pl_module)
+        if sharded:
+            raise RuntimeError(
+                f"GradientTransform changes whole gradients by tensor hooks, and under {sharded} such hooks never run, or see a "
+                "shard. Train with strategy='ddp' or on one device, or leave this callback out."
+            )
+        self._hook(pl_module, self.hooks, trainer.global_rank)
+        assert self._state is not None
+        scaler = loss_scaler(trainer)
+        self._state.loss_scale = None if scaler is None else lambda: loss_scale(scaler)
+        self.report, self._told = None, False
+        where = [*([f"parameters {self.parameters!r}"] if self.parameters is not None else [])]
+        where += [f"outputs of {self.modules!r}"] if self.modules is not None else []
+        rank_zero_info(f"GradientTransform alters training: {self.name} of the gradients of {' and '.join(where)}.")
+
+    @override
+    def released(self) -> None:
+        if self._state is not None:
+            self._state.active = False  # tensor hooks live as long as their graph, which the user may keep
+        self._waiting = None
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._state is not None:  # here, for a resumed epoch has no start
+            self._state.factor = self.factor_at(trainer.current_epoch)
+            self._state.step = f"{trainer.current_epoch}/{batch_idx}"
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        if self._state is not None and self._waiting is not None:
+            self._hook_parameters(self.hooks)  # what was unfrozen since
+            self._state.active = True  # what torch.autograd.grad computes at other times is not the loss's gradient
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_after_backward(trainer, pl_module)
+        if self._state is not None:
+            self._state.active = False
+        self._told = True
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not self._told and not pl_module.automatic_optimization:
+            self._told = True
+            rank_zero_warn(
+                "GradientTransform: no backward pass was announced in the first batch, so no gradient is changed. With manual "
+                "optimisation call self.manual_backward(loss) in place of loss.backward()."
+            )
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sites = self._sites or {}
+        factor = self.factor_at(trainer.current_epoch)
+        self.report = GradientTransformReport(
+            epoch=trainer.current_epoch,
+            factor=factor,
+            calls={name: site.calls for name, site in sites.items()},
+            silent=tuple(name for name, site in sites.items() if not site.heard),
+        )
+        for site in sites.values():
+            site.calls = site.heard = 0
+        if len(self.report.silent) == len(sites) and trainer.current_epoch == 0:
+            rank_zero_warn(f"GradientTransform: no gradient came to {some(self.report.silent)}: frozen, unused, or detached.")
+        scalars = {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor}
+        trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in scalars.items()})
+        trackers = self.trackers(trainer)
+        trackers.scalars(scalars, epoch_step(trainer))
+        trackers.save()
+
+    def _label(self, trainer: Trainer) -> str:
+        """The name, with a number where another before it has the same."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+        alike = [callback for callback in callbacks if isinstance(callback, GradientTransform) and callback.name == self.name]
+        place = alike.index(self) if self in alike else 0
+        return f"{self.name}-{place}" if place else self.name
