@@ -51,7 +51,8 @@ class FeatureMapVisualizer(FixedSampleCallback):
         folder: Where to write ``feature_maps/epoch=<epoch>/<module>.png``; None for trackers alone.
 
     Attributes:
-        report: The last look, an :class:`~lightning_hooks.features.ExtractedFeatures` of the whole outputs; None before.
+        report: The last look, an :class:`~lightning_hooks.features.ExtractedFeatures` of the whole outputs, with the images as
+            the field ``input``; None before. ``figures(report)`` draws it again.
 
     Raises:
         ImportError: At train start, without matplotlib.
@@ -124,7 +125,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
         sites, _ = _spread(select_modules(model, modules), modules)
         outputs = _outputs(model, sample, sites, modules, forward)
         first = {name: channels_first(module, 3) for name, module in sites}
-        return {name: _figure(name, values, sample, first, max_maps, "") for name, values in outputs.items()}
+        return {name: _figure(name, values, images_in(sample), first, max_maps, "") for name, values in outputs.items()}
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,14 +142,14 @@ class FeatureMapVisualizer(FixedSampleCallback):
     def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
         sites, _ = _spread(self.select(pl_module), self.modules)
         outputs = _outputs(pl_module, sample, sites, self.modules, self.forward)
-        return ExtractedFeatures(epoch, step, outputs, seen=self.n_samples)
+        images = images_in(sample)
+        return ExtractedFeatures(epoch, step, outputs, {} if images is None else to_host({"input": images}), seen=self.n_samples)
 
     @override
     def figures(self, report: ExtractedFeatures) -> dict[str, Figure]:
-        when = f"epoch {report.epoch}"
+        images, when = report.fields.get("input"), f"epoch {report.epoch}"
         return {
-            name: _figure(name, values, self._taken, self._channels_first, self.max_maps, when)
-            for name, values in report.sites.items()
+            name: _figure(name, values, images, self._channels_first, self.max_maps, when) for name, values in report.sites.items()
         }
 
 
@@ -186,7 +187,6 @@ def _kind(name: str, values: Tensor, first: Mapping[str, bool]) -> Any:
     return kind_of(values.float().numpy(), first.get(name.partition("#")[0], False))
 
 
-def _figure(name: str, values: Tensor, sample: Any, first: Mapping[str, bool], max_maps: int, when: str) -> Figure:
-    images = images_in(sample)
+def _figure(name: str, values: Tensor, images: Tensor | None, first: Mapping[str, bool], max_maps: int, when: str) -> Figure:
     pictures = None if images is None else as_images(array_of(images))
     return feature_map(name, values.float().numpy(), _kind(name, values, first), images=pictures, max_maps=max_maps, when=when)

@@ -85,7 +85,7 @@ class FixedSampleCallback(HookedCallback):
 
     @abstractmethod
     def figures(self, report: Any) -> dict[str, Figure]:
-        """Make the figures of a report, by the tag below ``prefix``; on rank 0."""
+        """Make the figures of a report, by the tag below ``prefix``."""
 
     def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
         """Hand a figure to the trackers."""

@@ -16,6 +16,7 @@ from lightning_hooks.callbacks.step_monitor import is_sharded
 from lightning_hooks.features import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
 from lightning_hooks.features.cam import check_reshape, find_layer
 from lightning_hooks.plots.overlay import array_of, as_images, cam_figure
+from lightning_hooks.plots.tiles import pixels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,7 @@ class CamReport:
         maps: Shape ``(n, height, width)``, at least 0, of the layer's height and width, CPU.
         scores: The score that was explained, per sample, shape ``(n,)``, CPU.
         classes: Its class, per sample, shape ``(n,)``, CPU; None where a function of the output gave the score.
+        images: The samples, where the batch holds ``(n, channels, height, width)``, CPU.
     """
 
     epoch: int
@@ -39,7 +41,8 @@ class CamReport:
     module: str
     maps: Tensor
     scores: Tensor
-    classes: Tensor | None
+    classes: Tensor | None = None
+    images: Tensor | None = None
 
 
 class GradCAM(FixedSampleCallback):
@@ -69,7 +72,7 @@ class GradCAM(FixedSampleCallback):
         folder: Where to write ``grad_cam/epoch=<epoch>/<module>.png``; None for trackers alone.
 
     Attributes:
-        report: The last look, a :class:`CamReport`; None before.
+        report: The last look, a :class:`CamReport`; None before. ``figures(report)`` draws it again.
 
     Raises:
         ImportError: At train start, without matplotlib.
@@ -182,8 +185,15 @@ class GradCAM(FixedSampleCallback):
         name, _ = find_layer(pl_module, self.module)
         options = {"call": self.call, "reshape": self.reshape, "forward": self.forward}
         cam = grad_cam(pl_module, sample, name, self.target, **options)  # type: ignore[arg-type]  # each is of its type
-        found = to_host({name: tensor for name, tensor in cam._asdict().items() if tensor is not None})
-        return CamReport(epoch, step, name, found["maps"], found["scores"], found.get("classes"))
+        looked = to_host(
+            {key: tensor for key, tensor in (*cam._asdict().items(), ("images", images_in(sample))) if tensor is not None}
+        )
+        return CamReport(epoch, step, name, **looked)
+
+    @override
+    def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
+        # As an image: trackers reduce a figure's colours, which plots have few of and photographs many.
+        self.trackers(trainer).image(tag, pixels(figure), step)
 
     @property
     @override
@@ -197,7 +207,7 @@ class GradCAM(FixedSampleCallback):
         if maps.dim() == 4:  # of a volume, the middle
             maps = maps[:, maps.shape[1] // 2]
         maps = maps.reshape(len(maps), -1, maps.shape[-1])  # of a signal, one line
-        images = images_in(self._taken)
+        images = report.images
         pictures = None
         if images is not None and len(images) == len(maps):
             maps = resize(maps, images.shape[2:])

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.cli import LightningCLI
+from torch import Tensor, nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipper, GradientFlowMonitor
+from lightning_hooks import (
+    FeatureExtractor,
+    FeatureMapVisualizer,
+    FeatureStatsMonitor,
+    GradCAM,
+    GradientClipper,
+    GradientFlowMonitor,
+)
 from lightning_hooks.alerts import Dead, Saturated
 from tests.models import Classifier, loader, mlp
 
@@ -80,3 +88,51 @@ def test_yaml_says_all_that_python_says(
     with pytest.raises(SystemExit):
         LightningCLI(FromConfig, args=["fit", "--config", str(path), "--print_config"], save_config_callback=None)
     assert "every_n_steps: 2" in capsys.readouterr().out
+
+
+LOOKS = """
+seed_everything: 1
+trainer:
+  max_epochs: 1
+  accelerator: cpu
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  callbacks:
+    - class_path: lightning_hooks.FeatureExtractor
+      init_args: {modules: "net.?", pool: mean, max_samples: 20, sampling: reservoir, fields: {label: 1}, stage: train}
+    - class_path: lightning_hooks.FeatureMapVisualizer
+      init_args: {modules: [net.0], n_samples: 2, forward: net, folder: FOLDER}
+    - class_path: lightning_hooks.GradCAM
+      init_args: {module: net.0, target: [0, 2], n_samples: 2, forward: net, reshape: [1, 1]}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_yaml_says_what_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments beside its own
+
+    class Tokens(FromConfig):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Unsqueezed(*mlp())
+
+    path = tmp_path / "config.yaml"
+    path.write_text(LOOKS.replace("FOLDER", str(tmp_path)))
+    cli = LightningCLI(Tokens, args=["fit", "--config", str(path)], save_config_callback=None)
+    keep, maps, cam = (
+        next(c for c in cli.trainer.callbacks if type(c) is kind) for kind in (FeatureExtractor, FeatureMapVisualizer, GradCAM)
+    )
+    assert (len(keep.report), list(keep.report.fields)) == (20, ["label"])
+    assert maps.report.sites["net.0"].shape == (2, 1, 16)
+    assert (tmp_path / "feature_maps" / "epoch=0" / "net.0.png").is_file()
+    assert cam.report.classes.tolist() == [0, 2]
+    assert cam.report.maps.shape == (2, 1, 1)
+
+
+class Unsqueezed(nn.Sequential):
+    """As if each sample were one token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, None])[:, 0]

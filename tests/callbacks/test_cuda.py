@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_hooks import GradientClipper, monitors
-from tests.models import Classifier, ResidualCNN, TinyTransformer, loader, trainer
+from lightning_hooks import FeatureExtractor, GradCAM, GradientClipper, monitors
+from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
 from tests.reference import assert_same, same_state
 
 pytestmark = [
@@ -103,3 +103,29 @@ def test_two_launches_a_tensor() -> None:
         torch.cuda.synchronize()
     launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     assert 0 < len(launched) <= 6, [event.name for event in launched]
+
+
+def test_features_wait_for_nothing_and_come_to_the_host() -> None:
+    found = []
+    for accelerator in ("cpu", "gpu"):
+        keep = FeatureExtractor(max_samples=30, sampling="reservoir", fields={"label": 1})
+        fit("cnn", accelerator, [keep] if accelerator == "cpu" else [NoSync(), keep])
+        assert not keep.faults.errors
+        found.append(keep.report)
+    assert torch.equal(found[0].fields["label"], found[1].fields["label"])
+    for name, values in found[0].sites.items():
+        assert found[1].sites[name].device.type == "cpu"
+        torch.testing.assert_close(found[1].sites[name], values, rtol=1e-3, atol=1e-4)
+
+
+def test_a_look_aside_leaves_the_device_s_random_state() -> None:
+    net, x = ResidualCNN().cuda(), torch.randn(3, 1, 6, 6)
+    before = torch.cuda.get_rng_state()
+    on_device = GradCAM.compute(net, x, module="conv", target=1)  # the batch is moved to the model
+    features = FeatureExtractor.extract(net, x, "conv")["conv"]
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert on_device.is_cuda
+    assert features.is_cuda
+    torch.testing.assert_close(on_device.cpu(), GradCAM.compute(net.cpu(), x, module="conv", target=1), rtol=1e-3, atol=1e-5)
+    lstm = TinyLSTM().cuda()  # cuDNN gives no gradient of an LSTM in eval mode
+    assert GradCAM.compute(lstm, torch.randn(2, 5, 6), module="lstm", target=0, reshape=(1, 5)).shape == (2, 1, 5)

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hooks import LayerProfiler, monitors
+from lightning_hooks import FeatureExtractor, LayerProfiler, monitors
 from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
 from tests.reference import same_state
 
@@ -73,3 +73,13 @@ def test_no_host_sync_between_epoch_boundaries(net: str) -> None:
         counts.append(counter.mode.syncs)
     assert counts[0] >= 40  # the counter counts: the model itself reads its loss
     assert counts[1] == counts[0]
+
+
+def test_features_are_kept_without_a_host_sync() -> None:
+    counts = []
+    for callbacks in ([], [FeatureExtractor(max_samples=50, sampling="reservoir", pool="mean", fields={"label": 1})]):
+        torch.manual_seed(0)
+        counter = CountSyncs()
+        trainer([counter, *callbacks]).fit(Classifier(ResidualCNN()), loader((1, 6, 6), n=160))
+        counts.append(counter.mode.syncs)
+    assert counts[1] == counts[0] >= 20
