@@ -18,7 +18,7 @@ from lightning_hooks.statistics import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
 from lightning_hooks.statistics.quantization import check_levels
 from lightning_hooks.statistics.ranges import check_range_options
-from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers import Table, some
 
 LOGGED = ("min", "max", "scale", "zero_point")
 
@@ -211,7 +211,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         header = ("module", "min", "max", "scale", "zero point", "smallest", "largest")
         widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
         rows = [(name, r.min, r.max, r.scale, r.zero_point, r.smallest, r.largest) for name, r in widest]
-        return lines + [f"  {line}" for line in table_lines(header, rows)]
+        return [*lines, Table(header, rows)]
 
     @property
     @override

@@ -17,7 +17,7 @@ from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.rows import unheard
-from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
@@ -41,6 +41,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
+        report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
+            one, another directory, or None for nowhere.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -131,7 +133,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         rows = [
             (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
         ]
-        return lines + [f"  {line}" for line in table_lines(header, rows)]
+        return [*lines, Table(header, rows)]
 
 
 class _OutputListener(Listener):

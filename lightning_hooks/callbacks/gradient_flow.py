@@ -27,7 +27,7 @@ from lightning_hooks.statistics import (
     scaled,
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
-from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins
 
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
@@ -57,6 +57,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
+        report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
+            one, another directory, or None for nowhere.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -225,7 +227,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
         rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
-        return lines + [f"  {line}" for line in table_lines(("module", "rms", "norm", "zeros", "non-finite"), rows)]
+        return [*lines, Table(("module", "rms", "norm", "zeros", "non-finite"), rows)]
 
 
 class _Measured:

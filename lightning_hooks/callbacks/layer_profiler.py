@@ -20,6 +20,7 @@ from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples
 from lightning_hooks.profiling.sites import profiled_modules
 from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
+from lightning_hooks.trackers import show
 
 SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")
 STEP_STATS = ("step_ms", "forward_ms", "backward_ms", "other_ms", "outside_ms", "overhead_ms")
@@ -251,7 +252,7 @@ class LayerProfiler(HookedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
-            print("\n".join(["", *summary_lines(self.report, 20)]))  # noqa: T201
+            show(["", *summary_lines(self.report, 20)])
 
 
 def _require_plots() -> None:

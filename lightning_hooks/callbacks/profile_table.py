@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_hooks.profiling import ProfileReport
-from lightning_hooks.trackers import some, table_lines
+from lightning_hooks.trackers import Table, some
 
 COLUMNS = (
     "module",
@@ -39,7 +39,7 @@ def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "se
     ]
     rows = table_rows(report, sort)
     shown = [at for at, column in enumerate(COLUMNS) if column not in _IF_ANY or any(row[at] for row in rows)]
-    lines += [f"  {line}" for line in table_lines([COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows[:top]])]
+    lines.append(Table([COLUMNS[at] for at in shown], [[row[at] for at in shown] for row in rows[:top]]))
     if top is not None and len(rows) > top:
         lines.append(f"  and {len(rows) - top} more.")
     outside = report.outside_forward.mean, report.outside_backward.mean

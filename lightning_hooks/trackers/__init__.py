@@ -1,7 +1,7 @@
 """Where results go: one adapter per kind of logger, chosen by what the logger can do."""
 
-from lightning_hooks.trackers.console import coloured, some, table_lines
+from lightning_hooks.trackers.console import Table, coloured, show, some, table_lines
 from lightning_hooks.trackers.tracker import Tracker
 from lightning_hooks.trackers.trackers import Trackers
 
-__all__ = ["Tracker", "Trackers", "coloured", "some", "table_lines"]
+__all__ = ["Table", "Tracker", "Trackers", "coloured", "show", "some", "table_lines"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COLOURS = {"critical": "31", "warning": "33", "info": "36"}
 
 
@@ -22,7 +24,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
     """
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    numeric = [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
+    numeric = _numeric(header, rows)
 
     def line(values: Sequence[str]) -> str:
         padded = [
@@ -31,6 +33,75 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
         return "  ".join(padded).rstrip()
 
     return [line(list(header)), *(line(row) for row in cells)]
+
+
+class Table(str):
+    """A table as plain text, every line indented, which :func:`show` draws better where it can.
+
+    Args:
+        header: A title per column.
+        rows: As for :func:`table_lines`.
+    """
+
+    __slots__ = ("header", "rows")
+    header: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+    def __new__(cls, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+        """Lay it out."""
+        table = super().__new__(cls, "\n".join(f"  {line}" for line in table_lines(header, rows)))
+        table.header, table.rows = tuple(header), tuple(map(tuple, rows))
+        return table
+
+
+def show(lines: Sequence[str], stream: TextIO | None = None) -> None:
+    """Print lines; tables with rich, if it is installed and this is a terminal.
+
+    Args:
+        lines: Texts, some of which may be a :class:`Table`.
+        stream: Where to; None for standard output.
+    """
+    stream = sys.stdout if stream is None else stream
+    draw = _rich(stream)
+    for line in lines:
+        print(draw(line) if draw is not None and isinstance(line, Table) else line, file=stream)
+
+
+def _rich(stream: TextIO) -> Callable[[Table], str] | None:
+    if not getattr(stream, "isatty", bool)():
+        return None
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+    except ImportError:
+        return None
+    console = Console(file=stream)
+
+    def draw(table: Table) -> str:
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for title, right in zip(table.header, _numeric(table.header, table.rows), strict=True):
+            drawn.add_column(Text(title), justify="right" if right else "left", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(Text(cell(value)) for value in row))  # as text: a name may look like markup
+        with console.capture() as captured:
+            console.print(drawn)
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        return "\n".join(line for line in lines if line)  # printed as any text is, so that it goes the same way past a live display
+
+    return draw
+
+
+def _numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    return [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
+
+
+def visible(text: str) -> str:
+    """Text without control, formatting and surrogate characters, which could hide or turn what stands beside them."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char.encode("unicode_escape").decode() if unicodedata.category(char) in _INVISIBLE else char for char in text)
 
 
 def some(names: Sequence[str], most: int = 6) -> str:
@@ -43,7 +114,7 @@ def cell(value: object) -> str:
     """Write one value: a dash for None, 4 significant digits of a number."""
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value))
 
 
 def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
