@@ -23,8 +23,11 @@ BELOW = {
 }
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}
+BELOW["health"] = FLOOR_1 | {"trackers", "plots"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
 BELOW["__init__"] = {"hooks", "alerts", "callbacks"}
+BELOW["__main__"] = {"health"}
+BELOW["environment"] = {"callbacks"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
@@ -51,7 +54,7 @@ def violations(part, source):
         inner = rest.split(".")[0]
         if top == "lightning_hooks" and inner != part and inner not in BELOW[part]:
             yield f"{part} imports {name}, which is not below it"
-        if top in LIGHTNING and part != "callbacks":
+        if top in LIGHTNING and part not in ("callbacks", "environment"):
             yield f"{part} imports {name}; only callbacks may"
         if part in FLOOR_1 and top in {"torchmetrics", "matplotlib", "tensorboard", "wandb", "mlflow"}:
             yield f"{part} imports {name}; floor 1 is plain torch"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
@@ -182,7 +182,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
 
 
 def _subject(report: Report) -> str:
-    return "Output" if isinstance(report, FeatureReport) else "Gradient" if isinstance(report, GradientFlowReport) else "Clipping"
+    return "Gradient" if isinstance(report, GradientFlowReport) else "Clipping" if isinstance(report, ClipReport) else "Output"
 
 
 def _unit(stat: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, RangeReport, Report
+from lightning_hooks.alerts.reports import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")
@@ -52,13 +52,13 @@ def as_reports(reports: Any) -> list[Any]:
     return sorted(found, key=lambda report: report.epoch)
 
 
+TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
+"""The tables of reports, and what their rows are."""
+
+
 def tables(report: Report) -> dict[str, Mapping[str, Any]]:
     """The tables of a report: what is named, to the statistics by name."""
-    if isinstance(report, FeatureReport | RangeReport):
-        return {"module": report.sites}
-    if isinstance(report, GradientFlowReport):
-        return {"module": report.modules, "parameter": report.parameters}
-    return {"optimizer": report.optimizers}
+    return {noun: getattr(report, table) for table, noun in TABLES.items() if hasattr(report, table)}
 
 
 def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
@@ -71,6 +71,10 @@ def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
                 dict.fromkeys(name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels"))
             )
     return tuple(found)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float))
 
 
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:

@@ -1,0 +1,108 @@
+"""Heat maps as small PNG images: made of bytes, so that no picture library is needed where training runs."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_hooks.plots.names import Labels, labels
+from lightning_hooks.plots.series import FRACTIONS, Series
+
+# Viridis (Smith and van der Walt, 2015), which people with any colour vision read in the same order; 16 of its colours.
+VIRIDIS = (
+    *("440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e"),
+    *("1f988b", "22a884", "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"),
+)
+SHADES = 48
+"""How many colours an image has, beside transparent for what was not measured: enough to see, few enough to compress."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A heat map, ready for a page.
+
+    Attributes:
+        png: The image, a pixel per name and epoch; transparent where nothing was measured.
+        rows: How many names.
+        columns: How many epochs.
+        labels: What is written beside the rows.
+        low: The number of the darkest colour.
+        high: That of the brightest.
+        log: Whether the scale between is logarithmic.
+    """
+
+    png: bytes
+    rows: int
+    columns: int
+    labels: Labels
+    low: float
+    high: float
+    log: bool
+
+    @property
+    def uri(self) -> str:
+        """The image as a ``data:`` address."""
+        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+
+def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300) -> HeatMap | None:
+    """Draw a statistic of names by epochs; None if there is no number in it.
+
+    Args:
+        table: The numbers.
+        stat: Of what: shares have a scale from 0 to 1, others the logarithm of their size.
+        most_rows: Of more names every k-th is drawn.
+        most_columns: Of more epochs every k-th is drawn.
+    """
+    every_row = max(1, -(-len(table.names) // most_rows))
+    every_column = max(1, -(-len(table.epochs) // most_columns))
+    values = table.values[::every_row, ::every_column]
+    finite = np.isfinite(values)
+    if not finite.any():
+        return None
+    log = stat not in FRACTIONS
+    if log:
+        sizes = np.abs(np.where(finite, values, 0.0))
+        some = sizes[sizes > 0]
+        low, high = (float(some.min()), float(some.max())) if some.size else (0.1, 1.0)
+        if high < 10 * low:
+            low, high = low / 10**0.5, high * 10**0.5
+        with np.errstate(divide="ignore"):
+            place = (np.log10(sizes) - np.log10(low)) / (np.log10(high) - np.log10(low))
+    else:
+        low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
+    shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
+    chosen = labels(table.names[::every_row])
+    return HeatMap(png(shades), shades.shape[0], shades.shape[1], chosen, low, high, log)
+
+
+def png(indices: np.ndarray) -> bytes:
+    """Encode ``(rows, columns)`` indices into the palette as a PNG; 0 is transparent."""
+    rows, columns = indices.shape
+    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), indices], axis=1).tobytes()  # filter 0 before each
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
+    palette = bytes(channel for color in ["000000", *shades()] for channel in bytes.fromhex(color))
+    chunks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\x00"), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def shades() -> list[str]:
+    """The colours, dark to bright, as hexadecimal."""
+    anchors = np.array([list(bytes.fromhex(color)) for color in VIRIDIS], dtype=float)
+    at = np.linspace(0, len(anchors) - 1, SHADES)
+    channels = [np.interp(at, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
+    return ["".join(f"{round(value):02x}" for value in color) for color in np.transpose(channels)]
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def gradient_css(colors: Sequence[str] = VIRIDIS) -> str:
+    """The scale's colours as a CSS gradient, left to right."""
+    return f"linear-gradient(to right,{','.join(f'#{color}' for color in colors)})"

@@ -1,0 +1,193 @@
+"""The page: whole, escaped, small, and true to the numbers."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from lightning_hooks.health import health_page, read_run
+from lightning_hooks.health.compare import compare
+from lightning_hooks.health.compare_page import compare_page
+from lightning_hooks.health.html import DASH, Markup, number, percent, seconds, tag
+from lightning_hooks.health.lines import FOLDER, REPORTS, append, line
+from lightning_hooks.trackers.console import visible
+from tests.health.conftest import FIT
+from tests.reports import HOSTILE, layer_names
+
+ALLOWED = {
+    *("html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "footer", "h1", "h2", "h3", "div"),
+    *("span", "p", "small", "b", "i", "s", "u", "a", "code", "br", "bdi", "ul", "li", "details", "summary", "figure", "img"),
+    *("figcaption", "table", "thead", "tbody", "tr", "th", "td", "svg", "line", "polyline", "polygon", "rect"),
+}
+VOID = {"meta", "br", "img", "link", "hr"}
+SPOOF = "\u202egnp.exe"  # would be shown as exe.png
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, attributes, texts; it must be well-formed."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, element, attributes):
+        self.elements.append((element, dict(attributes)))
+        if element not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, element):
+        assert self.open.pop() == element
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return "".join(self.texts)
+
+
+@pytest.fixture
+def page(make_run):
+    def make(**kwargs):
+        return Page(health_page(read_run(make_run(**kwargs))))
+
+    return make
+
+
+def test_the_verdict_comes_first(page):
+    found = page()
+    body = found.text
+    headline = "Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3"
+    assert 0 < body.index("Net") < body.index(headline) < body.index("What to try") < body.rindex("Gradient flow")
+    headings = [element for element, _ in found.elements if element in ("h1", "h2")]
+    assert headings == ["h1", *["h2"] * 7]
+    for title in ("Alerts", "Gradient flow", "Outputs", "Over the epochs", "Clipping", "Coverage", "Cost"):
+        assert title in found.texts
+
+
+def test_links_lead_to_sections(page):
+    elements = page().elements
+    targets = {attributes["id"] for _, attributes in elements if "id" in attributes}
+    links = [attributes["href"] for element, attributes in elements if element == "a"]
+    assert {f"#{target}" for target in targets} == set(links)
+    assert len(targets) == 7
+
+
+def test_what_is_silent_has_a_section(page):
+    assert "Never called in a sampled batch (2)" in page(silent=("a.b", "c")).text
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_hostile_names_stay_text(page, healthy):
+    names = [*HOSTILE, SPOOF, '" onload="alert(1)', "</style><script>", "]]>"]
+    found = page(names=names, name="<img src=x onerror=alert(2)>", healthy=healthy, end="exception")
+    for name in names:
+        assert visible(name) in found.text
+    assert "<img src=x onerror=alert(2)>" in found.text
+    assert "ValueError: <b>bad</b>" in found.text
+    assert "\\u202egnp.exe" in found.text
+    assert_harmless(found)
+
+
+def assert_harmless(found):
+    assert {element for element, _ in found.elements} <= ALLOWED
+    for element, attributes in found.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert attributes.get("href", "#").startswith("#")
+        assert attributes.get("src", "data:image/png;base64,").startswith("data:image/png;base64,")
+        if element != "meta":
+            assert "url(" not in attributes.get("style", "")
+
+
+def test_nothing_can_be_loaded_or_run(make_run):
+    text = health_page(read_run(make_run()))
+    policy = "default-src &#x27;none&#x27;; style-src &#x27;unsafe-inline&#x27;; img-src data:"
+    assert f'content="{policy}"' in text
+    assert not re.search(r"https?://|//[a-z]|@import|url\(", text)
+    assert "<script" not in text
+
+
+def test_gradients_are_drawn_where_they_are(make_run):
+    run = read_run(make_run(names=["a", "b"], epochs=1))
+    report = run.of("gradient_flow")[0].last
+    text = health_page(run)
+    for name, stats in report.modules.items():
+        assert re.search(rf'class="name">{name}</span>.{{0,200}}class="n">{re.escape(number(stats.rms))}</span>', text)
+    dots = [float(left) for left in re.findall(r'<b style="left:([\d.]+)%"', text)]
+    assert dots[0] < dots[1]
+
+
+@pytest.mark.parametrize(("n", "epochs"), [(500, 20), (4000, 3)])
+def test_a_large_run_stays_below_2_mb(make_run, n, epochs):
+    text = health_page(read_run(make_run(names=layer_names(n), epochs=epochs)))
+    assert len(text.encode()) < 2_000_000
+    Page(text)
+
+
+def test_a_page_that_would_be_too_large_draws_less(make_run, monkeypatch):
+    run = read_run(make_run(names=layer_names(200), epochs=3))
+    whole = len(health_page(run).encode())
+    monkeypatch.setattr("lightning_hooks.health.page.MOST_BYTES", whole // 2)
+    smaller = health_page(run)
+    assert len(smaller.encode()) <= whole // 2
+    assert "of 200 modules are drawn" in smaller
+
+
+@pytest.mark.parametrize("kwargs", [{"broken": lambda epoch: True}, {"names": []}, {"names": ["a"], "epochs": 1}, {"epochs": 0}])
+def test_odd_runs_have_a_page(page, kwargs):
+    assert_harmless(page(**kwargs))
+
+
+def test_a_run_of_one_monitor_has_a_page(tmp_path):
+    file = tmp_path / FOLDER / REPORTS
+    append(file, line("fit", FIT))
+    assert "Nothing was reported" in Page(health_page(read_run(file))).text
+
+
+def test_two_runs_with_hostile_names_side_by_side(make_run):
+    names = [*HOSTILE, SPOOF]
+    a, b = read_run(make_run("<b>A", names=names)), read_run(make_run("B&lt;", names=names[:-1], broken=lambda epoch: epoch > 2))
+    found = Page(compare_page(compare(a, b)))
+    assert "logs/<b>A" in found.text
+    assert "\\u202egnp.exe" in found.text
+    assert_harmless(found)
+
+
+def test_markup_is_escaped_by_construction():
+    assert tag("p", "a<b", Markup("<i></i>"), ["&", None], class_="x\"'", hidden=True, title=None) == (
+        '<p class="x&quot;&#x27;" hidden>a&lt;b<i></i>&amp;</p>'
+    )
+    assert tag("br") == "<br>"
+    assert visible("a\x00\u202e\ud800\u00e9\u65e5") == "a\\x00\\u202e\\ud800\u00e9\u65e5"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, DASH),
+        (1234567, "1\u202f234\u202f567"),
+        (0.000123456, "0.000123"),
+        (-2.0, "\u22122"),
+        (float("nan"), "NaN"),
+        (1e-9, "1e\u221209"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+def test_shares_and_durations_are_short():
+    assert [percent(value) for value in (0.0, 0.0123, 0.5, 1.0, None)] == [
+        "0\u202f%",
+        "1.23\u202f%",
+        "50\u202f%",
+        "100\u202f%",
+        DASH,
+    ]
+    assert [seconds(value) for value in (0.0123, 5.0, 300.0, 9000.0, float("nan"))] == ["12.3 ms", "5 s", "5 min", "2.5 h", DASH]

@@ -1,0 +1,121 @@
+"""The verdict: what is wrong, since when, and what to try."""
+
+import pytest
+
+from lightning_hooks.health import judge, read_run
+from lightning_hooks.health.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.health.verdict import courses, split_advice
+from tests.health.conftest import FIT
+from tests.reports import alert, clips, features
+
+MESSAGE = "all of its units gave zero. Usually a large bias did it. Try a lower learning rate, or a GELU."
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The verdict of a run whose features monitor told of (kind, site, severity) in each epoch."""
+
+    def make(*epochs, end="finished", prefix="features"):
+        file = tmp_path / "run" / FOLDER / REPORTS
+        append(file, line("fit", FIT))
+        for epoch, found in enumerate(epochs):
+            alerts = tuple(alert(kind, site, epoch, severity, MESSAGE) for kind, site, severity in found)
+            append(file, report_line(prefix, "", features(epoch, ["a", "b"], alerts=alerts), 0.0))
+        if end:
+            append(file, line("end", {"how": end, "error": "ValueError: boom"}))
+        return judge(read_run(file))
+
+    return make
+
+
+DEAD = ("dead", "a", "critical")
+
+
+def test_nothing_wrong(told):
+    verdict = told([], [], [])
+    assert (verdict.status, verdict.headline, verdict.findings) == ("healthy", "Nothing was found wrong.", ())
+    assert verdict.details == ("2 modules heard over 3 epochs.",)
+
+
+def test_what_lasts_is_told_since_when(told):
+    verdict = told([], [DEAD], [DEAD, ("dead", "b", "warning")])
+    assert (verdict.status, verdict.headline) == ("critical", "Dead units at a and 1 more, since epoch 1.")
+    (finding,) = verdict.findings
+    assert (finding.sites, finding.since, finding.until, finding.lasts) == (("a", "b"), 1, 2, True)
+    assert finding.seen == "All of its units gave zero. Usually a large bias did it."
+    assert finding.advice == "Try a lower learning rate, or a GELU."
+
+
+def test_what_came_back_counts_from_then(told):
+    (finding,) = told([DEAD], [], [DEAD], [DEAD]).findings
+    assert finding.when == "since epoch 2"
+
+
+def test_what_passed_is_no_verdict_but_told(told):
+    verdict = told([], [DEAD], [DEAD], [])
+    assert verdict.status == "healthy"
+    assert verdict.headline == "Nothing is wrong at the end. Dead units at a, in epochs 1 to 2, passed."
+    assert told([DEAD], []).headline.endswith("in epoch 0, passed.")
+
+
+def test_the_gravest_comes_first_and_infos_last(told):
+    found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
+    verdict = told([*found, ("vanishing", "a", "critical")], found)
+    assert [finding.kind for finding in verdict.findings] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
+    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more findings below."
+
+
+def test_infos_alone_are_healthy(told):
+    assert told([("silent", "a", "info")]).headline == "Nothing was found wrong."
+
+
+def test_a_kind_of_the_users_own_is_told_in_its_words(told):
+    assert told([("too_loud", "a", "warning")]).headline == "Too loud at a, since epoch 0."
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        ("exception", "Training was ended by ValueError: boom."),
+        ("interrupted", "Training was interrupted by its user."),
+        (None, "Training had not ended when this was written, or was killed."),
+    ],
+)
+def test_how_training_ended_is_told(told, end, detail):
+    assert told([], end=end).details[0] == detail
+
+
+def test_a_run_without_an_epoch_is_not_judged(told):
+    verdict = told(end="exception")
+    assert (verdict.status, verdict.headline) == ("unknown", "Nothing was reported: no epoch was completed.")
+
+
+def test_a_run_that_heard_nothing_is_not_called_healthy(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(
+        file,
+        line("fit", FIT) + report_line("features", "", features(0, []), 0.0) + report_line("gradient_clip", "", clips(0, []), 0.0),
+    )
+    assert judge(read_run(file)).headline == "Nothing was heard: no module, no parameter, no optimizer."
+
+
+def test_a_monitor_that_fell_silent_early_does_not_last(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(file, line("fit", FIT))
+    append(file, report_line("features", "", features(0, ["a"], alerts=(alert("dead", "a", 0),)), 0.0))
+    append(file, report_line("gradient_clip", "", clips(0), 0.0) + report_line("gradient_clip", "", clips(1), 0.0))
+    (course,) = courses(read_run(file))
+    assert not course.lasts
+
+
+@pytest.mark.parametrize(
+    ("message", "seen", "advice"),
+    [
+        ("it is so. Usually why. Check the inputs.", "it is so. Usually why.", "Check the inputs."),
+        ("no advice here", "no advice here", ""),
+        ("Try this.", "Try this.", ""),
+        ("is bad; try harder. Lower it. Try more.", "is bad; try harder.", "Lower it. Try more."),
+    ],
+)
+def test_advice_is_told_apart(message, seen, advice):
+    assert split_advice(message) == (seen, advice)
