@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +16,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_hooks.alerts import Alert, AlertError, AlertObservers, AlertWindow, RuleBook
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.beside_bar import beside_bar
+from lightning_hooks.callbacks.run_folder import run_folder
 from lightning_hooks.trackers import coloured, some
 from lightning_hooks.trackers.names import markdown_text
 
@@ -85,15 +89,10 @@ class Alerting:
         self.history = [] if report_type is None else [report_type.from_dict(plain) for plain in state.get("history", [])]
 
 
-def alert_file(trainer: Trainer) -> Path | None:
-    """Where the alerts of a fit are written: in the log directory; None without a logger that has one.
-
-    To be called on every rank: Lightning sends the directory's name from the first to the others.
-    """
-    if not trainer.loggers:
-        return None
-    folder = trainer.log_dir
-    return None if folder is None else Path(folder) / FILE
+def alert_file(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where the alerts of a fit are written; None if nowhere, as on ranks other than 0. Arguments as for ``run_folder``."""
+    folder = run_folder(trainer, report_dir) if trainer.is_global_zero else None
+    return None if folder is None else folder / FILE
 
 
 def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | None, step: int) -> None:
@@ -155,19 +154,20 @@ def tell(
             trackers.alert(alert.name, alert.message, alert.severity)
         trackers.save()
     fatal = []
-    for monitor, alert in news:
-        monitor.alerting.notify(alert)
-        how = monitor.alerting.on_alert
-        if alert.severity == "info" or callable(how):
-            continue
-        if how == "warn":
-            rank_zero_warn(str(alert))
-        elif how == "raise":
-            fatal.append(alert)
-        else:
-            rank_zero_info(coloured(str(alert), alert.severity))
-        if how == "stop":
-            trainer.should_stop = True
+    with beside_bar(trainer):
+        for monitor, alert in news:
+            monitor.alerting.notify(alert)
+            how = monitor.alerting.on_alert
+            if alert.severity == "info" or callable(how):
+                continue
+            if how == "warn":
+                rank_zero_warn(str(alert))
+            elif how == "raise":
+                fatal.append(alert)
+            else:
+                rank_zero_info(coloured(str(alert), alert.severity))
+            if how == "stop":
+                trainer.should_stop = True
     if fatal:
         raise AlertError(fatal)
 
@@ -182,7 +182,7 @@ def alert_lines(alerts: Sequence[Alert], window: AlertWindow) -> list[str]:
     for group in groups.values():
         first = group[0]
         since = "" if first.since_step in (None, first.step) else f" (since step {first.since_step})"
-        lines.append(f"  {coloured(str(first), first.severity)}{since}")
+        lines.append(f"  {coloured(str(first), first.severity, sys.stdout)}{since}")
         if len(group) > 1:
             lines.append(f"    The same at {some([alert.site for alert in group[1:]])}.")
     over = [

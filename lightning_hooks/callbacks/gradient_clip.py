@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
 from lightning_hooks.clipping import ClipLedger, clip_stats
 from lightning_hooks.statistics.rows import row_dtype
-from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
 
 LOGGED = (
@@ -50,6 +51,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
+        report_dir: As for :class:`FeatureStatsMonitor`.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
@@ -67,8 +69,15 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_ledgers")
     _ledgers: list[ClipLedger]
 
-    def __init__(self, *, on_alert: OnAlert = "log", rules: Rules = (), summary: bool = True) -> None:
-        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary)
+    def __init__(
+        self,
+        *,
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: bool = True,
+        report_dir: str | os.PathLike[str] | None = "auto",
+    ) -> None:
+        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -165,7 +174,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
             )
             for name, s in report.optimizers.items()
         ]
-        lines = [f"Gradient clipping, epoch {report.epoch}:", *(f"  {line}" for line in table_lines(header, rows))]
+        lines = [f"Gradient clipping, epoch {report.epoch}:", Table(header, rows)]
         for name, stats in report.optimizers.items():
             if stats.top_parameters:
                 causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])

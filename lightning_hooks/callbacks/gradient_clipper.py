@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -44,6 +45,7 @@ class GradientClipper(GradientClipMonitor):
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
+        report_dir: As for :class:`FeatureStatsMonitor`.
 
     Raises:
         ValueError: If the policy is unknown, the threshold out of range, or, at train start, if ``exclude`` matches nothing.
@@ -66,8 +68,9 @@ class GradientClipper(GradientClipMonitor):
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: bool = True,
+        report_dir: str | os.PathLike[str] | None = "auto",
     ) -> None:
-        super().__init__(on_alert=on_alert, rules=rules, summary=summary)
+        super().__init__(on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir)
         self.policy = make_policy(policy, threshold)
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         wrong = [pattern for pattern in self.exclude if not isinstance(pattern, str)]

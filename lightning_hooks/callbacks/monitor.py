@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import sys
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,18 +22,19 @@ from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import RuleLike
 from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, alert_lines, conclude
-from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Logged, Publishing, publish, watched_tags
+from lightning_hooks.callbacks.recorded import Recorded
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
+from lightning_hooks.trackers import show
 from lightning_hooks.trackers.layout import Layout, Lines
 
 R = TypeVar("R", bound=Report)
 
 
-class Monitor(HookedCallback, Generic[R]):
+class Monitor(Recorded, Generic[R]):
     """Base class of the monitors: what happens to a table at the end of an epoch.
 
     Args:
@@ -47,6 +50,8 @@ class Monitor(HookedCallback, Generic[R]):
             (all of them, but in large models), ``all``, or their names. Reports always have all.
         max_overhead: The share of the training step's time that all monitors together may cost, such as 0.01: they sample more
             thinly than ``every_n_steps`` where that takes more. None for no limit.
+        report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
+            one, another directory, or None for nowhere.
 
     Attributes:
         report: The report of the last finished epoch; None before.
@@ -73,8 +78,9 @@ class Monitor(HookedCallback, Generic[R]):
         summary: bool = True,
         logged: Logged = "auto",
         max_overhead: float | None = None,
+        report_dir: str | os.PathLike[str] | None = "auto",
     ) -> None:
-        super().__init__(modules=modules, every_n_steps=every_n_steps)
+        super().__init__(modules=modules, every_n_steps=every_n_steps, report_dir=report_dir)
         if max_overhead is not None and (isinstance(max_overhead, bool) or not isinstance(max_overhead, int | float)):
             raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {max_overhead!r}.")
         if max_overhead is not None and not 0 < max_overhead <= 1:
@@ -159,7 +165,7 @@ class Monitor(HookedCallback, Generic[R]):
         self._thinned = self.max_overhead is None
         self._settled = False
         super().on_train_start(trainer, pl_module)
-        self._alert_file = alert_file(trainer)
+        self._alert_file = alert_file(trainer, self.report_dir)
         try:
             self._check_rule_sites()
         except ValueError:
@@ -237,6 +243,7 @@ class Monitor(HookedCallback, Generic[R]):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        began = time.perf_counter()
         self.tell_faults()
         packed = self._merged().to("cpu")  # the one copy to the host in an epoch
         report = self.read(packed, trainer.current_epoch, trainer.global_step)
@@ -258,13 +265,17 @@ class Monitor(HookedCallback, Generic[R]):
                 monitor._judged = False
             publish(trainer, pl_module, monitors, epoch_step(trainer))
             conclude(trainer, judged, self._alert_file, epoch_step(trainer))
+        self.epoch_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
+        if self is monitors[-1]:
+            self.record(trainer, judged)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
             lines = [*self.summary_lines(self.report), *alert_lines(self.report.alerts, self.alerting.window)]
-            print("\n".join(["", *lines]))  # noqa: T201
+            show(["", *lines])
+        self.leave(trainer, "finished")
 
     def subscribe(self, observer: Callable[[Alert], object]) -> None:
         """Call ``observer`` with every new alert, after those that subscribed before and beside what ``on_alert`` says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from lightning_hooks.alerts import RULES, ClipReport, FeatureReport, GradientFlowReport
@@ -24,6 +25,7 @@ def monitors(
     summary: bool = True,
     logged: Logged = "auto",
     max_overhead: float | None = None,
+    report_dir: str | os.PathLike[str] | None = "auto",
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -37,6 +39,8 @@ def monitors(
         logged: Which statistics of modules and parameters are logged: ``auto`` for as many as fit the budget, ``all``, or names.
         max_overhead: The share of the training step's time that the three together may cost, such as 0.01: they sample more
             thinly than ``every_n_steps`` where that takes more. None for no limit.
+        report_dir: Where the run's reports and one health report of all three are written: ``auto`` for the log directory, if a
+            logger has one, another directory, or None for nowhere.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -48,7 +52,7 @@ def monitors(
     """
     handed = hand_out(rules, RULES)
     feature_tags, flow_tags = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
-    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary}
+    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary, "report_dir": report_dir}
     where: dict[str, Any] = {"modules": modules, "every_n_steps": every_n_steps, "max_overhead": max_overhead, **shared}
     features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, **where)
     flow = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=flow_tags, **where)

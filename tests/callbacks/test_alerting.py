@@ -144,6 +144,7 @@ def test_nothing_is_written_without_a_logger_or_an_alert(tmp_path: Any, monkeypa
     assert not list(tmp_path.rglob("alerts.jsonl"))
 
 
+@pytest.mark.filterwarnings("ignore:The health report in")
 def test_a_file_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Any) -> None:
     (tmp_path / "tb/version_0").mkdir(parents=True)
     (tmp_path / "tb/version_0/lightning_hooks").write_text("in the way")

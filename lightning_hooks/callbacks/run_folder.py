@@ -1,0 +1,52 @@
+"""Where a run's files belong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+
+def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where a run's files belong; None if nowhere.
+
+    Args:
+        trainer: The trainer.
+        report_dir: A directory, or ``auto`` for that of the first logger that has one: its ``log_dir`` where it has, else
+            ``save_dir/name/version``, where Lightning puts the run's checkpoints. A remote address is passed over. Without a
+            logger, or in a fast_dev_run, nothing is written unasked, least of all into the working directory.
+    """
+    if report_dir != "auto":
+        return None if report_dir is None else Path(report_dir)
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+        return None
+    for logger in trainer.loggers:
+        try:
+            folder = _folder_of(logger)
+        except Exception as error:  # noqa: BLE001  a logger's trouble is not the training's
+            rank_zero_warn(
+                f"{type(logger).__name__} cannot say where its files are ({type(error).__name__}: {error}), so there will be no "
+                "health report there. Training goes on; report_dir= names a directory."
+            )
+            continue
+        if folder is not None:
+            return folder
+    return None
+
+
+def _folder_of(logger: Any) -> Path | None:
+    own: Any = getattr(logger, "log_dir", None)
+    if _is_local(own):
+        return Path(own)
+    save_dir: Any = getattr(logger, "save_dir", None)
+    if _is_local(save_dir):
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        return Path(save_dir) / str(logger.name) / version
+    return None
+
+
+def _is_local(place: Any) -> bool:
+    return isinstance(place, (str, os.PathLike)) and "://" not in str(place)  # not one of fsspec's addresses, such as s3://
