@@ -1,23 +1,32 @@
-"""PyTorch Lightning callbacks that listen inside a model while it trains."""
+"""PyTorch Lightning callbacks that listen inside a model while it trains.
 
-from lightning_hooks.alerts import Alert
-from lightning_hooks.callbacks import (
-    ActivationPruner,
-    ActivationRangeObserver,
-    FeatureExtractor,
-    FeatureMapVisualizer,
-    FeatureStatsMonitor,
-    GradCAM,
-    GradientClipMonitor,
-    GradientClipper,
-    GradientFlowMonitor,
-    GradientTransform,
-    HookedCallback,
-    InputNormalizer,
-    LayerProfiler,
-    monitors,
-)
-from lightning_hooks.hooks import HookManager, with_hooks
+Names are imported when they are first asked for, so that Lightning can look for :mod:`lightning_hooks.environment` in every
+script at no cost.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_hooks.alerts import Alert
+    from lightning_hooks.callbacks import (
+        ActivationPruner,
+        ActivationRangeObserver,
+        FeatureExtractor,
+        FeatureMapVisualizer,
+        FeatureStatsMonitor,
+        GradCAM,
+        GradientClipMonitor,
+        GradientClipper,
+        GradientFlowMonitor,
+        GradientTransform,
+        HookedCallback,
+        InputNormalizer,
+        LayerProfiler,
+        monitors,
+    )
+    from lightning_hooks.hooks import HookManager, with_hooks
 
 __version__ = "0.1.0"
 
@@ -40,3 +49,20 @@ __all__ = [
     "monitors",
     "with_hooks",
 ]
+
+_PARTS = ("hooks", "alerts", "callbacks")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for part in _PARTS:
+            module = import_module(f"{__name__}.{part}")
+            if name in module.__all__:
+                return globals().setdefault(name, getattr(module, name))
+    elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

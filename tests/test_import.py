@@ -53,16 +53,31 @@ def test_importing_brings_nothing_but_itself(imports):
 
 def test_all_is_what_is_importable():
     assert len(set(lightning_hooks.__all__)) == len(lightning_hooks.__all__)
-    public = {
-        name
-        for name, value in vars(lightning_hooks).items()
-        if not name.startswith("_") and getattr(value, "__name__", "") != f"lightning_hooks.{name}"
-    }
-    assert public == set(lightning_hooks.__all__)
-    assert all(getattr(lightning_hooks, name).__module__.startswith("lightning_hooks.") for name in public)
+    found = {}
+    exec("from lightning_hooks import *", found)
+    assert set(found) - {"__builtins__"} == set(lightning_hooks.__all__)
+    assert all(value.__module__.startswith("lightning_hooks.") for name, value in found.items() if name != "__builtins__")
+    assert set(lightning_hooks.__all__) <= set(dir(lightning_hooks))
+    with pytest.raises(AttributeError, match="module 'lightning_hooks' has no attribute 'GradientFlow'"):
+        lightning_hooks.GradientFlow  # noqa: B018
 
 
-@pytest.mark.parametrize("part", ["hooks", "statistics", "clipping", "transforms", "alerts", "trackers", "plots", "callbacks"])
+def test_names_are_imported_when_they_are_asked_for():
+    """Alone it brings nothing; a part can be reached by its name."""
+    code = """
+import sys, lightning_hooks
+assert not {"torch", "lightning", "numpy"} & set(sys.modules)
+assert lightning_hooks.HookManager.__module__ == "lightning_hooks.hooks.manager"
+assert "torch" in sys.modules and "lightning" not in sys.modules
+assert lightning_hooks.clipping.ZClip
+assert lightning_hooks.monitors and "lightning" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "part", ["hooks", "statistics", "clipping", "transforms", "alerts", "trackers", "plots", "health", "callbacks"]
+)
 def test_every_name_a_part_offers_is_there(part):
     module = importlib.import_module(f"lightning_hooks.{part}")
     assert len(set(module.__all__)) == len(module.__all__)
