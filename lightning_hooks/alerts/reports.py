@@ -36,7 +36,7 @@ class FeatureReport(PlainReport):
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
-    overhead: float | None = field(default=None, compare=False)
+    overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
 
 
@@ -73,7 +73,7 @@ class GradientFlowReport(PlainReport):
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
     order: tuple[str, ...] = ()
-    overhead: float | None = field(default=None, compare=False)
+    overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
 
 
@@ -95,7 +95,7 @@ class ClipReport(PlainReport):
     step: int
     optimizers: dict[str, ClipStats]
     alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False)
+    overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
 
 
@@ -123,7 +123,7 @@ class RangeReport(PlainReport):
     sampled_batches: int = 0
     batches: int = 0
     alerts: tuple[Alert, ...] = ()
-    overhead: float | None = field(default=None, compare=False)
+    overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
 
 
