@@ -146,7 +146,8 @@ def main() -> int:
     )
     if alerts:
         print("\n" + textwrap.fill(str(alerts[0]), width=100))
-        print(f"The same at {', '.join(alert.site for alert in alerts[1:])}.")
+        if len(alerts) > 1:
+            print(f"The same at {', '.join(alert.site for alert in alerts[1:])}.")
     print(f"\nAlerts: {len(alerts) or 'none'}. {time.perf_counter() - start:.1f} s.")
     print(f"Logs: {tensorboard.log_dir}. To look:\n    tensorboard --logdir {options.log_dir}")
     return 0
