@@ -17,6 +17,7 @@ BELOW = {
     "clipping": {"hooks"},
     "features": {"hooks"},
     "transforms": {"hooks", "statistics"},
+    "debugging": {"hooks", "statistics"},
     "alerts": {"hooks", "statistics", "clipping"},
     "profiling": {"hooks", "alerts"},
     "pruning": {"hooks", "statistics", "alerts"},

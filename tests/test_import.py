@@ -76,7 +76,7 @@ assert lightning_hooks.monitors and "lightning" in sys.modules
 
 
 @pytest.mark.parametrize(
-    "part", ["hooks", "statistics", "clipping", "transforms", "alerts", "trackers", "plots", "health", "callbacks"]
+    "part", ["hooks", "statistics", "clipping", "transforms", "debugging", "alerts", "trackers", "plots", "health", "callbacks"]
 )
 def test_every_name_a_part_offers_is_there(part):
     module = importlib.import_module(f"lightning_hooks.{part}")

@@ -11,6 +11,7 @@ from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.gradient_transform import GradientTransform
+from lightning_hooks.callbacks.hook_debugger import HookDebugger
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.trio import monitors
@@ -26,6 +27,7 @@ __all__ = [
     "GradientClipper",
     "GradientFlowMonitor",
     "GradientTransform",
+    "HookDebugger",
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",

@@ -101,7 +101,7 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
     check_selector(modules)
     named = [(name, module) for name, module in named_sites(root) if name]
     if modules is None:
-        closed = [module for _, module in named if _is_opaque(module) or _is_metric(module)]
+        closed = [module for _, module in named if _is_opaque(module) or is_metric(module)]
         inside = {id(inner) for module in closed for inner in list(module.modules())[1:]}
         chosen = [(name, module) for name, module in named if _computes(module) and id(module) not in inside]
         if not chosen:
@@ -155,12 +155,13 @@ def compiled_regions(root: nn.Module) -> list[str]:
 
 
 def _computes(module: nn.Module) -> bool:
-    if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or _is_metric(module):
+    if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or is_metric(module):
         return False
     return _is_opaque(module) or not any(True for _ in module.children())
 
 
-def _is_metric(module: nn.Module) -> bool:
+def is_metric(module: nn.Module) -> bool:
+    """Whether a module is a torchmetrics metric."""
     # By name: this floor is plain torch and does not import torchmetrics.
     return any(kind.__module__.split(".")[0] == "torchmetrics" for kind in type(module).__mro__)
 

@@ -21,6 +21,7 @@ from lightning_hooks import (
     GradientClipper,
     GradientFlowMonitor,
     GradientTransform,
+    HookDebugger,
     HookedCallback,
     InputNormalizer,
     LayerProfiler,
@@ -37,6 +38,7 @@ ALL = {
     "profiler": lambda: LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
     "transform": lambda: GradientTransform(transform="clamp", factor=0.1, parameters="*", modules="net.conv"),
+    "debugger": lambda: HookDebugger(steps=[0, 1], break_when=lambda call: False, break_in="both", show=False),
     "normalizer": lambda: InputNormalizer(modules="net.stem"),
     "ranges": lambda: ActivationRangeObserver(summary=False),
     "extractor": lambda: FeatureExtractor(fields={"label": 1}),
@@ -140,7 +142,7 @@ def test_hooks_are_there_while_training() -> None:
     trainer([*(build() for build in ALL.values()), Look()]).fit(model, loader((1, 6, 6), n=24))
     assert counts[0]["net.conv._forward_hooks"] >= 4
     assert counts[0]["net.conv.weight:tensor"] == 2
-    assert counts[0]["net.drop._forward_hooks"] == 1  # the profiler's: what takes time is timed
+    assert counts[0]["net.drop._forward_hooks"] == 3  # the profiler times it, the debugger traces it and asks at it
 
 
 def test_a_second_fit_starts_clean_even_after_a_lost_exit() -> None:

@@ -1,0 +1,185 @@
+"""HookDebugger: one step as text, breakpoints in hooks, and why a hook did not fire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
+from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks.selection import is_metric
+
+PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
+
+
+class HookDebugger(HookedCallback):
+    """Prints what passes through the model in chosen steps, stops where you say, and explains hooks that did not fire.
+
+    The trace has every call in order, forward and backward, with the shapes, dtypes and devices (and numbers, if asked) of what
+    went in and came out; where the step raised, the module it was raised in; and for every chosen module that was silent, why:
+    never called, ``.forward`` called directly, its weight used directly, a fused path, compiled before the hooks, frozen, without
+    autograd, not part of the loss. Weights, losses and random state stay as they would be; a traced step is slow.
+
+    Args:
+        modules: Which modules; None for all.
+        steps: Which training batches to trace, counted from the start of the fit: a number or several; () for none.
+        statistics: Also show each tensor's smallest, largest, mean and standard deviation, and how many values are not finite.
+        break_when: Stop when this is true: a function of a :class:`~lightning_hooks.debugging.Call` (``lambda call:
+            call.output.max() > 100``), asked in every training batch; or ``nonfinite``, for the first NaN or infinite value.
+        break_in: Ask at outputs (``forward``), at their gradients (``backward``; ``call.gradient``), or at ``both``.
+        on_break: ``debugger`` opens the one of ``sys.breakpointhook``; ``raise`` raises a
+            :class:`~lightning_hooks.debugging.HookBreakError` that names the site.
+        explain: Look for weights used and forwards called past the hooks, in the traced steps (not of compiled models).
+        show: Print the trace.
+
+    Attributes:
+        trace: The last :class:`~lightning_hooks.debugging.Trace`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If an argument is out of range, or, at train start, if ``modules`` matches nothing.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import HookDebugger
+        >>> trainer = Trainer(callbacks=[HookDebugger(break_when="nonfinite", on_break="raise")], logger=False)
+    """
+
+    hears_recomputation: ClassVar[bool] = True
+    fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
+    _tracer: Tracer | None
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        steps: int | Sequence[int] = 0,
+        statistics: bool = False,
+        break_when: Callable[[Call], Any] | Literal["nonfinite"] | None = None,
+        break_in: Literal["forward", "backward", "both"] = "forward",
+        on_break: Literal["debugger", "raise"] = "debugger",
+        explain: bool = True,
+        show: bool = True,
+    ) -> None:
+        super().__init__(modules=modules)
+        found = (steps,) if isinstance(steps, int) else tuple(steps) if isinstance(steps, Sequence) else None
+        if found is None or any(isinstance(step, bool) or not isinstance(step, int) for step in found):
+            raise TypeError(f"steps must be the number of a training batch, from 0, or several; got {steps!r}.")
+        if any(step < 0 for step in found):
+            raise ValueError(f"steps must be numbers of training batches, from 0; got {steps!r}.")
+        if break_when is not None and not callable(break_when) and break_when != "nonfinite":
+            raise ValueError(f"break_when must be a function of a Call, or 'nonfinite'; got {break_when!r}.")
+        if break_in not in PHASES:
+            raise ValueError(f"break_in must be one of {', '.join(PHASES)}; got {break_in!r}.")
+        if on_break not in ("debugger", "raise"):
+            raise ValueError(f"on_break must be debugger or raise; got {on_break!r}.")
+        for name, value in (("statistics", statistics), ("explain", explain), ("show", show)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False; got {value!r}.")
+        self.steps, self.statistics, self.explain, self.show = found, statistics, explain, show
+        self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
+        self.trace: Trace | None = None
+        self._tracer = None
+        self._batch = 0
+        self._title = ""
+        self._printing = show
+
+    def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
+        chosen = select_modules(model, self.modules if self.modules is not None else _can_be_called)
+        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults)
+        self._tracer = Tracer(chosen, self.statistics, stop, PHASES[self.break_in])
+        self._tracer.attach(chosen, hooks, self.faults)
+        return self._tracer
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[HookDebugger]:
+        """Trace what a model does in a ``with`` block, in plain PyTorch; the trace is in ``trace`` afterwards.
+
+        Args:
+            model: The model; ``modules`` are names in it.
+
+        Example:
+            >>> import torch
+            >>> from lightning_hooks import HookDebugger
+            >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+            >>> with HookDebugger(show=False).watch(net) as debugger:
+            ...     net(torch.zeros(4, 2)).sum().backward()
+            >>> debugger.trace.forward_order, debugger.trace.backward_order
+            (['0', '1'], ['1', '0'])
+        """
+        error: BaseException | None = None
+        self._printing = self.show
+        with HookManager() as hooks:
+            tracer = self._hook(model, hooks)
+            tracer.begin(model, watch=self.explain)
+            try:
+                yield self
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                self._finish(model, type(model).__name__, error)
+                tracer.stop()
+                self.tell_faults()
+
+    def _finish(self, model: nn.Module, title: str, error: BaseException | None = None) -> None:
+        assert self._tracer is not None
+        self.trace = self._tracer.finish(model, title, error)
+        if self._printing:
+            print(self.trace)  # noqa: T201
+
+    @override
+    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batch = 0
+        self.trace = None
+        self._printing = self.show and trainer.is_global_zero
+        self._hook(pl_module, self.hooks)
+
+    @override
+    def released(self) -> None:
+        if self._tracer is not None:
+            self._tracer.stop()
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._tracer is None:
+            return
+        self._tracer.listening = True
+        if self._batch in self.steps:
+            self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
+            self._tracer.begin(pl_module, watch=self.explain)
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        super().on_before_backward(trainer, pl_module, loss)
+        if self._tracer is not None:
+            self._tracer.forward_is_over()
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._tracer is not None:
+            if self._tracer.tracing:
+                self._finish(pl_module, self._title)
+                trackers = self.trackers(trainer)
+                trackers.text("hook_debugger/trace", f"```\n{self.trace}\n```", epoch_step(trainer))
+            self._tracer.listening = False
+        self._batch += 1
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._tracer is not None and self._tracer.tracing:
+            self._finish(pl_module, self._title, exception)
+        super().on_exception(trainer, pl_module, exception)
+
+
+def _can_be_called(_name: str, module: nn.Module) -> bool:
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict) and not is_metric(module)

@@ -1,0 +1,21 @@
+"""Seeing what hooks see: one step as text, and why a hook did not fire."""
+
+from lightning_hooks.debugging.breaks import Breakpoint, Call, HookBreakError
+from lightning_hooks.debugging.describe import TensorInfo, describe
+from lightning_hooks.debugging.silence import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.trace import CallRecord, Trace
+from lightning_hooks.debugging.tracer import Tracer
+
+__all__ = [
+    "Breakpoint",
+    "Call",
+    "CallRecord",
+    "Evidence",
+    "HookBreakError",
+    "TensorInfo",
+    "Trace",
+    "Tracer",
+    "describe",
+    "why_no_call",
+    "why_no_gradient",
+]

@@ -1,0 +1,113 @@
+"""Stopping where something is seen: in the debugger, or by an exception that names the place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.debugging.describe import describe
+from lightning_hooks.hooks import float_tensors
+
+
+@dataclass(slots=True)
+class Call:
+    """What a ``break_when`` function is handed: the live objects of one call.
+
+    Attributes:
+        site: The module's name.
+        phase: ``forward`` or ``backward``.
+        module: The module; None in backward.
+        args: Its positional arguments; () in backward.
+        kwargs: Its keyword arguments.
+        output: What it returned; None in backward.
+        gradient: The gradient at its output; None in forward.
+    """
+
+    site: str
+    phase: str
+    module: nn.Module | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    output: Any = None
+    gradient: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The floating-point tensors of the output; in backward the gradient."""
+        return float_tensors(self.output if self.phase == "forward" else self.gradient)
+
+
+class HookBreakError(RuntimeError):
+    """``break_when`` was true.
+
+    Attributes:
+        site: The module's name.
+        phase: ``forward`` or ``backward``.
+    """
+
+    def __init__(self, site: str, phase: str, message: str) -> None:
+        super().__init__(message)
+        self.site, self.phase = site, phase
+
+    def __reduce__(self) -> tuple[type[HookBreakError], tuple[str, str, str]]:
+        return (type(self), (self.site, self.phase, str(self)))
+
+
+def nonfinite(call: Call) -> bool:
+    """Whether a tensor of the call holds a NaN or an infinite value."""
+    return any(not bool(torch.isfinite(tensor.detach()).all()) for tensor in call.tensors)
+
+
+class Breakpoint:
+    """Stops at the first call for which ``when`` is true.
+
+    Args:
+        when: A function of a :class:`Call`, or ``nonfinite``.
+        how: ``debugger`` opens the one of ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT says otherwise); ``raise`` raises
+            :class:`HookBreakError`.
+        on_fault: Called once with (site, error) if ``when`` itself raises; it is not asked again.
+    """
+
+    def __init__(
+        self,
+        when: Callable[[Call], Any] | Literal["nonfinite"],
+        how: Literal["debugger", "raise"] = "debugger",
+        on_fault: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self.when = when if callable(when) else nonfinite
+        self.said = getattr(when, "__name__", repr(when)) if callable(when) else when
+        self.how, self.on_fault, self.broken = how, on_fault, False
+
+    def check(self, call: Call) -> None:
+        """Stop, if ``when`` says so.
+
+        Raises:
+            HookBreakError: If it does, and ``how`` is ``raise``.
+        """
+        if self.broken:
+            return
+        try:
+            stop = bool(self.when(call))
+        except Exception as error:
+            self.broken = True
+            if self.on_fault is None:
+                raise
+            self.on_fault(call.site, error)
+            return
+        if stop:
+            self._stop(call)
+
+    def _stop(self, call: Call) -> None:
+        found = ", ".join(map(str, describe(call.output if call.phase == "forward" else call.gradient, statistics=True)))
+        what = "output" if call.phase == "forward" else "gradient at the output"
+        kind = f" ({type(call.module).__name__})" if call.module is not None else ""
+        message = f"break_when={self.said} at {call.site!r}{kind} in {call.phase}: {what} {found}."
+        if self.how == "raise":
+            raise HookBreakError(call.site, call.phase, message)
+        print(f"{message} The call is in `call`.")  # noqa: T201  for whoever sits at the debugger
+        sys.breakpointhook()

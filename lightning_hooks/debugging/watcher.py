@@ -1,0 +1,105 @@
+"""Seeing weights used and forwards called that no hook sees."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# There is no public name for these; the first is where torch itself tells users to find it.
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+_FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
+
+
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at every operation: does it use a parameter of a module that is not being called, or come from such a module's forward?
+
+    Operations pass unchanged. It stays for one forward pass.
+
+    Args:
+        sites: (name, module) of the sites.
+        is_open: Whether a site is being called now.
+    """
+
+    def __init__(self, sites: Iterable[tuple[str, nn.Module]], is_open: Callable[[str], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_open = is_open
+        self._owners: dict[int, list[str]] = {}
+        self._modules: dict[int, str] = {}
+        self._codes: set[CodeType] = set()
+        self._kept: list[object] = [self._codes]  # so that no id is given to another object meanwhile; empty when left
+        for name, module in sites:
+            self._modules[id(module)] = name
+            self._kept.append(module)
+            code = getattr(type(module).forward, "__code__", None)
+            if code is not None:
+                self._codes.add(code)
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(id(parameter), []).append(name)
+                self._kept.append(parameter)
+        self.direct: dict[str, str] = {}  # site -> where its forward was called
+        self.used: dict[str, str] = {}  # site -> where its parameters were used
+        self.fused: dict[str, str] = {}  # site -> by which fused operation
+        self.looking = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Look, and let the operation run."""
+        if self.looking:
+            self._look(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        frame: FrameType | None = sys._getframe(2)
+        start = frame
+        inside: set[str] = set()
+        while frame is not None:
+            if frame.f_code in self._codes and frame.f_code.co_varnames:
+                module = frame.f_locals.get(frame.f_code.co_varnames[0])
+                name = self._modules.get(id(module))
+                if name is not None:
+                    inside.add(name)
+                    if name not in self.direct and not self._is_open(name):
+                        self.direct[name] = _where(frame.f_back)
+            frame = frame.f_back
+        for value in (*args, *kwargs.values()):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
+                if owners and not any(self._is_open(name) or name in inside for name in owners):
+                    said = str(func)
+                    fused = next((name for name in _FUSED if name in said), "")
+                    for name in owners:
+                        self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
+
+    def leave(self) -> None:
+        """Look no more, and leave the stack of modes as soon as it is our turn: modes have to be left in order.
+
+        Not to be called in a backward hook: the engine puts the stack back as it was before.
+        """
+        self.looking = False
+        if self._kept:
+            self._kept.clear()
+            _leaving.append(self)
+        while _leaving and _get_current_dispatch_mode() in _leaving:
+            top: Any = _get_current_dispatch_mode()
+            _leaving.remove(top)
+            top.__exit__(None, None, None)
+
+
+_leaving: list[Any] = []  # watchers that look no more, and are on the stack of modes below another
+
+
+def _where(frame: FrameType | None) -> str:
+    """The nearest place outside of torch, as ``file:line``."""
+    found = frame
+    while found is not None and found.f_code.co_filename.startswith((_TORCH, _HERE)):
+        found = found.f_back
+    found = found or frame
+    return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"

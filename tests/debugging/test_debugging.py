@@ -1,0 +1,457 @@
+"""Descriptions, explanations and breakpoints, in plain torch."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import pickle
+import sys
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+
+from lightning_hooks import HookDebugger
+from lightning_hooks.debugging import Breakpoint, Call, Evidence, HookBreakError, TensorInfo, describe, why_no_call, why_no_gradient
+from tests.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts, mlp
+
+
+@pytest.fixture(autouse=True)
+def _no_mode_stays() -> Any:
+    assert _get_current_dispatch_mode() is None
+    yield
+    assert _get_current_dispatch_mode() is None
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    label: str
+
+
+class ModelOutput(dict):
+    to_tuple = None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.zeros(2, 3), ["|float32[2, 3]"]),
+        (torch.zeros((), dtype=torch.int64), ["|int64[]"]),
+        (torch.zeros(2, device="meta"), ["|float32[2] meta"]),
+        (torch.eye(2).to_sparse(), ["|sparse_coo float32[2, 2]"]),
+        (
+            (torch.zeros(1), None, 3, "a" * 30, True),
+            ["[0]|float32[1]", "[1]|None", "[2]|3", "[3]|'aaaaaaaaaaaaaaaaa...'", "[4]|True"],
+        ),
+        (Pair(torch.zeros(1), [torch.zeros(2)]), [".first|float32[1]", ".second[0]|float32[2]"]),
+        ({"a": {"b": torch.zeros(1)}}, ["['a']['b']|float32[1]"]),
+        (ModelOutput(logits=torch.zeros(1)), [".logits|float32[1]"]),
+        (Output(torch.zeros(1), "x"), [".logits|float32[1]", ".label|'x'"]),
+        (pack_sequence([torch.zeros(2, 1)]), [".data|float32[2, 1]"]),
+        (object(), ["|object"]),
+    ],
+)
+def test_values_in_a_few_words(value: Any, expected: list[str]) -> None:
+    assert [f"{info.name}|{info}" for info in describe(value)] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_have_a_size_too(layout: torch.layout) -> None:
+    (info,) = describe(torch.nested.nested_tensor([torch.zeros(2), torch.ones(3)], layout=layout), statistics=True)
+    assert info.shape[0] == 2
+    assert info.statistics["mean"] == pytest.approx(0.6)
+
+
+def test_a_container_that_holds_itself_ends() -> None:
+    value: list[Any] = []
+    value.append(value)
+    assert [str(info) for info in describe(value)] == ["list"]
+
+
+def test_statistics_are_of_finite_values() -> None:
+    x = torch.tensor([1.0, 3.0, math.nan, math.inf], dtype=torch.float16)
+    (info,) = describe(x, statistics=True)
+    assert info.statistics == {"min": 1.0, "max": 3.0, "mean": 2.0, "std": 1.0, "nonfinite": 2}
+    assert str(info) == "float16[4] (min 1, max 3, mean 2, std 1, 2 non-finite)"
+    assert math.isnan(describe(torch.zeros(0), statistics=True)[0].statistics["mean"])
+    assert describe(torch.tensor([1]), statistics=True)[0].statistics is None
+
+
+class Puzzle(nn.Module):
+    """Every way not to be heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.linear, self.inplace = nn.Linear(6, 8), nn.ReLU(inplace=True)
+        self.direct, self.relu, self.used = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.left_over, self.functional = nn.Linear(2, 2), nn.ReLU()
+        self.without, self.aside, self.detaches, self.indices = nn.Linear(8, 8), nn.Linear(8, 2), Detaches(), Indices()
+        self.head, self.parameter = nn.Linear(8, 3), Parameter()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.inplace(self.linear(self.frozen(x)))
+        x = self.relu.forward(self.direct.forward(x))  # direct
+        x = nn.functional.linear(x, self.used.weight, self.used.bias)  # used
+        x = self.attention(x, x, need_weights=False, value=x)[0]
+        x = self.layers[0](x)
+        with torch.no_grad():
+            self.without(x)
+        self.aside(x)
+        self.detaches(x)
+        self.indices(x)
+        return self.head(nn.functional.relu(x).mean(1)) * self.parameter()
+
+
+class Detaches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).detach()
+
+
+class Indices(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+
+class Parameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.ones(1))
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+def line_of(text: str) -> str:
+    lines, start = inspect.getsourcelines(Puzzle)
+    (place,) = [start + number for number, line in enumerate(lines) if line.rstrip().endswith(text)]
+    return f"test_debugging.py:{place}"
+
+
+NEVER_CALLED = {
+    "direct": f"its forward was called directly at {line_of('# direct')}",
+    "relu": f"its forward was called directly at {line_of('# direct')}",
+    "used": f"its weight was used directly at {line_of('# used')}",
+    "attention.out_proj": "a part of nn.MultiheadAttention 'attention', which uses its weight in one fused function",
+    "block": "never called in this step: a branch not taken, or a layer left over.",
+    "block.0": "not called, and neither was 'block' around it.",
+    "block.1": "not called, and neither was 'block' around it.",
+    "layers.1": "never called in this step",
+    "left_over": "never called in this step",
+    "functional": "a function such as F.relu used in its place",
+}
+NO_GRADIENT = {
+    "frozen": "it is frozen, and so is all before it",
+    "linear": "its output is a view (as of nn.Linear with a bias on three dimensions) that was then changed in place",
+    "without": "it was called without autograd",
+    "aside": "its output does not reach the loss",
+    "detaches": "its output does not require a gradient although its parameters do",
+    "indices": "it puts out no floating-point tensor",
+    "parameter": "its output is a parameter itself: look at the parameter's gradient",
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "autocast"])
+def test_every_silence_is_explained(precision: str) -> None:
+    torch.manual_seed(0)
+    net = Puzzle()
+    with (
+        HookDebugger(show=False).watch(net) as debugger,
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"),
+    ):
+        net(torch.randn(2, 5, 6)).sum().backward()
+    trace = debugger.trace
+    assert set(trace.never_called) == set(NEVER_CALLED)
+    for site, reason in NEVER_CALLED.items():
+        assert reason in trace.never_called[site], site
+    expected = dict(NO_GRADIENT)
+    if precision == "autocast":  # there the weight is copied and the output no view
+        expected.pop("linear", None)
+    assert (
+        expected.items()
+        <= {
+            site: next((r for r in NO_GRADIENT.values() if r in reason), reason) for site, reason in trace.no_gradient.items()
+        }.items()
+    )
+    text = str(trace)
+    assert "  block.0, block.1: not called, and neither was 'block' around it." in text
+    assert not any(hook_counts(net).values())
+
+
+def test_the_trace_has_order_nesting_and_shapes() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 2)), nn.LSTM(2, 3))
+    with HookDebugger(show=False).watch(net) as debugger:
+        net(torch.zeros(5, 4))[0].sum().backward()
+    trace = debugger.trace
+    assert trace.forward_order == ["0", "1", "1.0", "1.1", "2"]
+    assert trace.backward_order == ["2", "1.1", "1", "1.0", "0"]
+    assert [call.depth for call in trace.calls[:5]] == [0, 0, 1, 1, 0]
+    assert [call.order for call in trace.calls] == list(range(10))
+    (call,) = trace.of("1.1")
+    assert [str(info) for info in call.inputs] == ["float32[5, 8]"]
+    assert call.outputs == (TensorInfo("", "float32", (5, 2), "cpu", True),)
+    assert [info.name for info in trace.of("2")[0].outputs] == ["[0]", "[1][0]", "[1][1]"]
+    lines = str(trace).splitlines()
+    assert lines[0] == "Sequential: 5 calls, 5 gradients (on the CPU unless said)."
+    assert lines[2] == "  0  0      Linear      float32[5, 4] -> float32[5, 8]"
+    assert lines[4] == "  2    1.0  ReLU        float32[5, 8] -> float32[5, 8]"
+    assert lines[8].split() == ["5", "2", "LSTM", "gradient", "float32[5,", "3]"]
+    assert trace.never_called == trace.no_gradient == {}
+    assert pickle.loads(pickle.dumps(trace)) == trace
+
+
+def test_keywords_and_statistics() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, *, scale: float) -> dict[str, Tensor]:
+            return {"y": x * scale}
+
+    net = nn.Sequential(Takes())
+    with HookDebugger(show=False, statistics=True).watch(net) as debugger:
+        net[0](torch.tensor([1.0, 3.0]), scale=2.0)
+    assert (
+        "0  0  Takes  float32[2] (min 1, max 3, mean 2, std 1), scale=2.0 -> ['y'] float32[2] (min 2, max 6, mean 4, std 2)"
+        in str(debugger.trace)
+    )
+    assert debugger.trace.no_gradient == {}  # there was no backward pass
+
+
+def test_where_it_raised() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(9, 2)))
+    debugger = HookDebugger(show=False)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), debugger.watch(net):
+        net(torch.zeros(5, 4))
+    trace = debugger.trace
+    assert trace.raised_in == "1.1"
+    assert trace.error.startswith("RuntimeError: mat1 and mat2")
+    assert [call.error[:12] for call in trace.calls] == ["", "RuntimeError", "", "RuntimeError"]
+    assert "Raised in 1.1: RuntimeError" in str(trace)
+    assert "float32[5, 8] -> raised RuntimeError" in str(trace)
+    assert trace.never_called == {}
+    assert not any(hook_counts(net).values())
+    with pytest.raises(ZeroDivisionError), debugger.watch(net):
+        1 / 0  # noqa: B018
+    assert "Raised in no traced module: ZeroDivisionError" in str(debugger.trace)
+
+
+def test_a_call_made_while_an_error_is_handled_is_no_failure() -> None:
+    class Nothing(nn.Module):
+        def forward(self) -> None: ...
+
+    net = nn.Sequential(Nothing())
+    with HookDebugger(show=False).watch(net) as debugger:
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError:
+            net[0]()
+    assert debugger.trace.calls[0].error == ""
+
+
+def test_a_caught_error_does_not_derange_what_follows() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(9, 2)))
+    with HookDebugger(show=False).watch(net) as debugger:
+        for module in (net[1], net[0]):
+            try:
+                module(torch.zeros(5, 4)).sum().backward()
+            except RuntimeError:
+                continue
+    assert [(call.site, call.phase, call.depth) for call in debugger.trace.calls] == [
+        ("1", "forward", 0),
+        ("1.0", "forward", 1),
+        ("0", "forward", 0),
+        ("0", "backward", 0),
+    ]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_calls_are_told_apart(reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.body, x, use_reentrant=reentrant)
+
+    net = nn.Sequential(Net())
+    with HookDebugger(show=False).watch(net) as debugger:
+        net(torch.zeros(2, 4, requires_grad=True)).sum().backward()
+    assert debugger.trace.forward_order == ["0", "0.body"]
+    assert len(debugger.trace.of("0.body", "recompute")) == 1
+    assert "(recomputed)" in str(debugger.trace)
+
+
+@pytest.mark.parametrize(("build", "shape"), [(ResidualCNN, (4, 1, 6, 6)), (TinyTransformer, (4, 5, 6)), (TinyLSTM, (4, 5, 6))])
+def test_nothing_is_altered(build: Any, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    net, x = build(), torch.randn(shape)
+    other = copy.deepcopy(net)
+    torch.manual_seed(1)
+    plain = net(x)
+    plain.sum().backward()
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    with HookDebugger(show=False, statistics=True, break_when=lambda call: False, break_in="both").watch(other) as debugger:
+        watched = other(x)
+        watched.sum().backward()
+    assert torch.equal(torch.get_rng_state(), after)
+    assert torch.equal(plain, watched)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    called = set(debugger.trace.forward_order)
+    assert called == {name for name, module in other.named_modules() if name} - set(debugger.trace.never_called) - {
+        "encoder.layers"
+    }
+
+
+class Foreign(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_others_are_left_in_order() -> None:
+    net = mlp()
+    debugger = HookDebugger(show=False)
+    foreign = Foreign()
+    with debugger.watch(net):
+        foreign.__enter__()
+        net(torch.zeros(2, 8)).sum().backward()
+    assert _get_current_dispatch_mode() is foreign  # ours lies below it
+    foreign.__exit__(None, None, None)
+    assert type(_get_current_dispatch_mode()).__name__ == "Watcher"  # it looks no more, and leaves when it can
+    with debugger.watch(net):
+        pass
+    assert _get_current_dispatch_mode() is None
+
+
+def nan_at(place: int) -> nn.Sequential:
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.log()
+
+    layers: list[nn.Module] = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    layers.insert(place, Log())
+    return nn.Sequential(*layers)
+
+
+def test_break_raises_and_names_the_site() -> None:
+    net = nan_at(2)
+    torch.manual_seed(0)
+    with (
+        pytest.raises(
+            HookBreakError, match=r"break_when=nonfinite at '2' \(Log\) in forward: output float32\[8, 4\].*non-finite"
+        ) as raised,
+        HookDebugger(show=False, break_when="nonfinite", on_break="raise").watch(net) as debugger,
+    ):
+        net(torch.randn(8, 4))
+    assert (raised.value.site, raised.value.phase) == ("2", "forward")
+    assert debugger.trace.raised_in == "2"
+    assert pickle.loads(pickle.dumps(raised.value)).site == "2"
+    assert not any(hook_counts(net).values())
+
+
+def test_break_in_backward() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0).sqrt()  # its gradient is infinite
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Root())
+    for break_in in ("backward", "both"):
+        with (
+            pytest.raises(HookBreakError, match="at '1' in backward: gradient at the output float32") as raised,
+            HookDebugger(show=False, break_when="nonfinite", break_in=break_in, on_break="raise").watch(net),
+        ):
+            net(torch.randn(8, 4)).sum().backward()
+        assert raised.value.phase == "backward"
+
+
+def test_break_opens_the_debugger_with_the_call_at_hand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Call] = []
+
+    def hook() -> None:
+        seen.append(sys._getframe(1).f_locals["call"])
+
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    big = torch.full((1, 2), 1000.0)
+    nn.init.ones_(net[0].weight)
+
+    def too_large(call: Call) -> bool:
+        return call.output.max() > 100
+
+    with HookDebugger(show=False, break_when=too_large).watch(net):
+        net(torch.zeros(1, 2))
+        net(big)
+    assert [(call.site, call.phase, type(call.module)) for call in seen] == [("0", "forward", nn.Linear), ("1", "forward", nn.ReLU)]
+    assert seen[0].args[0] is big
+    assert seen[0].tensors[0].max() > 1000
+    assert "break_when=too_large at '0' (Linear) in forward: output float32[1, 2] (min" in capsys.readouterr().out
+
+
+def test_a_predicate_that_raises_is_told_once() -> None:
+    faults: list[tuple[str, str]] = []
+    stop = Breakpoint(lambda call: call.nothing, "raise", lambda site, error: faults.append((site, type(error).__name__)))
+    for site in "ab":
+        stop.check(Call(site, "forward"))
+    assert faults == [("a", "AttributeError")]
+    with pytest.raises(ZeroDivisionError):
+        Breakpoint(lambda call: 1 / 0).check(Call("a", "forward"))
+
+
+def test_what_cannot_be_provoked_here_is_explained_too() -> None:
+    assert "the fast path of nn.TransformerEncoderLayer" in why_no_call(Evidence(fused="_transformer_encoder_layer_fwd"))
+    assert why_no_call(Evidence(compiled="net", region_heard=False)).startswith("'net' was compiled before the hooks came")
+    assert why_no_call(Evidence(compiled="", region_heard=False)).startswith("the model was compiled before")
+    assert "though its parameters have gradients" in why_no_call(Evidence(updated=True))
+    gone = why_no_gradient(Evidence(floats=True, differentiable=True, grad_enabled=True, view=True))
+    assert "or, being a view, it was changed in place" in gone
+    data = why_no_gradient(Evidence(floats=True, grad_enabled=True))
+    assert data.startswith("none of its inputs requires a gradient")
+
+
+def test_the_fast_path_is_recognised() -> None:
+    """Hooks on a layer's parts keep it from the fast path; with hooks elsewhere only, it is taken."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = nn.Sequential(layer).eval()
+    debugger = HookDebugger(show=False, modules=["0", "0.linear1"])
+    with torch.no_grad(), debugger.watch(net):
+        net(torch.zeros(2, 3, 8))
+    assert debugger.trace.never_called == {}
+
+    debugger = HookDebugger(show=False, modules="0.linear1")
+    with torch.no_grad(), debugger.watch(net):
+        layer.linear1._forward_hooks.clear()
+        layer.linear1._forward_pre_hooks.clear()
+        net(torch.zeros(2, 3, 8))
+    assert "the fused operation _transformer_encoder_layer_fwd took its weights" in debugger.trace.never_called["0.linear1"]
+
+
+def test_many_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_hooks.debugging.tracer.MAX_CALLS", 5)
+    net = nn.Sequential(nn.ReLU())
+    with HookDebugger(show=False).watch(net) as debugger:
+        for _ in range(9):
+            net(torch.zeros(1))
+    assert len(debugger.trace.calls) == 5
+    assert debugger.trace.dropped == 4
+    assert "4 more calls are not kept" in str(debugger.trace)
