@@ -3,7 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench faults clean
+.PHONY: demo test lint bench faults browser clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,9 +24,13 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks.overhead
+	$(BIN)/python -m tests.benchmarks.epoch_end
 
 faults: $(READY)  ## the proof: trainings with planted faults and healthy ones, what is found, and the peers' rules beside it
 	$(BIN)/python -m tests.faults.run
+
+browser:  ## a browser for the tests that look at pages, where one can be installed (apt-get, as root or with sudo)
+	.ci/browser
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -18,8 +18,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.run_folder import run_folder
-from lightning_hooks.trackers import coloured, some
-from lightning_hooks.trackers.names import markdown_text
+from lightning_hooks.trackers import Trackers, coloured, some
 
 if TYPE_CHECKING:
     from lightning_hooks.callbacks.monitor import Monitor
@@ -29,6 +28,10 @@ Rules = Sequence[Any]
 """What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, said loosely so that LightningCLI hands it on."""
 
 ON_ALERT = ("log", "warn", "stop", "raise")
+COLUMNS = ("severity", "kind", "site", "value", "threshold", "epoch", "what was seen, the likely cause, what to try")
+"""Of the table of alerts in the trackers."""
+MOST_SHOWN = 200
+"""Rows of that table at one step."""
 HISTORY = 4
 """How many earlier reports a rule is given."""
 FILE = Path("lightning_hooks", "alerts.jsonl")
@@ -148,11 +151,7 @@ def tell(
         _append(file, [*raised, *records])
     serious = [alert for _, alert in news if alert.severity != "info"]
     if serious:
-        trackers = news[0][0].trackers(trainer)
-        trackers.text("alerts", "\n".join(f"- {_markdown(alert)}" for alert in serious), step)
-        for alert in serious:
-            trackers.alert(alert.name, alert.message, alert.severity)
-        trackers.save()
+        _show(news[0][0].trackers(trainer), serious, step)
     fatal = []
     with beside_bar(trainer):
         for monitor, alert in news:
@@ -194,8 +193,20 @@ def alert_lines(alerts: Sequence[Alert], window: AlertWindow) -> list[str]:
     return lines
 
 
-def _markdown(alert: Alert) -> str:
-    return f"**{markdown_text(f'[{alert.severity}] {alert.name}')}**: {markdown_text(str(alert).partition(': ')[2])}"
+def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
+    """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
+    rows: list[tuple[object, ...]] = [
+        (a.severity, a.kind, a.site, a.value, a.threshold, a.epoch, str(a).partition(": ")[2]) for a in alerts[:MOST_SHOWN]
+    ]
+    if len(alerts) > MOST_SHOWN:
+        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, ""))
+    trackers.table("alerts", COLUMNS, rows, step)
+    kinds: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        kinds.setdefault(alert.kind, []).append(alert)
+    for kind, group in kinds.items():
+        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].message, group[0].severity)
+    trackers.save()
 
 
 def _append(file: Path, records: Sequence[dict[str, Any]]) -> None:

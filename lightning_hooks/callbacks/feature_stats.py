@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -11,14 +13,19 @@ from typing_extensions import override
 from lightning_hooks.alerts import FeatureReport
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.callbacks.publishing import stat_scalars
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_hooks.callbacks.publishing import Figures
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
 
@@ -43,6 +50,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
+        histograms: Log a histogram of each module's output: True for up to 128 modules, or glob patterns on their names.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -60,13 +69,16 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("_table",)
+    fit_only: ClassVar[tuple[str, ...]] = ("_table", "histogram_table")
     _table: FeatureTable
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = self.select(pl_module)
         self._table = FeatureTable(sites, pl_module, pl_module.device, bool(compiled_regions(pl_module)))
+        self.histogram_table = self._table.histograms = self.publishing.histogram_table(
+            self._table.names, pl_module.device, type(self).__name__
+        )
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
 
@@ -117,7 +129,22 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def charts(self) -> Layout:
-        return {"Features": by_statistic(self.prefix, self.publishing.statistics), **super().charts()}
+        return {"Features": by_statistic(self.prefix, self.publishing.scalars.statistics), **super().charts()}
+
+    @override
+    def figures(self, reports: Sequence[FeatureReport], last: bool) -> Figures:
+        from lightning_hooks.plots import colourful_dimension, dead_units, heatmap
+
+        figures: dict[str, Callable[[], Figure]] = {
+            f"{stat} by epoch": partial(heatmap, reports, stat)
+            for stat in (self.publishing.scalars.statistics if last else ["rms"])
+            if stat != "dead_fraction" and any(getattr(stats, stat) for stats in reports[-1].sites.values())
+        }
+        if self._table.rectifiers:
+            figures["dead units"] = partial(dead_units, reports)
+        if self.histogram_table is not None:
+            figures["colourful dimension"] = partial(colourful_dimension, **self.publishing.colourful())
+        return figures
 
     @override
     def summary_lines(self, report: FeatureReport) -> list[str]:

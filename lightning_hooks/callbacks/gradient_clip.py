@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -22,6 +24,9 @@ from lightning_hooks.clipping import ClipLedger, clip_stats
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
+
+if TYPE_CHECKING:
+    from lightning_hooks.callbacks.publishing import Figures
 
 LOGGED = (
     "steps",
@@ -52,6 +57,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
         report_dir: As for :class:`FeatureStatsMonitor`.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
@@ -76,8 +82,9 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         rules: Rules = (),
         summary: bool = True,
         report_dir: str | os.PathLike[str] | None = "auto",
+        figures: bool | int = False,
     ) -> None:
-        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir)
+        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir, figures=figures)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,6 +164,12 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
             for tags in several
         }
         return {"Clipping": shown, **super().charts()}
+
+    @override
+    def figures(self, reports: Sequence[ClipReport], last: bool) -> Figures:
+        from lightning_hooks.plots import clip_history
+
+        return {"clip history": partial(clip_history, reports)}
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,7 +16,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.alerts.reports import Report
-from lightning_hooks.callbacks.publishing import stat_scalars
+from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.steps import loss_scaler
@@ -29,6 +31,11 @@ from lightning_hooks.statistics import (
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_hooks.callbacks.publishing import Figures
 
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
 PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
@@ -59,6 +66,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
+        histograms: Log a histogram of the gradient at each module's output: True for up to 128 modules, or glob patterns.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -79,7 +88,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
-    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters")
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "histogram_table")
     _modules: GradientTable
     _parameters: ParameterTable
 
@@ -92,6 +101,11 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None, compiled)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
         self._modules.listening = False  # but while the loss's backward runs
+        self.histogram_table = self._modules.histograms = self.publishing.histogram_table(
+            self._modules.names, device, type(self).__name__, loss_scaler(trainer) is not None
+        )
+        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
+        self.value_scale = 1.0 / self._world_size
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
         for index, (name, module) in enumerate(sites):
@@ -172,8 +186,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
         split = self._modules.rows.numel()
-        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
-        rows = scaled(packed[:split].view(-1, N_COLUMNS), 1.0 / self._world_size)
+        rows = scaled(packed[:split].view(-1, N_COLUMNS), self.value_scale)
         modules, silent = self._modules.read(rows)
         parameters, total_norm = self._parameters.read(packed[split:])
         return GradientFlowReport(
@@ -198,7 +211,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def charts(self) -> Layout:
-        written, modules = self.publishing.statistics, self._modules.names
+        written, modules = self.publishing.scalars.statistics, self._modules.names
         whole: dict[str, Chart] = {"RMS: median, least and largest module": Band(*(f"{self.prefix}/rms_{what}" for what in BAND))}
         return {
             "Gradient flow": whole
@@ -213,6 +226,24 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             ),
             **super().charts(),
         }
+
+    @override
+    def figures(self, reports: Sequence[GradientFlowReport], last: bool) -> Figures:
+        from lightning_hooks.plots import colourful_dimension, gradient_flow, heatmap, update_ratios
+
+        now, written = reports[-1], self.publishing.scalars.statistics
+        figures: dict[str, Callable[[], Figure]] = {
+            "gradient flow": partial(gradient_flow, now),
+            "gradient flow of parameters": partial(gradient_flow, now, of="parameters"),
+            "update ratios": partial(update_ratios, now),
+        }
+        for noun, stats, found in (("module", MODULE_STATS, now.modules), ("parameter", PARAMETER_STATS, now.parameters)):
+            told = [stat for stat in stats if stat in written and any(getattr(entry, stat) for entry in found.values())]
+            for stat in told if last else [stat for stat in ("rms",) if noun == "module"]:
+                figures[f"{stat} of {noun}s by epoch"] = partial(heatmap, reports, stat, of=noun)
+        if self.histogram_table is not None:
+            figures["colourful dimension"] = partial(colourful_dimension, **self.publishing.colourful(), value="gradient")
+        return figures
 
     @override
     def summary_lines(self, report: GradientFlowReport) -> list[str]:

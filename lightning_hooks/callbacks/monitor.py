@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -22,14 +22,19 @@ from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import RuleLike
 from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, alert_lines, conclude
+from lightning_hooks.callbacks.logged import Logged, watched_tags
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
-from lightning_hooks.callbacks.publishing import Logged, Publishing, publish, watched_tags
+from lightning_hooks.callbacks.publishing import Histograms, Publishing, publish
 from lightning_hooks.callbacks.recorded import Recorded
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
+from lightning_hooks.statistics.histograms import N_BINS, Histogram, HistogramTable
 from lightning_hooks.trackers import show
 from lightning_hooks.trackers.layout import Layout, Lines
+
+if TYPE_CHECKING:
+    from lightning_hooks.callbacks.publishing import Figures
 
 R = TypeVar("R", bound=Report)
 
@@ -52,9 +57,13 @@ class Monitor(Recorded, Generic[R]):
             thinly than ``every_n_steps`` where that takes more. None for no limit.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
+        histograms: Whether loggers get a histogram of each site's values over the epoch: True for up to 128 sites, spread evenly,
+            or glob patterns on the names of the sites.
+        figures: Whether loggers get pictures: True after every epoch, n after every nth; needs matplotlib.
 
     Attributes:
         report: The report of the last finished epoch; None before.
+        histograms: Site to (edges, counts) of the last finished epoch, where ``histograms=`` asks for them.
     """
 
     prefix: ClassVar[str]
@@ -67,6 +76,11 @@ class Monitor(Recorded, Generic[R]):
     report: R | None
     _state_key: tuple[str, str] | None  # (selection, key)
     _alert_file: Path | None = None
+    histograms: dict[str, Histogram]
+    histogram_table: HistogramTable | None = None
+    """The histograms under way in a fit."""
+    value_scale: float = 1.0
+    """What the values that histograms count are multiplied by."""
 
     def __init__(
         self,
@@ -79,6 +93,8 @@ class Monitor(Recorded, Generic[R]):
         logged: Logged = "auto",
         max_overhead: float | None = None,
         report_dir: str | os.PathLike[str] | None = "auto",
+        histograms: Histograms = False,
+        figures: bool | int = False,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps, report_dir=report_dir)
         if max_overhead is not None and (isinstance(max_overhead, bool) or not isinstance(max_overhead, int | float)):
@@ -93,10 +109,11 @@ class Monitor(Recorded, Generic[R]):
         if not isinstance(summary, bool):
             raise TypeError(f"summary must be True or False; got {summary!r}.")
         self.summary = summary
-        self.publishing = Publishing(logged, self.ranking)
+        self.publishing = Publishing(logged, self.ranking, histograms, figures)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
         self._state_key = None
+        self.histograms = {}
         self.batches = 0
         self.sampled_batches = 0
         self._judged = False  # this epoch, and not told of yet
@@ -141,6 +158,15 @@ class Monitor(Recorded, Generic[R]):
         """Charts of many curves, where a tracker has them: category to title to chart. Asked once a fit, after the first epoch."""
         return {"Alerts": {self.prefix: Lines((f"{self.prefix}/alerts/.+$",))}}
 
+    def figures(self, reports: Sequence[R], last: bool) -> Figures:
+        """Pictures of the reports of a fit so far, where a tracker shows some: a name and what draws it.
+
+        Args:
+            reports: By epoch; of a long fit not all.
+            last: Whether training is over, and what takes longer may be drawn too.
+        """
+        return {}
+
     @abstractmethod
     def summary_lines(self, report: R) -> list[str]:
         """What is printed of the last report."""
@@ -155,6 +181,7 @@ class Monitor(Recorded, Generic[R]):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = self.sampled_batches = 0
         self.report = None
+        self.histograms = {}
         self.alerting.start(fresh=not self._restored)
         self._restored = self._judged = False
         self._world_size = trainer.world_size
@@ -245,7 +272,8 @@ class Monitor(Recorded, Generic[R]):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         began = time.perf_counter()
         self.tell_faults()
-        packed = self._merged().to("cpu")  # the one copy to the host in an epoch
+        packed, counts = self._split(self._merged().to("cpu"))  # the one copy to the host in an epoch
+        self.histograms = {} if self.histogram_table is None else self.histogram_table.read(counts, self.value_scale)
         report = self.read(packed, trainer.current_epoch, trainer.global_step)
         cost = None if self.overhead is None else self.overhead.share()
         stride = self.stride if self.stride < sys.maxsize else self.batches  # the first batch only
@@ -263,8 +291,10 @@ class Monitor(Recorded, Generic[R]):
             judged = [monitor for monitor in monitors if monitor._judged]
             for monitor in judged:
                 monitor._judged = False
-            publish(trainer, pl_module, monitors, epoch_step(trainer))
-            conclude(trainer, judged, self._alert_file, epoch_step(trainer))
+            try:
+                conclude(trainer, judged, self._alert_file, epoch_step(trainer))
+            finally:  # also where on_alert="raise" ends the run here
+                publish(trainer, pl_module, monitors, epoch_step(trainer))
         self.epoch_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
         if self is monitors[-1]:
             self.record(trainer, judged)
@@ -272,6 +302,9 @@ class Monitor(Recorded, Generic[R]):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
+        monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
+        if self is monitors[-1]:
+            publish(trainer, pl_module, monitors, epoch_step(trainer), last=True)
         if self.summary and self.report is not None and trainer.is_global_zero:
             lines = [*self.summary_lines(self.report), *alert_lines(self.report.alerts, self.alerting.window)]
             show(["", *lines])
@@ -309,6 +342,7 @@ class Monitor(Recorded, Generic[R]):
             state["epoch"] = {
                 "places": self.places,
                 "table": self._merged().to("cpu", copy=True),
+                "histograms": [] if self.histogram_table is None else self.histogram_table.names,
                 "batches": self.batches,
                 "sampled_batches": self.sampled_batches,
             }
@@ -332,10 +366,23 @@ class Monitor(Recorded, Generic[R]):
                 )
 
     def _merged(self) -> Tensor:
-        """The table of all ranks: one collective."""
-        table = PackedTable(self.merge_packed)
-        table.update(self.pack())
+        """The table of all ranks, and the histograms behind it: one collective."""
+        table = PackedTable(self._merge_ranks)
+        table.update(self.pack() if self.histogram_table is None else torch.cat((self.pack(), self.histogram_table.pack())))
         return table.compute()
+
+    def _merge_ranks(self, packed: Tensor) -> Tensor:
+        if self.histogram_table is None:
+            return self.merge_packed(packed)
+        tables, counts = self._split(packed)
+        return torch.cat((self.merge_packed(tables), counts.sum(0)))
+
+    def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the table and the histograms' counts apart, along the last dimension."""
+        if self.histogram_table is None:
+            return packed, packed.new_empty(0)
+        size = packed.shape[-1] - self.histogram_table.counts.numel()
+        return packed[..., :size], packed[..., size:]
 
     def _resume(self, trainer: Trainer) -> None:
         state, self._resumed = self._resumed, None
@@ -350,7 +397,11 @@ class Monitor(Recorded, Generic[R]):
                 "affected. To keep them, resume with the same model and the same modules=."
             )
         elif trainer.is_global_zero:  # the table is that of all ranks together
-            self.unpack(state["table"])
+            n_counts = N_BINS * len(state.get("histograms", []))
+            table, counts = (state["table"][:-n_counts], state["table"][-n_counts:]) if n_counts else (state["table"], None)
+            self.unpack(table)
+            if counts is not None and self.histogram_table is not None and self.histogram_table.names == state["histograms"]:
+                self.histogram_table.unpack(counts)
 
     @property
     @override
@@ -373,7 +424,7 @@ class Monitor(Recorded, Generic[R]):
             for kind, _ in found:
                 counts[kind] = counts.get(kind, 0.0) + 1
             scalars.update({f"{self.prefix}/alerts/{kind}": count for kind, count in counts.items()})
-        scalars = self.publishing.chosen(scalars, watched_tags(trainer), type(self).__name__)
+        scalars = self.publishing.scalars.chosen(scalars, watched_tags(trainer), type(self).__name__)
         tensors = {tag: torch.scalar_tensor(value) for tag, value in scalars.items()}
         # Straight into the trainer's own dictionaries, where EarlyStopping and ModelCheckpoint look: self.log would warn
         # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.

@@ -1,122 +1,185 @@
-"""What of a monitor's reports goes to the trackers."""
+"""What else of monitors' reports goes to the trackers: charts, a table of the sites, histograms, pictures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+import difflib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.callbacks.logged import Logged, LoggedScalars
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.trackers.budget import MAX_BYTES, MAX_TAGS, Choice, choose
+from lightning_hooks.statistics.histograms import Histogram, HistogramTable
+from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.layout import Chart
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_hooks.callbacks.monitor import Monitor
 
+    Figures = Mapping[str, Callable[[], Figure]]
+
+T = TypeVar("T")
+Histograms = bool | str | Sequence[str]
+"""Whether sites get histograms, or patterns on the names of those that do."""
+
+MOST_HISTOGRAMS = 128
+"""Sites that get a histogram where the user names none."""
+MOST_COLOURFUL = 12
+"""Sites in the picture of the colourful dimension."""
+MOST_PICTURED = 200
+"""Epochs in a picture."""
 SITE_COLUMNS = ("site", "type", "elements of its parameters", "listened to by")
 MOST_SITES = 300
 """Rows of the table of sites."""
-
-Logged = str | Sequence[str]
-"""``auto``, ``all``, or the statistics to log."""
 
 
 class Publishing:
     """What one monitor writes.
 
     Args:
-        logged: ``auto`` for as many statistics as fit a budget of tags and bytes, ``all``, or the names of statistics.
+        logged: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
         ranking: The monitor's statistics, what matters most first.
+        histograms: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
+        figures: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
 
     Raises:
-        TypeError: If ``logged`` is neither text nor a sequence of texts.
-        ValueError: If it names a statistic that there is not.
+        ImportError: If figures are asked for and matplotlib is not installed.
+        TypeError: If an argument is of a wrong type.
+        ValueError: If ``logged`` names a statistic that there is not, ``histograms`` nothing, or ``figures`` is below 0.
     """
 
-    def __init__(self, logged: Logged, ranking: Sequence[str]) -> None:
-        self.logged = logged
-        self.ranking = tuple(ranking)
-        self._wanted = _wanted(logged, self.ranking)
-        self._choice: Choice | None = None
-        self.introduced = False  # whether this fit's charts and sites are written
+    def __init__(
+        self, logged: Logged = "auto", ranking: Sequence[str] = (), histograms: Histograms = False, figures: bool | int = False
+    ) -> None:
+        self.scalars = LoggedScalars(logged, ranking)
+        patterns = [histograms] if isinstance(histograms, str) else histograms
+        if not isinstance(patterns, bool) and not (
+            isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
+        ):
+            raise TypeError(f"histograms must be True, False, or glob patterns on the names of sites; got {histograms!r}.")
+        if not isinstance(patterns, bool) and not all(patterns or [""]):
+            raise ValueError(f"histograms must be True, False, or glob patterns on the names of sites; got {histograms!r}.")
+        if not isinstance(figures, int):
+            raise TypeError(f"figures must be True, False, or a number of epochs; got {figures!r}.")
+        if figures < 0:
+            raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {figures!r}.")
+        if figures and find_spec("matplotlib") is None:
+            raise ImportError(f'figures={figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
+        self.histograms: bool | Sequence[str] = patterns
+        self.figures = int(figures)
+        self.start()
 
     def start(self) -> None:
         """A fit starts."""
-        self._choice = None
-        self.introduced = False
+        self.scalars.start()
+        self.introduced = False  # whether this fit's charts and sites are written
+        self._sites: list[str] = []
+        self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
+        self._told: set[str] = set()
 
-    def chosen(self, scalars: Mapping[str, float], watched: Collection[str], who: str) -> dict[str, float]:
-        """Return those of the scalars that are written: the same in every epoch of a fit.
+    def histogram_table(
+        self, names: Sequence[str], device: torch.device, who: str, loss_scaled: bool = False
+    ) -> HistogramTable | None:
+        """Make the table of the histograms that are asked for, or None.
 
         Args:
-            scalars: All.
-            watched: Tags that are written in any case.
-            who: Whose they are, for the message that tells once what is left out.
+            names: All sites.
+            device: Where it lives.
+            who: Whose they are, for messages.
+            loss_scaled: As for :class:`~lightning_hooks.statistics.histograms.HistogramTable`.
+
+        Raises:
+            ValueError: If a pattern matches no site.
         """
-        if self._choice is None:
-            self._choice = choose(scalars, self.ranking, self._wanted, watched)
-            if self.logged == "auto" and (self._choice.left_out or self._choice.every > 1):
-                rank_zero_info(_left_out(self._choice, len(scalars), who))
-        return {tag: value for tag, value in scalars.items() if tag in self._choice.tags}
+        if self.histograms is False:
+            return None
+        sites = list(range(len(names)))
+        if self.histograms is not True:
+            for pattern in self.histograms:
+                if not any(fnmatchcase(name, pattern) for name in names):
+                    near = ", ".join(map(repr, difflib.get_close_matches(pattern, names, 3, 0.0)))
+                    raise ValueError(
+                        f"{who}: histograms={pattern!r} matches none of its {len(names)} sites; the closest are {near}."
+                    )
+            sites = [site for site in sites if any(fnmatchcase(names[site], pattern) for pattern in self.histograms)]
+        elif len(sites) > MOST_HISTOGRAMS:
+            step = -(-len(sites) // MOST_HISTOGRAMS)
+            sites = sites[::step]
+            rank_zero_info(
+                f"{who}: of its {len(names)} sites every {step}th gets a histogram, {len(sites)} in all. For others, name them: "
+                f"histograms=[{names[0]!r}, …] or a pattern."
+            )
+        return HistogramTable(sites, names, device, loss_scaled)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The ranked statistics that are written, best first; none before the first epoch's end."""
-        return self._choice.statistics if self._choice else ()
+    def remember(self, epoch: int, histograms: Mapping[str, Histogram]) -> None:
+        """Keep the histograms that pictures are made of: of some sites, of the last epochs."""
+        if self.figures and histograms:
+            self._sites = self._sites or evenly(list(histograms), MOST_COLOURFUL)
+            kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._sites if site in histograms}
+            self._seen.append((epoch, kept))
+
+    def colourful(self) -> dict[str, Any]:
+        """What :func:`lightning_hooks.plots.colourful_dimension` is given."""
+        return {
+            "histograms": {site: [histograms.get(site) for _, histograms in self._seen] for site in self._sites},
+            "epochs": [epoch for epoch, _ in self._seen],
+        }
+
+    def draw(self, trackers: Trackers, figures: Figures, folder: str, step: int) -> None:
+        """Draw pictures and show them; one that cannot be drawn is told of once."""
+        if not trackers.shows_pictures:
+            return
+        for name, draw in figures.items():
+            try:
+                trackers.figure(f"{folder}/{name}", draw(), step)
+            except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
+                if name not in self._told:
+                    self._told.add(name)
+                    rank_zero_warn(f"The picture {folder}/{name} could not be drawn: {type(error).__name__}: {error}")
 
 
-def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
-    if logged == "auto" or logged == "all":
-        return None if logged == "auto" else ranking
-    wanted = [logged] if isinstance(logged, str) else logged
-    if not isinstance(wanted, Sequence) or not all(isinstance(statistic, str) for statistic in wanted):
-        raise TypeError(f"logged must be 'auto', 'all', or names of statistics; got {logged!r}.")
-    unknown = [statistic for statistic in wanted if statistic not in ranking]
-    if unknown:
-        raise ValueError(f"logged must be 'auto', 'all', or some of {', '.join(sorted(ranking))}; got {logged!r}.")
-    return wanted
-
-
-def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:
-    """What of ``logged`` each of several monitors knows.
-
-    Raises:
-        TypeError: As :class:`Publishing`.
-        ValueError: If it names a statistic that none has.
-    """
-    wanted = _wanted(logged, tuple(dict.fromkeys(statistic for ranking in rankings for statistic in ranking)))
-    if wanted is None or logged == "all":
-        return [logged for _ in rankings]
-    return [[statistic for statistic in wanted if statistic in ranking] for ranking in rankings]
-
-
-def _left_out(choice: Choice, n_tags: int, who: str) -> str:
-    sites = f" of every {choice.every}th site" if choice.every > 1 else ""
-    return (
-        f"{who}: all of its {n_tags} numbers an epoch would take {choice.wanted_bytes / 1000:.0f} kB of logs each time; within its "
-        f"budget ({MAX_TAGS} tags, {MAX_BYTES // 1000} kB) it logs {', '.join(choice.statistics)}{sites}. Left out: "
-        f"{', '.join(choice.left_out)}; they are in its report all the same. To log them too, say logged='all', or name what you "
-        f"want, as in logged={choice.statistics[:1] + choice.left_out[:1]!r}."
-    )
-
-
-def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int) -> None:
-    """Write what is of all monitors together, after each has made its report of the epoch.
+def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int, last: bool = False) -> None:
+    """Write what goes to the trackers beside scalars, after each monitor has made its report of the epoch.
 
     Args:
         trainer: The trainer.
         pl_module: The model.
         monitors: All of the trainer's, in order.
         step: Where the epoch's end stands on the x axis.
+        last: Whether training is over, and all pictures are drawn.
     """
     trackers = monitors[-1].trackers(trainer)
-    if not trackers or any(monitor.publishing.introduced for monitor in monitors):
+    if not trackers:
         return
+    if not last and not any(monitor.publishing.introduced for monitor in monitors):
+        _introduce(trackers, pl_module, monitors, step)
+    kinds: dict[str, int] = {}
+    for monitor in monitors:
+        kinds[monitor.prefix] = number = kinds.get(monitor.prefix, 0) + 1  # two of a kind may stand side by side
+        what, report = monitor.publishing, monitor.report
+        if report is None:
+            continue
+        if not last:
+            what.remember(report.epoch, monitor.histograms)
+            trackers.histograms({f"{monitor.prefix}/{site}/histogram": found for site, found in monitor.histograms.items()}, step)
+        if what.figures and (last or (report.epoch + 1) % what.figures == 0):
+            folder = f"{monitor.prefix}/figures" + f"-{number}" * (number > 1)
+            monitor.remember()
+            what.draw(trackers, monitor.figures(evenly(list(monitor.history), MOST_PICTURED), last), folder, step)
+    trackers.save()
+
+
+def _introduce(trackers: Trackers, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int) -> None:
     layout: dict[str, dict[str, Chart]] = {}
     for monitor in monitors:
         monitor.publishing.introduced = True
@@ -124,7 +187,6 @@ def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Mon
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})
     trackers.table("sites", SITE_COLUMNS, _sites(pl_module, monitors), step)
-    trackers.save()
 
 
 def _sites(pl_module: LightningModule, monitors: Sequence[Monitor[Any]]) -> list[list[object]]:
@@ -138,39 +200,21 @@ def _sites(pl_module: LightningModule, monitors: Sequence[Monitor[Any]]) -> list
     rows: list[list[object]] = []
     for name in (name for name in heard if name in modules or name in parameters):
         if name in modules:
-            kind, size = type(modules[name]).__name__, sum(p.numel() for p in modules[name].parameters() if not is_lazy(p))
+            kind, size = type(modules[name]).__name__, _elements(modules[name].parameters())
         else:
-            kind, size = "parameter", 0 if is_lazy(parameters[name]) else parameters[name].numel()
-        rows.append([name, kind, size, ", ".join(heard[name])])
+            kind, size = "parameter", _elements([parameters[name]])
+        rows.append([name, kind, size, ", ".join(dict.fromkeys(heard[name]))])
     left = len(rows) - MOST_SITES
     if left > 0:
         rows[MOST_SITES:] = [[f"… and {left} more", "", None, ""]]
     return rows
 
 
-def watched_tags(trainer: Trainer) -> set[str]:
-    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
-    callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    watchers = [*callbacks, *trainer.lr_scheduler_configs]
-    return {watcher.monitor for watcher in watchers if isinstance(getattr(watcher, "monitor", None), str)}
+def _elements(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
 
 
-def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, float]:
-    """Name statistics as ``prefix/<name>/<stat>``; NaN where there are none.
-
-    Args:
-        prefix: The monitor's.
-        names: The sites, in order.
-        found: Site to its statistics, where there are some.
-        wanted: Which statistics.
-    """
-    scalars: dict[str, float] = {}
-    if not wanted:
-        return scalars
-    read = attrgetter(*wanted) if len(wanted) > 1 else lambda stats: (getattr(stats, wanted[0]),)
-    nothing = (math.nan,) * len(wanted)
-    for name in names:
-        stats = found.get(name)
-        for stat, value in zip(wanted, nothing if stats is None else read(stats), strict=True):
-            scalars[f"{prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
-    return scalars
+def evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of them, spread evenly, the last among them."""
+    step = -(-len(items) // most) or 1
+    return list(items[::-1][::step][::-1])

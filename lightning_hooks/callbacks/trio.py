@@ -11,8 +11,9 @@ from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
+from lightning_hooks.callbacks.logged import Logged, of_each
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.callbacks.publishing import Logged, of_each
+from lightning_hooks.callbacks.publishing import Histograms
 from lightning_hooks.hooks import ModuleSelector
 
 
@@ -26,6 +27,8 @@ def monitors(
     logged: Logged = "auto",
     max_overhead: float | None = None,
     report_dir: str | os.PathLike[str] | None = "auto",
+    histograms: Histograms = False,
+    figures: bool | int = False,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -41,6 +44,8 @@ def monitors(
             thinly than ``every_n_steps`` where that takes more. None for no limit.
         report_dir: Where the run's reports and one health report of all three are written: ``auto`` for the log directory, if a
             logger has one, another directory, or None for nowhere.
+        histograms: Log histograms of outputs and of their gradients: True for up to 128 modules, or glob patterns on names.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -52,8 +57,14 @@ def monitors(
     """
     handed = hand_out(rules, RULES)
     feature_tags, flow_tags = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
-    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary, "report_dir": report_dir}
-    where: dict[str, Any] = {"modules": modules, "every_n_steps": every_n_steps, "max_overhead": max_overhead, **shared}
+    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary, "report_dir": report_dir, "figures": figures}
+    where: dict[str, Any] = {
+        **shared,
+        "modules": modules,
+        "every_n_steps": every_n_steps,
+        "max_overhead": max_overhead,
+        "histograms": histograms,
+    }
     features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, **where)
     flow = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=flow_tags, **where)
     clip = GradientClipMonitor(rules=handed[ClipReport], **shared)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
+from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
@@ -56,6 +57,7 @@ class FeatureTable:
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
         self._asleep: dict[int, int] = {}  # site -> how many units have not fired, where that is known on the host
+        self.histograms: HistogramTable | None = None
         self.capacity = most_units(root)
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
@@ -79,6 +81,8 @@ class FeatureTable:
             self.order.setdefault(index)
             self._before = self.producers.get(index, self._before)
         for position, values in enumerate(_values_in(output, compiling)):
+            if self.histograms is not None:
+                self.histograms.add(index, values)
             if values.is_cuda and not compiling and self._add_fused(index, values, position == 0):
                 continue
             saturated = None
@@ -217,6 +221,8 @@ class FeatureTable:
     def reset(self) -> None:
         """Start a new epoch."""
         self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        if self.histograms is not None:
+            self.histograms.reset()
         self._asleep.clear()
         for fired in self.fired.values():
             fired.zero_()

@@ -17,6 +17,7 @@ from lightning_hooks.statistics.gradients import (
     parameter_gradient_stats,
     parameter_rows,
 )
+from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
@@ -53,6 +54,7 @@ class GradientTable:
         self.pending = empty_table(len(names), device) if loss_scaled else None
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as gradients first arrived
+        self.histograms: HistogramTable | None = None
         self.listening = True
 
     def add(self, index: int, gradient: Tensor) -> None:
@@ -68,6 +70,8 @@ class GradientTable:
             if fast is None or not fast.reads(gradient):
                 values = plain_values(gradient)
         accumulate(self.rows if self.pending is None else self.pending, index, values, self.clock, compiling=compiling)
+        if self.histograms is not None:
+            self.histograms.add(index, values)
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
         """The optimizer took the step: what is pending counts, divided by the loss scale.
@@ -81,12 +85,16 @@ class GradientTable:
         unscaled = scaled(self.pending, 1.0 / scale)
         merged = merge(torch.stack((self.rows, unscaled)))
         self.rows.copy_(merged if valid is None else torch.where(valid, merged, self.rows))
+        if self.histograms is not None:
+            self.histograms.commit(scale, valid)
         self.discard()
 
     def discard(self) -> None:
         """The step was skipped: what is pending never happened."""
         if self.pending is not None:
             self.pending.copy_(empty_table(len(self.names), self.pending.device))
+        if self.histograms is not None:
+            self.histograms.discard()
 
     def read(self, rows: Tensor) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
         """Name the numbers of rows on the host: statistics by site, and the names of sites where no gradient arrived."""
@@ -98,6 +106,8 @@ class GradientTable:
         """Start a new epoch."""
         self.rows.copy_(empty_table(len(self.names), self.rows.device))
         self.discard()
+        if self.histograms is not None:
+            self.histograms.reset()
 
     def called(self) -> tuple[str, ...]:
         """The sites in the order in which gradients first arrived; of a compiled model, where that is unknown, its own reversed."""

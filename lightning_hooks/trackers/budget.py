@@ -71,11 +71,11 @@ def choose(
     every = 1
     for statistic, group in groups.items():
         size = size_of(group)
-        fits = len(group) <= left_tags and size <= left_bytes
+        fits = _fits(group, left_tags, left_bytes)
         if not group:
             continue
         if wanted is None and not fits and not statistics and not left_out:  # too many sites for a single number of each
-            every = max(-(-len(group) // max(left_tags, 1)), -(-size // max(left_bytes, 1)))
+            every = next(n for n in range(2, len(group) + 2) if n > len(group) or _fits(group[::n], left_tags, left_bytes))
             group, fits = group[::every], True
             size = size_of(group)
         if fits if wanted is None else statistic in wanted:
@@ -85,3 +85,7 @@ def choose(
         else:
             left_out.append(statistic)
     return Choice(frozenset(chosen), tuple(statistics), tuple(left_out), every, size_of(tags))
+
+
+def _fits(tags: Sequence[str], max_tags: int, max_bytes: int) -> bool:
+    return len(tags) <= max_tags and size_of(tags) <= max_bytes

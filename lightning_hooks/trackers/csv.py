@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from lightning_hooks.trackers.bins import QUANTILES, quantiles
 from lightning_hooks.trackers.names import safe_path
-from lightning_hooks.trackers.quantiles import QUANTILES, quantiles
-from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker
 
 if TYPE_CHECKING:
     from lightning_hooks.trackers.picture import Picture
@@ -35,9 +35,12 @@ class CSVTracker(Tracker):
         self._beside(tag, f"step-{step:08d}.png").write_bytes(picture.png)
 
     @override
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
-        values = quantiles(edges, counts, QUANTILES)
-        self.scalars({f"{tag}/q{share * 100:g}": value for share, value in zip(QUANTILES, values, strict=True)}, step)
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        columns: dict[str, float] = {}
+        for tag, (edges, counts) in histograms.items():
+            values = quantiles(edges, counts, QUANTILES)
+            columns |= {f"{tag}/q{share * 100:g}": value for share, value in zip(QUANTILES, values, strict=True)}
+        self.scalars(columns, step)
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:

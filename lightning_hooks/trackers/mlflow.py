@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from lightning_hooks.trackers.names import metric_name, safe_path
-from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker
 
 if TYPE_CHECKING:
     from lightning_hooks.trackers.picture import Picture
@@ -49,9 +50,10 @@ class MLflowTracker(Tracker):
             self.experiment.log_artifact(self.logger.run_id, str(path), f"{FOLDER}/{safe_path(tag)}")
 
     @override
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
-        contents = {"tag": tag, "step": step, "edges": list(edges), "counts": list(counts)}
-        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json")
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        contents = {tag: {"edges": list(edges), "counts": list(counts)} for tag, (edges, counts) in histograms.items()}
+        folder = safe_path(next(iter(histograms)).partition("/")[0])  # one file for all: each would be a request of its own
+        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{folder}/histograms/step-{step:08d}.json")
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -59,9 +61,14 @@ class MLflowTracker(Tracker):
 
     @override
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        # What MLflow's log_table writes and load_table reads, which need pandas.
-        contents = {"columns": list(columns), "data": [list(row) for row in rows]}
-        self.experiment.log_dict(self.logger.run_id, contents, f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json")
+        file, columns = f"{FOLDER}/{safe_path(tag)}.json", ["step", *columns]
+        data = [[step, *row] for row in rows]
+        if find_spec("pandas") is not None:  # one table for the run, with more rows each time: what mlflow.load_table reads
+            by_column = zip(*data, strict=True) if data else [[] for _ in columns]
+            self.experiment.log_table(self.logger.run_id, dict(zip(columns, map(list, by_column), strict=True)), file)
+        else:
+            file = f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json"
+            self.experiment.log_dict(self.logger.run_id, {"columns": columns, "data": data}, file)
 
     @override
     def file(self, path: Path, step: int) -> None:

@@ -29,13 +29,16 @@ class Picture:
     height: int
 
     @classmethod
-    def of_figure(cls, figure: Figure, dpi: int = 100) -> Picture:
+    def of_figure(cls, figure: Figure) -> Picture:
         """Draw a matplotlib figure, without pyplot and its global state."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from PIL import Image
 
-        drawn = BytesIO()
-        figure.savefig(drawn, format="png", dpi=dpi)
-        return _encoded(Image.open(drawn).convert("RGB").quantize(PALETTE))
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()))
+        paper = Image.new("RGBA", drawn.size, "white")
+        return _encoded(Image.alpha_composite(paper, drawn).convert("RGB").quantize(PALETTE))
 
     @classmethod
     def of_array(cls, image: np.ndarray) -> Picture:

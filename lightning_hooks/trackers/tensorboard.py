@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.events import scalar_summary
 from lightning_hooks.trackers.layout import Band, Chart, Layout
 from lightning_hooks.trackers.names import markdown_table
-from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,19 +56,21 @@ class TensorBoardTracker(Tracker):
             self.experiment.add_image(self.prefixed(tag), picture.array(), step, dataformats="HWC")
 
     @override
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
-        self.experiment.add_histogram_raw(
-            self.prefixed(tag),
-            min=edges[0],
-            max=edges[-1],
-            num=sum(counts),
-            sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
-            sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
-            bucket_limits=list(edges[1:]),
-            bucket_counts=list(counts),
-            global_step=step,
-        )
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        for tag, histogram in histograms.items():
+            edges, counts = coarsened(*histogram)
+            middles = [(low + high) / 2 for low, high in pairwise(edges)]
+            self.experiment.add_histogram_raw(
+                self.prefixed(tag),
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
+                sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+                bucket_limits=edges[1:],
+                bucket_counts=counts,
+                global_step=step,
+            )
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:

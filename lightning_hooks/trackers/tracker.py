@@ -7,6 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+Histogram = tuple[Sequence[float], Sequence[float]]
+"""Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -62,8 +65,8 @@ class Tracker:
     def picture(self, tag: str, picture: Picture, step: int) -> None:
         """Show a picture."""
 
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
-        """Show a distribution: ``counts[i]`` values between ``edges[i]`` and ``edges[i + 1]``, ascending, finite."""
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        """Show distributions by tag; of none is the total zero, and all edges are finite and rise."""
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Show text."""

@@ -12,7 +12,7 @@ from lightning_hooks.trackers.csv import CSVTracker
 from lightning_hooks.trackers.mlflow import MLflowTracker
 from lightning_hooks.trackers.picture import Picture
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
-from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker
 from lightning_hooks.trackers.wandb import WandbTracker
 
 if TYPE_CHECKING:
@@ -44,18 +44,23 @@ class Trackers:
     def __len__(self) -> int:
         return len(self._loggers)
 
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether any shows pictures: figures need not be drawn otherwise."""
+        return any(tracker.shows_pictures for tracker in self._trackers())
+
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write values, each under its tag, at a step."""
         self._each("scalars", values, step)
 
     def figure(self, tag: str, figure: Figure, step: int) -> None:
         """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and beside a CSVLogger's metrics."""
-        if any(tracker.shows_pictures for tracker in self._trackers()):
+        if self.shows_pictures:
             self._each("picture", tag, Picture.of_figure(figure), step)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
         """Show an image, uint8 of shape ``(height, width, 3)``, as :meth:`figure` does."""
-        if any(tracker.shows_pictures for tracker in self._trackers()):
+        if self.shows_pictures:
             self._each("picture", tag, Picture.of_array(image), step)
 
     def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
@@ -64,13 +69,18 @@ class Trackers:
         Raises:
             ValueError: If there are not one more edges than counts.
         """
-        if len(edges) != len(counts) + 1:
-            raise ValueError(f"edges must be one more than counts; got {len(edges)} edges and {len(counts)} counts.")
-        # A tracker can place neither an unbounded bin nor an uncounted one.
-        bins = [(*sides, count) for sides, count in zip(pairwise(edges), counts, strict=True) if all(map(math.isfinite, sides))]
-        kept = [(low, high, count if math.isfinite(count) else 0.0) for low, high, count in bins]
-        if sum(count for _, _, count in kept) > 0:
-            self._each("histogram", tag, [kept[0][0], *(high for _, high, _ in kept)], [count for _, _, count in kept], step)
+        self.histograms({tag: (edges, counts)}, step)
+
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        """Show distributions by tag, each as :meth:`histogram`: cheaper than one by one.
+
+        Raises:
+            ValueError: If one has not one more edges than counts.
+        """
+        kept = {tag: _bounded(tag, *histogram) for tag, histogram in histograms.items()}
+        filled = {tag: histogram for tag, histogram in kept.items() if sum(histogram[1]) > 0}
+        if filled:
+            self._each("histograms", filled, step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Show text in Markdown."""
@@ -129,6 +139,16 @@ class Trackers:
         if id(logger) not in self._told:
             self._told.add(id(logger))
             self._on_fault(type(logger).__name__, error)
+
+
+def _bounded(tag: str, edges: Sequence[float], counts: Sequence[float]) -> Histogram:
+    """A histogram without what a tracker cannot place: unbounded bins, uncounted ones."""
+    if len(edges) != len(counts) + 1:
+        raise ValueError(f"{tag}: edges must be one more than counts; got {len(edges)} edges and {len(counts)} counts.")
+    bins = [(*sides, count) for sides, count in zip(pairwise(edges), counts, strict=True) if all(map(math.isfinite, sides))]
+    if not bins:
+        return (0.0, 0.0), (0.0,)
+    return [bins[0][0], *(high for _, high, _ in bins)], [count if math.isfinite(count) else 0.0 for _, _, count in bins]
 
 
 def _answers_anything(thing: object) -> bool:

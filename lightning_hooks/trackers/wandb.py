@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.names import markdown_text, safe_path
-from lightning_hooks.trackers.tracker import Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,14 +41,18 @@ class WandbTracker(Tracker):
         import wandb
         from PIL import Image
 
-        self._media(tag, wandb.Image(Image.open(BytesIO(picture.png))), step)
+        self._media({tag: wandb.Image(Image.open(BytesIO(picture.png)))}, step)
 
     @override
-    def histogram(self, tag: str, edges: Sequence[float], counts: Sequence[float], step: int) -> None:
+    def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
         import numpy as np
         import wandb
 
-        self._media(tag, wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges))), step)
+        shown = {}
+        for tag, histogram in histograms.items():
+            edges, counts = coarsened(*histogram)
+            shown[tag] = wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges)))
+        self._media(shown, step)
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
@@ -57,7 +62,7 @@ class WandbTracker(Tracker):
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
         import wandb
 
-        self._media(tag, wandb.Table(columns=list(columns), data=[list(row) for row in rows]), step)
+        self._media({tag: wandb.Table(columns=list(columns), data=[list(row) for row in rows])}, step)
 
     @override
     def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
@@ -77,5 +82,6 @@ class WandbTracker(Tracker):
     def save(self) -> None:
         """Nothing: the run writes by itself."""
 
-    def _media(self, tag: str, media: Any, step: int) -> None:
-        self.logger.log_metrics({safe_path(tag): media}, step=step)  # W&B makes a file's path of the name
+    def _media(self, media: Mapping[str, Any], step: int) -> None:
+        shown = {safe_path(tag): entry for tag, entry in media.items()}  # W&B makes a file's path of the name
+        self.logger.log_metrics(shown, step=step)

@@ -137,7 +137,7 @@ CASES = ("even", "uneven", "one_rank_only", "stop", "raise", "prune")
 def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
     if case == "prune":
         return prune(world, rank)
-    ours = monitors(every_n_steps=1, summary=False, on_alert=case if case in ("stop", "raise") else "log")
+    ours = monitors(every_n_steps=1, summary=False, histograms=True, on_alert=case if case in ("stop", "raise") else "log")
     counting = CountCollectives()
     for monitor in ours:
         counting.wrap(monitor)
@@ -156,6 +156,7 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
         error = type(raised).__name__
     return {
         "reports": [monitor.report for monitor in ours],
+        "histograms": [monitor.histograms for monitor in ours],
         "collectives": counting.counts,
         "epochs": ours[0].report.epoch + 1,
         "alerts": [(alert.kind, alert.site) for monitor in ours if monitor.report for alert in monitor.report.alerts],

@@ -134,7 +134,7 @@ def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> 
     (tag,) = (tag for tag in events.Tags()["tensors"] if "alerts" in tag)
     (text,) = events.Tensors(tag)
     assert text.step == 6
-    assert "dead at net.1" in text.tensor_proto.string_val[0].decode()
+    assert "| critical | dead | net.1 |" in text.tensor_proto.string_val[0].decode()
 
 
 def test_nothing_is_written_without_a_logger_or_an_alert(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

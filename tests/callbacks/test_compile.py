@@ -92,6 +92,25 @@ def test_compiled_training_gives_the_same_numbers_under_the_same_tags(net: str, 
     assert more_graphs <= graphs + 2
 
 
+def test_a_compiled_model_has_the_same_histograms() -> None:
+    def histograms(what: str) -> list[Any]:
+        torch.manual_seed(0)
+        ours = monitors(every_n_steps=2, summary=False, histograms=True)
+        trainer(ours, max_epochs=2).fit(compiled(Plain(mlp(), lr=0.01), what, "inductor"), loader(n=48))
+        assert not any(callback.faults.errors for callback in ours)
+        return [callback.histograms for callback in ours]
+
+    expected, found = histograms("none"), histograms("child")
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
+    for one, other in zip(expected[:2], found, strict=False):
+        assert list(one) == list(other) == [f"net.{i}" for i in range(5)]
+        for site, (edges, counts) in one.items():
+            assert sum(other[site][1]) == sum(counts)
+            compare = dict(zip(other[site][0], other[site][1], strict=False))
+            moved = sum(abs(compare.get(edge, 0) - count) for edge, count in zip(edges, counts, strict=False))
+            assert moved <= 0.02 * sum(counts), site  # rounding takes a value over an edge
+
+
 def test_hooks_that_come_after_the_compiler_are_reported_once_with_the_remedy() -> None:
     model = Plain(mlp())
     model.net = torch.compile(model.net, backend="eager")

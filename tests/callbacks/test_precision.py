@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -56,6 +57,21 @@ def test_the_loss_scale_leaves_no_trace(net: Any, shape: tuple[int, ...]) -> Non
     for stat in ("norm_before", "norm_after", "coefficient"):
         one, two = (getattr(c.optimizers["0-SGD"], stat) for c in (clip, other_clip))
         assert close(one, two, 1e-3), stat
+
+
+def test_histograms_are_of_unscaled_gradients_of_steps_that_were_taken() -> None:
+    torch.manual_seed(0)
+    ours = monitors(every_n_steps=1, summary=False, histograms=True)
+    run = trainer(ours, plugins=amp(4096.0, growth_interval=2))
+    run.fit(BadBatch(mlp(), math.inf), loader())
+    flow = ours[1].report
+    assert ours[2].report.optimizers["0-SGD"].skipped_steps == 1
+    assert list(ours[1].histograms) == list(flow.modules)
+    for site, (edges, counts) in ours[1].histograms.items():
+        assert sum(counts) == flow.modules[site].count
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        rms = math.sqrt(sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)) / sum(counts))
+        assert rms == pytest.approx(flow.modules[site].rms, rel=0.05)
 
 
 def test_scaled_gradients_equal_a_reference_divided_by_the_scale_of_each_step() -> None:

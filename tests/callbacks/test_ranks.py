@@ -63,6 +63,25 @@ def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
     assert ranks[0]["collectives"] == [1, 1, 1]  # one per monitor in one epoch
 
 
+def by_bin(edges: list[float], counts: list[int]) -> dict[float, int]:
+    """Counts by the bin's lower edge; 0 for the bin around zero, whose width is divided by the ranks."""
+    return {0.0 if low < 0 < high else low: count for low, high, count in zip(edges, edges[1:], counts, strict=False) if count}
+
+
+@pytest.mark.parametrize("case", ["even", "uneven", "one_rank_only"])
+def test_histograms_of_two_ranks_equal_those_of_one_process(case: str, two_ranks: Any) -> None:
+    single = run_case(case, world=1)["histograms"]
+    ranks = two_ranks[case]
+    assert ranks[0]["histograms"] == ranks[1]["histograms"]
+    for found, expected in zip(ranks[0]["histograms"][: 1 if case == "one_rank_only" else 2], single, strict=False):
+        assert set(found) == set(expected) >= {"net.first", "net.act", "net.second"}
+        for site in expected:
+            one, other = by_bin(*found[site]), by_bin(*expected[site])
+            assert sum(one.values()) == sum(other.values())
+            moved = sum(abs(one.get(place, 0) - other.get(place, 0)) for place in {*one, *other})
+            assert moved <= 4, site  # a sum in another order may take a value over an edge
+
+
 def test_a_module_that_runs_on_one_rank_only_neither_hangs_nor_shifts_the_rest(two_ranks: Any) -> None:
     ranks = two_ranks["one_rank_only"]
     single = run_case("one_rank_only", world=1)

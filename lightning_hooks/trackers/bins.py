@@ -1,4 +1,4 @@
-"""Quantiles of a histogram."""
+"""What is read off a histogram, and how it is made smaller."""
 
 from __future__ import annotations
 
@@ -29,3 +29,25 @@ def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[
         within = (share * total - below) / counts[index] if counts[index] else 0.0
         found.append(edges[index] + (edges[index + 1] - edges[index]) * min(max(within, 0.0), 1.0))
     return found
+
+
+def coarsened(edges: Sequence[float], counts: Sequence[float], parts: int = 256) -> tuple[list[float], list[float]]:
+    """Join bins narrower than the eye can tell: than a part of the whole range, of which a chart shows some thirty.
+
+    Args:
+        edges: Rising, one more than counts.
+        counts: Of each bin.
+        parts: How many parts the range has.
+    """
+    width = (edges[-1] - edges[0]) / parts
+    new_edges, new_counts, waiting = [edges[0]], [], 0.0
+    for high, count in zip(edges[1:], counts, strict=True):
+        waiting += count
+        if high - new_edges[-1] >= width:
+            new_edges.append(high)
+            new_counts.append(waiting)
+            waiting = 0.0
+    if new_edges[-1] != edges[-1]:  # a narrow rest belongs to the last bin
+        new_edges[-1 if new_counts else len(new_edges) :] = [edges[-1]]
+        new_counts[-1:] = [(new_counts[-1] if new_counts else 0.0) + waiting]
+    return new_edges, new_counts

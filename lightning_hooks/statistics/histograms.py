@@ -1,0 +1,143 @@
+"""Histograms over an epoch: bins that are the same for all sites, batches and ranks, so that counts simply add.
+
+A bin is a quarter of the way from one power of two to the next, on either side of zero: wide where values are large, narrow where
+they are small, and read straight off a float32's bits (its exponent and the first two digits behind it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.rows import row_dtype
+
+QUARTERS = 4
+LOWEST, HIGHEST = -40, 24
+"""Powers of two between which magnitudes are told apart: 1e-12 to 1.7e7. What is less counts as zero, what is more as the most."""
+N_SIDE = (HIGHEST - LOWEST) * QUARTERS
+N_BINS = 2 * N_SIDE + 1
+
+_EXPONENT_BIAS = 127
+_SHIFT = 21  # of a float32's 32 bits this leaves the sign, 8 of the exponent and 2 of the fraction
+_KEYS = 1 << (32 - _SHIFT)
+_NONFINITE = 255 * QUARTERS  # NaN and infinity have the largest exponent
+_FIRST = (_EXPONENT_BIAS + LOWEST) * QUARTERS
+_CHUNK = 1 << 22  # values placed at a time on an accelerator: their int64 places take eight bytes each
+
+Histogram = tuple[list[float], list[int]]
+"""Edges, rising, and one count less."""
+
+
+@cache
+def bin_edges() -> np.ndarray:
+    """The edges of all bins, rising, shape ``(n_bins + 1,)``; the middle one holds zero."""
+    powers = np.exp2(np.arange(LOWEST, HIGHEST))
+    side = np.append((powers[:, None] * (1 + np.arange(QUARTERS) / QUARTERS)).ravel(), 2.0**HIGHEST)
+    return np.concatenate((-side[::-1], side))
+
+
+class HistogramTable:
+    """A histogram of each of some sites, on the device.
+
+    Args:
+        sites: Indices of these sites among all.
+        names: The names of all sites.
+        device: Where the counts live.
+        loss_scaled: Whether a loss scaler is at work: counts then wait, as gradients do, for :meth:`commit` or :meth:`discard`.
+    """
+
+    def __init__(
+        self, sites: Sequence[int], names: Sequence[str], device: torch.device | str = "cpu", loss_scaled: bool = False
+    ) -> None:
+        self.lines = {site: line for line, site in enumerate(sites)}
+        self.names = [names[site] for site in sites]
+        self.counts = torch.zeros((len(sites), N_BINS), dtype=torch.int64, device=device)
+        self.pending = torch.zeros_like(self.counts) if loss_scaled else None
+
+    def add(self, site: int, values: Tensor) -> None:
+        """Count values: floating point, plain, any shape and device; NaN and infinite ones are passed over. No host sync."""
+        line = self.lines.get(site)
+        if line is not None and values.numel():
+            counts = self.counts if self.pending is None else self.pending
+            counts[line] += bin_counts(values).to(counts.device, non_blocking=True)
+
+    def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
+        """The optimizer took the step: what is pending counts, divided by the loss scale (by a power of two exactly)."""
+        if self.pending is None:
+            return
+        edges = torch.as_tensor(bin_edges(), dtype=torch.float32, device=self.pending.device)
+        middles = (edges[1:] + edges[:-1]) / 2
+        places = _places(middles / scale)
+        moved = torch.zeros_like(self.pending).index_add_(1, places.clamp(max=N_BINS - 1), self.pending)
+        self.counts += moved if valid is None else moved * valid
+        self.discard()
+
+    def discard(self) -> None:
+        """The step was skipped."""
+        if self.pending is not None:
+            self.pending.zero_()
+
+    def pack(self) -> Tensor:
+        """Return the counts as one vector of the row's dtype; vectors of several ranks add."""
+        return self.counts.flatten().to(row_dtype(self.counts.device))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` gave."""
+        self.counts.copy_(packed.view_as(self.counts))
+
+    def read(self, packed: Tensor, factor: float = 1.0) -> dict[str, Histogram]:
+        """Turn a packed vector on the host into histograms by site, without empty bins at the ends; none for a site without values.
+
+        Args:
+            packed: From :meth:`pack`.
+            factor: What values are multiplied by.
+        """
+        edges = bin_edges() * factor
+        found: dict[str, Histogram] = {}
+        for name, counts in zip(self.names, packed.view(-1, N_BINS).numpy(), strict=True):
+            occupied = np.flatnonzero(counts)
+            if occupied.size:
+                first, last = occupied[0], occupied[-1]
+                found[name] = edges[first : last + 2].tolist(), counts[first : last + 1].astype(np.int64).tolist()
+        return found
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.counts.zero_()
+        self.discard()
+
+
+def bin_counts(values: Tensor) -> Tensor:
+    """How many values fall in each bin: int64, ``(n_bins,)``, on the values' device."""
+    flat = values.detach().reshape(-1).to(torch.float32)
+    if flat.is_cpu and not torch.compiler.is_compiling():
+        keys = np.right_shift(flat.contiguous().numpy().view(np.uint32), _SHIFT)
+        by_key = np.bincount(keys.astype(np.intp), minlength=_KEYS)
+        counts = np.zeros(N_BINS + 1, dtype=np.int64)
+        np.add.at(counts, _bin_of_key(), by_key)
+        return torch.from_numpy(counts[:N_BINS])
+    counted = torch.zeros(N_BINS + 1, dtype=torch.int64, device=flat.device)
+    one = torch.ones((), dtype=torch.int64, device=flat.device)
+    for chunk in torch.split(flat, _CHUNK):
+        places = _places(chunk)
+        counted.scatter_add_(0, places, one.expand(places.shape))
+    return counted[:N_BINS]
+
+
+def _places(values: Tensor) -> Tensor:
+    """The bin of each float32: int64; ``n_bins`` for what is not finite."""
+    bits = values.contiguous().view(torch.int32)
+    magnitude = (bits & 0x7FFFFFFF) >> _SHIFT
+    side = (magnitude - (_FIRST - 1)).clamp(0, N_SIDE)
+    places = torch.where(bits < 0, N_SIDE - side, N_SIDE + side)
+    return torch.where(magnitude < _NONFINITE, places, N_BINS).to(torch.int64)
+
+
+@cache
+def _bin_of_key() -> np.ndarray:
+    keys = np.arange(_KEYS, dtype=np.uint32) << np.uint32(_SHIFT)
+    return _places(torch.from_numpy(keys.view(np.float32))).numpy()

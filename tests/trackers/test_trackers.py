@@ -1,0 +1,184 @@
+"""Any logger at all: scalars always, nothing raises, and one that does is told of once."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from lightning_hooks.trackers import Tracker, Trackers
+from lightning_hooks.trackers.csv import CSVTracker
+from lightning_hooks.trackers.tensorboard import TensorBoardTracker
+from tests.trackers.story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
+
+
+class Collecting(Logger):
+    """A user's own: no experiment, keeps what it is given."""
+
+    name, version = "collecting", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class WithoutExperiment(Collecting):
+    @property
+    def experiment(self) -> Any:
+        raise RuntimeError("no server")
+
+
+class Raising(Collecting):
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_users_logger_gets_scalars_and_declines_the_rest(tmp_path: Path) -> None:
+    logger, faults = Collecting(), Faults()
+    write_all(Trackers([logger], faults), tmp_path)
+    assert faults == []
+    assert [(step, set(row)) for step, row in logger.rows][::2] == [(step, set(SCALARS)) for step in STEPS]
+
+
+def test_it_is_not_asked_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    trackers = Trackers([Collecting()], Faults())
+    assert not trackers.shows_pictures
+    drawn = figure()
+    monkeypatch.setattr("lightning_hooks.trackers.picture.Picture.of_figure", lambda figure: pytest.fail("drawn for nobody"))
+    trackers.figure("a", drawn, 1)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_logger_that_answers_to_everything_is_asked_for_nothing_special(package: str, tmp_path: Path) -> None:
+    dummy, mock, faults = importlib.import_module(f"{package}.loggers.logger").DummyLogger(), MagicMock(), Faults()
+    trackers = Trackers([dummy, mock], faults)
+    write_all(trackers, tmp_path)
+    assert faults == []
+    assert {type(tracker) for tracker in trackers._trackers()} == {Tracker}
+    assert {call[0] for call in mock.method_calls} == {"log_metrics", "save"}
+
+
+def test_a_logger_whose_experiment_raises_is_told_of_once_and_still_gets_scalars(tmp_path: Path) -> None:
+    broken, faults = WithoutExperiment(), Faults()
+    write_all(Trackers([broken], faults), tmp_path)
+    assert [(name, str(error)) for name, error in faults] == [("WithoutExperiment", "no server")]
+    assert len(broken.rows) == 2 * len(STEPS)
+
+
+def test_a_logger_that_raises_is_told_of_once_and_the_others_go_on(tmp_path: Path) -> None:
+    collecting, faults = Collecting(), Faults()
+    write_all(Trackers([Raising(), collecting, Raising()], faults), tmp_path)
+    assert [(name, error.errno) for name, error in faults] == [("Raising", errno.ENOSPC)] * 2  # each of the two once
+    assert len(collecting.rows) == 2 * len(STEPS)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writing thread ends
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_disk_that_is_full(kind: Any, tmp_path: Path) -> None:
+    """Files may not grow beyond 4 kB: what the system then raises is told once, and nothing else comes of it."""
+    faults = Faults()
+    trackers = Trackers([kind(tmp_path, name="run", version=0)], faults)
+    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
+        for step in range(5):
+            trackers.scalars({f"features/{'x' * 60}{i}/rms": float(step) for i in range(200)}, step)
+            trackers.table("sites", ["a"], [["b" * 100]] * 100, step)
+            trackers.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    ((name, error),) = faults
+    assert name == kind.__name__
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EFBIG
+
+
+def test_no_logger_at_all(tmp_path: Path) -> None:
+    trackers = Trackers([], lambda name, error: pytest.fail(str(error)))
+    assert not trackers
+    write_all(trackers, tmp_path)
+
+
+def test_the_run_is_not_opened_before_there_is_something_to_write() -> None:
+    opened = []
+
+    class Lazy(Collecting):
+        @property
+        def experiment(self) -> None:
+            opened.append(True)
+
+    trackers = Trackers([Lazy()], Faults())
+    assert opened == []
+    trackers.scalars({"a": 1.0}, 1)
+    trackers.scalars({"a": 1.0}, 2)
+    assert opened == [True]
+
+
+def test_what_a_logger_can_do_decides(tmp_path: Path) -> None:
+    class MyTensorBoard(TensorBoardLogger):
+        pass
+
+    class Around:
+        """A logger that hands everything to another, as some wrappers do."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            self.experiment = inner.experiment
+
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            self.inner.log_metrics(metrics, step)
+
+        def save(self) -> None:
+            self.inner.save()
+
+    inner = CSVLogger(tmp_path, name="b")
+    trackers = Trackers([MyTensorBoard(tmp_path, name="a"), Around(inner), Around(TensorBoardLogger(tmp_path, name="c"))], Faults())
+    assert [type(tracker) for tracker in trackers._trackers()] == [TensorBoardTracker, CSVTracker, TensorBoardTracker]
+    write_all(trackers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros((4, 4), np.uint8), r"image must be uint8 of shape \(height, width, 3\); got uint8 of shape \(4, 4\)"),
+        (np.zeros((4, 4, 3), np.float32), r"got float32 of shape \(4, 4, 3\)"),
+        (np.zeros((4, 4, 4), np.uint8), r"got uint8 of shape \(4, 4, 4\)"),
+    ],
+)
+def test_an_image_of_another_shape_is_refused(wrong: np.ndarray, message: str, tmp_path: Path) -> None:
+    trackers = Trackers([CSVLogger(tmp_path)], Faults())
+    with pytest.raises(ValueError, match=message):
+        trackers.image("a", wrong, 1)
+    trackers.image("a", image(), 1)
+
+
+def test_a_histogram_must_fit_and_what_cannot_be_placed_is_left_out() -> None:
+    seen = []
+
+    class Keeping(Tracker):
+        def histograms(self, histograms: Any, step: int) -> None:
+            seen.append((histograms, step))
+
+    trackers = Trackers([Collecting()], Faults())
+    trackers._found = [Keeping(Collecting())]
+    with pytest.raises(ValueError, match="h: edges must be one more than counts; got 2 edges and 2 counts"):
+        trackers.histogram("h", [0.0, 1.0], [1, 2], 1)
+    trackers.histogram("h", [-np.inf, 0.0, 1.0, 2.0, np.inf], [9, 1, np.nan, 8], 1)
+    trackers.histogram("nothing", [0.0, 1.0], [0], 1)
+    trackers.histogram("unbounded", [-np.inf, np.inf], [5], 1)
+    assert seen == [({"h": ([0.0, 1.0, 2.0], [1, 0.0])}, 1)]
