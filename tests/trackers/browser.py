@@ -1,10 +1,8 @@
-"""A real TensorBoard server, and headless Chromium to look at it."""
+"""A real TensorBoard server, and what a browser shows of it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from urllib.request import urlopen
 T = TypeVar("T")
 PATIENCE = 90.0
 """Seconds to wait for a page on a machine that does other things too."""
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 # TensorBoard's pages are web components: what they show is in shadow trees, which a plain query does not enter.
 DEEP = """
@@ -30,14 +27,6 @@ walk(document);
 const seen = (element) => element.getClientRects().length > 0;
 const own = (element) => [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join(' ').trim();
 """
-
-
-def missing() -> str:
-    """Why there is no browser; empty if there is one."""
-    for names in (CHROMIUM, ("chromedriver",)):
-        if not any(map(shutil.which, names)):
-            return f"no {' or '.join(names)} on the path: Debian's packages chromium and chromium-driver have them"
-    return ""
 
 
 @contextlib.contextmanager
@@ -77,29 +66,14 @@ def wait_for(check: Callable[[], T], what: str, patience: float = PATIENCE) -> T
 
 
 class Browser:
-    """Headless Chromium.
+    """A page of web components, and what a person sees of it.
 
     Args:
-        width: Of the window, in pixels.
-        height: Of the window.
+        driver: Of selenium.
     """
 
-    def __init__(self, width: int = 1280, height: int = 900) -> None:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = next(filter(None, map(shutil.which, CHROMIUM)))
-        for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", f"window-size={width},{height}"):
-            options.add_argument(f"--{argument}")
-        service = Service(shutil.which("chromedriver"), env={**os.environ, "SE_AVOID_STATS": "true"})
-        self.driver = webdriver.Chrome(options=options, service=service)
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.driver.quit()
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
 
     def open(self, address: str) -> None:
         """Open an address afresh: a change behind the # alone would not load a page."""

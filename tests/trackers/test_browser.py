@@ -11,19 +11,21 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 from lightning_hooks import monitors
+from tests.browser import chromium
 from tests.models import Classifier, loader, mlp, trainer
-from tests.trackers.browser import Browser, missing, tensorboard, wait_for
+from tests.trackers.browser import Browser, tensorboard, wait_for
 
-pytest.importorskip("selenium", reason="selenium is of the test extra, and is not installed")
-pytestmark = [
-    pytest.mark.skipif(bool(missing()), reason=missing()),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 EVIL = "<img src=x onerror=window&#46broken=1>"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, str]]:
+    with chromium(1280, 900) as driver:
+        yield from _page(tmp_path_factory, Browser(driver))
+
+
+def _page(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[tuple[Browser, str]]:
     folder = tmp_path_factory.mktemp("browser")
     torch.manual_seed(0)
     net = mlp()
@@ -31,7 +33,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, st
     ours = monitors(every_n_steps=1, summary=False, figures=3, histograms=True)
     logger = TensorBoardLogger(folder, name="run", version=0)
     trainer(ours, max_epochs=3, logger=logger, gradient_clip_val=0.1).fit(Classifier(net), loader())
-    with tensorboard(folder) as address, Browser() as browser:
+    with tensorboard(folder) as address:
         yield browser, address
 
 

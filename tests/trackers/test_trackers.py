@@ -20,6 +20,10 @@ from lightning_hooks.trackers.tensorboard import TensorBoardTracker
 from tests.trackers.story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
 
 
+# Where a disk is full TensorBoard's writing thread ends, and pytest hears of it some tests later.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
 class Collecting(Logger):
     """A user's own: no experiment, keeps what it is given."""
 
@@ -86,7 +90,6 @@ def test_a_logger_that_raises_is_told_of_once_and_the_others_go_on(tmp_path: Pat
     assert len(collecting.rows) == 2 * len(STEPS)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's writing thread ends
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
 def test_a_disk_that_is_full(kind: Any, tmp_path: Path) -> None:
     """Files may not grow beyond 4 kB: what the system then raises is told once, and nothing else comes of it."""
