@@ -16,10 +16,11 @@ from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
-from lightning_hooks.clipping import PerTensor, Value, make_policy
+from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.shards import whole_where_partial
 
 
 class GradientClipper(GradientClipMonitor):
@@ -82,6 +83,11 @@ class GradientClipper(GradientClipMonitor):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().attach(trainer, pl_module)
+        if isinstance(self.policy, PerTensor) and self._probe is not None and self._probe.shards is not None:
+            raise RuntimeError(
+                "policy='tensor' clips in hooks of the parameters, and those of sharded parameters are not called. Use "
+                "policy='norm', 'agc', 'zclip', 'autoclip' or 'value'."
+            )
         for pattern in self.exclude:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in self._names):
                 raise ValueError(
@@ -136,6 +142,8 @@ class GradientClipper(GradientClipMonitor):
         for parameter in step.parameters:
             if parameter.grad is not None and parameter.grad.layout == torch.sparse_coo:
                 parameter.grad = parameter.grad.coalesce()  # its values can be scaled in place then
+            elif parameter.grad is not None and step.shards is not None:
+                parameter.grad = whole_where_partial(parameter.grad)  # a part of a sum cannot be clipped
         present = step.gradients()
         gradients = [present[place] for place in chosen]
         if not gradients:
@@ -150,6 +158,8 @@ class GradientClipper(GradientClipMonitor):
         norms = step.norms()
         norms = norms[torch.tensor([step.indices[place] for place in chosen]).to(norms.device, non_blocking=True)]
         parameters = [_touched(step.parameters[place]) for place in chosen]
+        if step.shards is not None and isinstance(self.policy, AGC):  # a unit may be spread over processes: torch knows how
+            gradients = [parameter.grad for parameter in (step.parameters[place] for place in chosen) if parameter.grad is not None]
         name = self._optimizer_names[step.optimizer]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
         factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, self._state[name])

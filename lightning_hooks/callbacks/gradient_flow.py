@@ -18,7 +18,7 @@ from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.step import Step
-from lightning_hooks.callbacks.step_monitor import StepMonitor
+from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
 from lightning_hooks.callbacks.steps import loss_scaler
 from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
 from lightning_hooks.hooks.selection import compiled_regions
@@ -29,6 +29,7 @@ from lightning_hooks.statistics import (
     scaled,
 )
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
+from lightning_hooks.statistics.shards import ShardedWeightSample
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins
 
@@ -104,8 +105,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self.histogram_table = self._modules.histograms = self.publishing.histogram_table(
             self._modules.names, device, type(self).__name__, loss_scaler(trainer) is not None
         )
-        # DDP averages gradients over ranks: of the loss it minimises, each rank's share is one world-th.
-        self.value_scale = 1.0 / self._world_size
+        # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
+        self.value_scale = 1.0 / data_parallel_size(trainer)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
         for index, (name, module) in enumerate(sites):
@@ -156,6 +157,11 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_skipped(self, step: Step) -> None:
         self._modules.discard()
         self._measured.pop(step.optimizer, None)
+
+    @override
+    def agreed(self, stride: int) -> int:
+        # Where parameters are sharded a sampled step is a collective: ranks that sampled differently would wait for ever.
+        return stride if self._probe is None or self._probe.shards is None else self._probe.shards.agreed(stride)
 
     @override
     def unheard(self) -> list[str]:
@@ -264,18 +270,23 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 class _Measured:
     """What was read of one optimizer step before its update."""
 
-    def __init__(self, step: Step, weights: WeightSample | None) -> None:
+    def __init__(self, step: Step, weights: WeightSample | ShardedWeightSample | None) -> None:
         self.missing = step.missing
         self.weights = weights  # where LBFGS asks for gradients several times a step, the weights before the first
         if not step.indices:
             return
         zeros = step.zeros()
         norms = step.norms()
-        self.indices = step.index_tensor(norms.device)
+        self.indices = indices = step.index_tensor(norms.device)
         here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
         self.read = (here, zeros, step.sizes(), step.global_step)
         if self.weights is None:
-            self.weights = WeightSample(step.parameters)
+            sharded = step.shards
+            self.weights = (
+                WeightSample(step.parameters)
+                if sharded is None
+                else ShardedWeightSample(step.parameters, indices, step.n_parameters, sharded)
+            )
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""

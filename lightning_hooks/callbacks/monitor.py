@@ -234,17 +234,22 @@ class Monitor(Recorded, Generic[R]):
             return
         everyone = [each.overhead for each in _callbacks(trainer) if isinstance(each, Monitor) and each.overhead is not None]
         costs = [cost for cost in (overhead.costs() for overhead in everyone) if cost is not None]
-        if not costs:
+        found = stride_within(self.max_overhead, costs, self.every_n_steps) or sys.maxsize if costs else 0
+        stride = self.agreed(found)
+        if not stride:
             return
-        stride = stride_within(self.max_overhead, costs, self.every_n_steps)
-        if stride is None and not self._settled:
+        if stride == sys.maxsize and not self._settled:
             rank_zero_warn(
                 f"{type(self).__name__}: max_overhead={self.max_overhead} is less than what the monitors do at every step, "
                 "whatever the sampling (clip events are counted at every one). It now listens to the first batch of each epoch "
                 "only; leave out GradientClipMonitor, or allow more."
             )
-        self.stride = stride or sys.maxsize
+        self.stride = stride
         self._settled = self._thinned = True
+
+    def agreed(self, stride: int) -> int:
+        """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
+        return stride
 
     def unheard(self) -> list[str]:
         """The sites that have not been heard yet, read from the device; only asked once, of a compiled model."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms, norms_and_zeros
 from lightning_hooks.statistics.native import fixed, native
+from lightning_hooks.statistics.shards import Shards, whole_where_partial
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -26,6 +27,8 @@ class Step:
         carries_scale: Whether the gradients are still multiplied by it.
         skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
         global_step: The trainer's, before this step.
+        shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
+            reading them is a collective.
     """
 
     optimizer: int
@@ -37,20 +40,24 @@ class Step:
     carries_scale: bool
     skips_nonfinite: bool
     global_step: int
+    shards: Shards | None = None
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _mark: list[tuple[int, int]] | None = None
 
     def gradients(self) -> list[Tensor]:
-        """The gradients as they are now, plain and dense, scaled if they are."""
+        """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
         fast = native()
         found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.shards is not None:
+            found = [whole_where_partial(grad) for grad in found]
         return [grad if fast is not None and fast.reads(grad) else plain_values(grad) for grad in found]
 
     def mark(self) -> None:
         """Remember which gradients these are, for :meth:`unchanged`."""
-        self._mark = self._versions()
+        if self.shards is None:  # what is written to a shard does not count as written to the whole
+            self._mark = self._versions()
 
     def unchanged(self) -> bool:
         """Whether the gradients are those of :meth:`mark`, as far as autograd's version counters tell (not through ``.data``)."""
@@ -70,6 +77,8 @@ class Step:
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
             self._norms = self._placed(gradient_norms(self.gradients()))
+            if self.shards is not None:
+                self._norms = self.shards.norms(self._norms)
         return self._norms
 
     def zeros(self) -> Tensor:
@@ -78,8 +87,18 @@ class Step:
             gradients = self.gradients()
             norms, self._zeros = norms_and_zeros(gradients)
             self._norms = self._placed(norms)
+            if self.shards is not None:
+                self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)
+                gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             self._sizes = [gradient.numel() for gradient in gradients]
         return self._zeros
+
+    def _of_whole(self, shards: Shards, norms: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        indices = self.index_tensor(norms.device)
+        placed = norms.new_zeros(self.n_parameters)
+        placed[indices] = zeros
+        squares, zeros = shards.total(torch.stack((norms.square(), placed)))
+        return squares.sqrt(), zeros[indices]
 
     def sizes(self) -> Tensor:
         """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -13,6 +14,7 @@ from lightning_hooks.callbacks.monitor import Monitor, R
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.steps import StepObserver, StepProbe
 from lightning_hooks.hooks import guarded
+from lightning_hooks.statistics.shards import is_distributed
 
 
 class StepMonitor(Monitor[R]):
@@ -83,18 +85,25 @@ class StepMonitor(Monitor[R]):
 
 
 def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
-    """Raise if a rank holds only shards of gradients: a shard's norm must never pass for the whole one's.
+    """Raise if a rank holds shards of gradients in a form from which the whole one's norm cannot be told.
+
+    DTensors, as FSDP2 and tensor parallelism make them, say how they are spread; what FSDP's first version and DeepSpeed
+    keep does not.
 
     Raises:
-        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters.
+        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters, other than as DTensors.
     """
     sharded = is_sharded(trainer, pl_module)
-    if sharded:
+    if sharded and not (sharded in _TELLS_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)):
         raise RuntimeError(
             f"{who} needs whole gradients at the optimizer step, and under {sharded} each rank holds a shard of them: "
-            "its norms would be wrong. Train with strategy='ddp' or on one device, or leave this callback out; "
-            "FeatureStatsMonitor needs no gradients and is not concerned."
+            "its norms would be wrong. Train with strategy='ddp', with FSDP2 (fully_shard under ModelParallelStrategy) or on one "
+            "device, or leave this callback out; FeatureStatsMonitor needs no gradients and is not concerned."
         )
+
+
+_DTENSORS = "sharded (DTensor) parameters"
+_TELLS_SHARDS = ("ModelParallelStrategy", _DTENSORS)
 
 
 def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
@@ -103,5 +112,18 @@ def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
     kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
     sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
     if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
-        sharded = ["sharded (DTensor) parameters"]
+        sharded = [_DTENSORS]
     return sharded[0] if sharded else ""
+
+
+def _odd_shards(pl_module: LightningModule) -> bool:
+    """Whether a parameter has shards and does not say how it is spread."""
+    return any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
+
+
+def data_parallel_size(trainer: Trainer) -> int:
+    """How many ranks gradients are averaged over: all, but for those that share a batch under tensor parallelism."""
+    mesh: Any = getattr(trainer.strategy, "device_mesh", None)
+    if mesh is not None and "data_parallel" in (mesh.mesh_dim_names or ()):
+        return int(mesh["data_parallel"].size())
+    return trainer.world_size

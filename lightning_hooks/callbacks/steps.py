@@ -23,6 +23,7 @@ from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.statistics.shards import Shards, is_distributed
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -67,6 +68,7 @@ class StepProbe:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.optimizer_names: list[str] = []
+        self.shards: Shards | None = None
         self._index: dict[int, int] = {}
         self._observers: dict[int, StepObserver] = {}
         self._watches: dict[int, _Watch] = {}
@@ -111,6 +113,7 @@ class StepProbe:
                 )
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
         self._watches, self._positions = {}, {}
+        parameters = {id(parameter): parameter for parameter in pl_module.parameters()}
         with self._hooks.all_or_nothing():
             for position, optimizer in enumerate(optimizers):
                 if not isinstance(optimizer, Optimizer):
@@ -118,11 +121,14 @@ class StepProbe:
                 for group, settings in enumerate(optimizer.param_groups):
                     for place, parameter in enumerate(settings["params"]):
                         self._name(parameter, f"{self.optimizer_names[position]}.group{group}.{place}")
+                        parameters[id(parameter)] = parameter
                 self._positions[id(optimizer)] = position
                 self._watches[position] = _Watch()
                 label = self.optimizer_names[position]
                 self._hooks.register(optimizer, _BeforeUpdate(self), "optimizer_step_pre", label=label)
                 self._hooks.register(optimizer, _AfterUpdate(self), "optimizer_step_post", label=label)
+        in_order = [parameters[key] for key in self._index]
+        self.shards = Shards(in_order, pl_module.device) if any(map(is_distributed, in_order)) else None
 
     def index_of(self, parameter: Tensor) -> int | None:
         """The parameter's place in ``names``."""
@@ -257,6 +263,7 @@ class StepProbe:
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
             global_step=trainer.global_step,
+            shards=self.shards,
         )
 
 

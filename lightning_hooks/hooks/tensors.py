@@ -78,7 +78,10 @@ def plain_values(tensor: Tensor) -> Tensor:
         return values.coalesce().values()
     if values.layout != torch.strided:
         return values.values()
-    if type(values) is not Tensor:  # a distributed tensor, a subclass
+    if type(values) is not Tensor:  # a distributed tensor, one that is still under way between processes, a subclass
         to_local = getattr(values, "to_local", None)
-        return to_local() if to_local is not None else values.as_subclass(Tensor)
+        values = values if to_local is None else to_local()
+        trigger_wait = getattr(values, "trigger_wait", None)
+        values = values if trigger_wait is None else trigger_wait()
+        return values if type(values) is Tensor else values.as_subclass(Tensor)
     return values

@@ -225,10 +225,10 @@ class WeightSample:
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._spacing = [_spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
+        self._spacing = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
         self._native = _native_for(parameters, (torch.float32, torch.float64))
         if self._native is None:
-            self._taken: Any = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+            self._taken: Any = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         else:
             self._counts, self._strides = (fixed(numbers) for numbers in zip(*self._spacing, strict=True))
             self._taken = self._native.sample(parameters, self._counts, self._strides)
@@ -244,20 +244,21 @@ class WeightSample:
         """
         if self._native is not None:
             return self._native.ratios(parameters, self._counts, self._strides, self._taken)
-        after = [_every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+        after = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         updates = torch._foreach_norm(torch._foreach_sub(after, self._taken))
         weights = torch._foreach_norm(self._taken)
         dtype = row_dtype(parameters[0].device)
         return torch.stack(updates).to(dtype) / torch.stack(weights).to(dtype)
 
 
-def _every(parameter: Tensor, stride: int) -> Tensor:
+def every(parameter: Tensor, stride: int) -> Tensor:
+    """A copy of every stride-th element, in float32 at least."""
     flat = parameter.detach().reshape(-1)[::stride]
     return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
 
 
 @functools.lru_cache(maxsize=4096)
-def _spacing(numel: int, columns: int) -> tuple[int, int]:
+def spacing(numel: int, columns: int) -> tuple[int, int]:
     """How many elements of a parameter to take, and how far apart."""
     if numel <= UPDATE_SAMPLE:
         return numel, 1

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_hooks.statistics.rows import N_COLUMNS, N_PARAMETER_COLUMNS, Column, ParameterColumn
 
@@ -79,8 +80,8 @@ class Native:
             self.types[torch.float16] = 3
 
     def readable(self, values: Tensor) -> bool:
-        """Whether ``values``, a plain strided CPU tensor, can be read where it lies."""
-        return values.dtype in self.types and not values.is_neg() and dense(values)
+        """Whether ``values``, a strided CPU tensor, can be read where it lies. A subclass may have its data elsewhere."""
+        return type(values) in _PLAIN and values.dtype in self.types and not values.is_neg() and dense(values)
 
     def reads(self, found: object) -> bool:
         """Whether ``found`` is a tensor that can be read as it is, without detaching it or looking into it."""
@@ -198,6 +199,9 @@ class Native:
 def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
     return torch.tensor(values, dtype=dtype)
+
+
+_PLAIN = (Tensor, Parameter)
 
 
 def _numbers(values: list[int]) -> Tensor:

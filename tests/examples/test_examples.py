@@ -16,6 +16,8 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TESTED = {"digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli"}
 
+NORMS = r"Gradient norm: ([\d.]+) and ([\d.]+) for the shards alone, ([\d.]+) for the whole, reported ([\d.]+)\."
+
 pytestmark = pytest.mark.example
 Run = Callable[..., str]
 
@@ -114,7 +116,10 @@ def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("name", "site", "files"),
-    [("ddp", "net.4", ["features/net.4/std", "gradient_flow/total_norm"]), ("fsdp", "net.head", ["features/net.head/std"])],
+    [
+        ("ddp", "net.4", ["features/net.4/std", "gradient_flow/total_norm"]),
+        ("fsdp", "net.head", ["features/net.head/std", "gradient_flow/total_norm"]),
+    ],
 )
 def test_two_processes_report_the_same_and_the_truth(
     name: str, site: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,3 +141,6 @@ def test_two_processes_report_the_same_and_the_truth(
         assert epoch_rows(tag)
     if name == "fsdp":
         assert "Of 68170 weights the processes hold 34085 and 34085." in done.stdout
+        one, other, whole, said = map(float, re.search(NORMS, done.stdout).groups())
+        assert one < whole > other
+        assert said == whole

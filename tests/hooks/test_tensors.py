@@ -152,3 +152,16 @@ def test_plain_values_of_a_distributed_tensor_are_the_local_shard():
             return torch.tensor([7.0])
 
     assert plain_values(torch.ones(4).as_subclass(Sharded)).tolist() == [7.0]
+
+
+def test_plain_values_of_a_tensor_under_way_between_processes_are_awaited():
+    """Under tensor parallelism a layer's output may be such a tensor, alone or inside a distributed one."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    class Sharded(torch.Tensor):
+        def to_local(self):
+            return AsyncCollectiveTensor(torch.tensor([7.0]))
+
+    for tensor, expected in ((AsyncCollectiveTensor(torch.ones(2)), [1.0, 1.0]), (torch.ones(4).as_subclass(Sharded), [7.0])):
+        values = plain_values(tensor)
+        assert (type(values), values.tolist()) == (torch.Tensor, expected)
