@@ -39,6 +39,7 @@ class Alert:
             end of the epoch that showed it first. None in what a rule returns; filled in when the alert is taken up.
         cause: The alert that this one follows from, as ``kind at site``; empty for a root.
         consequences: Of a root: the alerts that follow from it, as ``kind at site``.
+        batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Alert:
     since_step: int | None = None
     cause: str = ""
     consequences: tuple[str, ...] = ()
+    batch: int | None = None
 
     @property
     def name(self) -> str:

@@ -147,7 +147,7 @@ def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]
         return Node(number, alert, place, FORWARD, _first(report.sites.get(alert.site), "first_nonfinite_batch"))
     if isinstance(report, GradientFlowReport) and alert.site in report.modules:
         return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
-    return Node(number, alert, place, STEP)
+    return Node(number, alert, place, STEP, _first(alert, "batch"))
 
 
 def _first(stats: Any, name: str) -> float:

@@ -114,6 +114,7 @@ class NonfiniteFeatures(Rule):
 
     kind: ClassVar[str] = "nonfinite"
     reads: ClassVar[type[Any] | None] = FeatureReport
+    urgent: ClassVar[bool] = True
 
     threshold: float = 0.0
 
@@ -127,6 +128,7 @@ class NonfiniteFeatures(Rule):
                     "weights have blown up, or an operation met a bad argument (log of 0, division by 0, overflow in "
                     "half precision). Where several modules are ill, look at the one with the smallest share first: it spread "
                     "from there or from the step after. Check the inputs; try a lower learning rate or gradient clipping.",
+                    batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 
 

@@ -131,6 +131,7 @@ class Exploding(Rule):
 
     kind: ClassVar[str] = "exploding"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    urgent: ClassVar[bool] = True
 
     relative: float = 1e4
     absolute: float = 1e3
@@ -194,23 +195,30 @@ class NonfiniteGradients(Rule):
 
     kind: ClassVar[str] = "nonfinite"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per module and parameter with such gradients."""
         for site, stats in report.modules.items():
             if stats.nonfinite_fraction > 0:
-                yield self._found(report, site, stats.nonfinite_fraction, f"{stats.nonfinite_fraction:.2%} of the gradient")
+                batch, what = stats.first_nonfinite_batch, f"{stats.nonfinite_fraction:.2%} of the gradient"
+                first = "" if batch is None else f", first in training batch {batch} of the epoch"
+                yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
         for site, gradient in report.parameters.items():
             if gradient.nonfinite_steps:
-                steps = gradient.nonfinite_steps
-                yield self._found(report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient")
+                steps, since = gradient.nonfinite_steps, gradient.first_nonfinite_step
+                first = "" if since is None else f", first at step {since}"
+                yield self._found(
+                    report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient", first, since_step=since
+                )
 
-    def _found(self, report: GradientFlowReport, site: str, value: float, what: str) -> Alert:
+    def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: int | None) -> Alert:
         return self.alert(
             report, site, value, 0.0, "critical",
-            f"{what} is NaN or infinite; in a parameter's gradient one such step ruins the weights. Usually the loss or an "
-            "operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. "
+            f"{what} is NaN or infinite{first}; in a parameter's gradient one such step ruins the weights. Usually the loss or "
+            "an operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. "
             "Check the inputs and the loss for such operations, add an eps inside them, or lower the learning rate.",
+            **when,
         )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Rule:
 
     kind: ClassVar[str] = ""
     reads: ClassVar[type[Any] | None] = None  # the kind of report; None for any
+    urgent: ClassVar[bool] = False  # whether it is asked within an epoch too, where check_every_n_steps is set
 
     sites: str | Sequence[str] = "*"
     times: int = 1
@@ -60,10 +61,11 @@ class Rule:
         severity: Severity,
         message: str,
         since_step: int | None = None,
+        batch: int | None = None,
     ) -> Alert:
         """Make an alert of this rule's kind on a report's epoch and step."""
         chosen = self.severity or severity
-        return Alert(self.kind, site, value, threshold, report.epoch, report.step, chosen, message, since_step)
+        return Alert(self.kind, site, value, threshold, report.epoch, report.step, chosen, message, since_step, batch=batch)
 
 
 def check_patterns(sites: Any, owner: str) -> None:

@@ -76,8 +76,12 @@ class AlertWindow:
         return counted
 
     def news(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Take the alerts of one report and return those to tell."""
+        """Take the alerts of one report and return those to tell.
+
+        What follows from another alert is no news; but if it was told before, when it was a root, it is not over.
+        """
         current = {(alert.kind, alert.site): alert for alert in alerts}
+        current = {key: alert for key, alert in current.items() if key in self._absent or not alert.cause}
         new = [alert for key, alert in current.items() if key not in self._absent]
         self.cleared = []
         for key in [key for key in self._absent if key not in current]:
@@ -87,10 +91,20 @@ class AlertWindow:
                 self.cleared.append(Ended(*key, *self._epochs.pop(key)))
         self.ended = [*self.ended, *self.cleared][-ENDED:]
         for key, alert in current.items():
-            self._absent[key] = 0
-            first, _ = self._epochs.get(key, (alert.epoch, alert.epoch))
-            self._epochs[key] = (first, alert.epoch)
+            self._hold(key, alert)
         return new
+
+    def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Take alerts found in the middle of an epoch and return those to tell; nothing ends before the epoch does."""
+        new = [alert for alert in alerts if (alert.kind, alert.site) not in self._absent]
+        for alert in new:
+            self._hold((alert.kind, alert.site), alert)
+        return new
+
+    def _hold(self, key: Key, alert: Alert) -> None:
+        self._absent[key] = 0
+        first, _ = self._epochs.get(key, (alert.epoch, alert.epoch))
+        self._epochs[key] = (first, alert.epoch)
 
     def state_dict(self) -> dict[str, list[list[Any]]]:
         """Return what :meth:`load_state_dict` needs, in plain types."""

@@ -118,7 +118,7 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
     fresh = {}
     for place, (monitor, report) in enumerate(zip(monitors, reports, strict=True)):
         window = monitor.alerting.window
-        fresh[place] = {alert.name for alert in window.news(alert for alert in report.alerts if not alert.cause)}
+        fresh[place] = {alert.name for alert in window.news(report.alerts)}
         records += [
             {"event": "cleared", "monitor": monitor.prefix, **dataclasses.asdict(over), "epoch": report.epoch, "step": report.step}
             for over in window.cleared

@@ -104,8 +104,8 @@ def test_exploding_says_against_what(gradients):
 def test_nonfinite(gradients):
     report = gradients(
         {},
-        {"nonfinite_fraction": 0.125},
-        parameters=[{}, {"nonfinite_steps": 1}, {"nonfinite_steps": 2}],
+        {"nonfinite_fraction": 0.125, "first_nonfinite_batch": 7},
+        parameters=[{}, {"nonfinite_steps": 1, "first_nonfinite_step": 90}, {"nonfinite_steps": 2}],
     )
     alerts = list(NonfiniteGradients()(report))
     assert [(alert.site, alert.value, alert.severity, alert.kind) for alert in alerts] == [
@@ -119,6 +119,12 @@ def test_nonfinite(gradients):
         "at 2 measured steps the gradient",
     ]
     assert all("add an eps inside them, or lower the learning rate" in alert.message for alert in alerts)
+    assert [alert.message.split("infinite")[1].split("; ")[0] for alert in alerts] == [
+        ", first in training batch 7 of the epoch",
+        ", first at step 90",
+        "",
+    ]
+    assert [(alert.batch, alert.since_step) for alert in alerts] == [(7, None), (None, 90), (None, None)]
 
 
 @pytest.mark.parametrize(

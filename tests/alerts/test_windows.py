@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,3 +66,26 @@ def test_the_state_of_version_0_1_is_read() -> None:
     window = AlertWindow()
     window.load_state_dict({"absent": [["dead", "a", 0]]})
     assert window.news([alert("a")]) == []
+
+
+def test_what_was_told_and_now_follows_from_another_is_not_over() -> None:
+    window = AlertWindow(rearm=2)
+    assert [entry.site for entry in window.news([alert("b", 0)])] == ["b"]
+    for epoch in range(1, 4):
+        told = window.news(
+            [alert("a", epoch), replace(alert("b", epoch), cause="dead at a"), replace(alert("c"), cause="dead at a")]
+        )
+        assert [entry.site for entry in told] == (["a"] if epoch == 1 else [])
+        assert window.cleared == []
+    assert window.news([alert("b", 4)]) == []  # a root again, and told long ago
+    assert [entry.site for entry in window.news([alert("c", 5)])] == ["c"]  # never was told
+
+
+def test_what_is_told_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:
+    window = AlertWindow(rearm=1)
+    window.news([alert("a", 0)])
+    assert [entry.site for entry in window.at_once([alert("a", 1), alert("b", 1)])] == ["b"]
+    assert window.at_once([alert("b", 1)]) == []
+    assert window.news([alert("a", 1), alert("b", 1)]) == []
+    assert window.news([]) == []
+    assert [(over.site, over.first_epoch, over.last_epoch) for over in window.cleared] == [("a", 0, 1), ("b", 1, 1)]

@@ -19,7 +19,6 @@ from lightning_hooks.trackers.csv import CSVTracker
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
 from tests.trackers.story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
 
-
 # Where a disk is full TensorBoard's writing thread ends, and pytest hears of it some tests later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
