@@ -18,6 +18,12 @@ from lightning_hooks.trackers import Trackers
 _BORROWED = ("log", "log_dict")
 
 
+def callbacks_of(trainer: Trainer) -> list[Any]:
+    """The callbacks of a trainer, in their order."""
+    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+    return found
+
+
 class HookedCallback(Callback, ABC):
     """Base class of every callback here, and of your own: write :meth:`attach`, the rest is taken care of.
 

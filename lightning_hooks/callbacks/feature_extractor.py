@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.base import HookedCallback, callbacks_of
 from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.features import (
     SAMPLINGS,
@@ -65,8 +65,8 @@ class FeatureExtractor(HookedCallback):
 
     Raises:
         TypeError: If an argument is of a wrong type.
-        ValueError: If one is out of range; at train start, if ``modules`` matches nothing; in the first batch, if a field
-            is not in it.
+        ValueError: If one is out of range; at train start, if ``modules`` matches nothing, or another FeatureExtractor writes to
+            the same folder; in the first batch, if a field is not in it.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -176,6 +176,7 @@ class FeatureExtractor(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check_folder(trainer)
         sites = self.select(pl_module)
         reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, trainer.world_size)
         self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
@@ -189,6 +190,15 @@ class FeatureExtractor(HookedCallback):
     @override
     def released(self) -> None:
         self._store = None
+
+    def _check_folder(self, trainer: Trainer) -> None:
+        others = [each for each in callbacks_of(trainer) if isinstance(each, FeatureExtractor) and each is not self]
+        where = (self.folder, self.file_format)
+        if self.folder is not None and any((other.folder, other.file_format) == where for other in others):
+            raise ValueError(
+                f"Two FeatureExtractors write {self.file_format} files to folder={str(self.folder)!r}, each over the other's. Give "
+                "each a folder of its own."
+            )
 
     def _site_fault(self, site: str, error: Exception) -> None:
         if site not in self._told:

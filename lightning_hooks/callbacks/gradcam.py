@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.callbacks.step_monitor import is_sharded
 from lightning_hooks.features import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
-from lightning_hooks.features.cam import check_reshape, find_layer
+from lightning_hooks.features.cam import check_reshape, check_target, find_layer
 from lightning_hooks.plots.overlay import array_of, as_images, cam_figure
 from lightning_hooks.plots.tiles import pixels
 
@@ -114,6 +114,7 @@ class GradCAM(FixedSampleCallback):
             forward=forward,
             folder=folder,
         )
+        check_target(target)
         check_reshape(reshape)
         self.module = module
         self.target = target

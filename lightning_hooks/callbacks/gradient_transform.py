@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.base import HookedCallback, callbacks_of
 from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.callbacks.step_monitor import is_sharded
 from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
@@ -268,7 +268,8 @@ class GradientTransform(HookedCallback):
 
     def _label(self, trainer: Trainer) -> str:
         """The name, with a number where another before it has the same."""
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-        alike = [callback for callback in callbacks if isinstance(callback, GradientTransform) and callback.name == self.name]
+        alike = [
+            callback for callback in callbacks_of(trainer) if isinstance(callback, GradientTransform) and callback.name == self.name
+        ]
         place = alike.index(self) if self in alike else 0
         return f"{self.name}-{place}" if place else self.name

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.steps import loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
-from lightning_hooks.hooks.selection import is_metric
+from lightning_hooks.hooks.selection import can_be_called, is_metric
 
 PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
 
@@ -92,7 +94,7 @@ class HookDebugger(HookedCallback):
         self._printing = show
 
     def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
-        chosen = select_modules(model, self.modules if self.modules is not None else _can_be_called)
+        chosen = select_modules(model, self.modules if self.modules is not None else _worth_watching)
         stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults)
         self._tracer = Tracer(chosen, self.statistics, stop, PHASES[self.break_in])
         self._tracer.attach(chosen, hooks, self.faults)
@@ -160,8 +162,11 @@ class HookDebugger(HookedCallback):
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
-        if self._tracer is not None:
-            self._tracer.forward_is_over()
+        if self._tracer is not None and self._tracer.tracing:
+            self._tracer.backward_begins(forward_is_over=pl_module.automatic_optimization)
+            scaler = loss_scaler(trainer)
+            if scaler is not None and "loss scale" not in self._title:
+                self._title += f", gradients times the loss scale {scaler.get_scale():g}"
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -175,11 +180,21 @@ class HookDebugger(HookedCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        late = [step for step in self.steps if step >= self._batch]
+        if late:
+            rank_zero_warn(
+                f"HookDebugger: training had {self._batch} batches, so step {', '.join(map(str, late))} was not traced. Steps are "
+                "counted from 0 at the start of each fit."
+            )
+
+    @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._tracer is not None and self._tracer.tracing:
             self._finish(pl_module, self._title, exception)
         super().on_exception(trainer, pl_module, exception)
 
 
-def _can_be_called(_name: str, module: nn.Module) -> bool:
-    return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict) and not is_metric(module)
+def _worth_watching(_name: str, module: nn.Module) -> bool:
+    return can_be_called(module) and not is_metric(module)

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_hooks.callbacks.base import callbacks_of
 from lightning_hooks.trackers.budget import MAX_BYTES, MAX_TAGS, Choice, choose
 
 Logged = str | Sequence[str]
@@ -95,8 +96,7 @@ def _left_out(choice: Choice, n_tags: int, who: str) -> str:
 
 def watched_tags(trainer: Trainer) -> set[str]:
     """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
-    callbacks: Iterable[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    watchers = [*callbacks, *trainer.lr_scheduler_configs]
+    watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
     return {watcher.monitor for watcher in watchers if isinstance(getattr(watcher, "monitor", None), str)}
 
 

@@ -446,8 +446,8 @@ def epoch_step(trainer: Trainer) -> int:
     Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
     ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
     """
-    stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
-    return max(stepped - 1, 0)
+    stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
 
 
 def _callbacks(trainer: Trainer) -> list[Any]:

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lightning_hooks.callbacks.base import callbacks_of
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.step_monitor import StepMonitor, refuse_sharded
 from lightning_hooks.callbacks.trio import monitors
@@ -31,7 +32,7 @@ class StandIn(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+        callbacks = callbacks_of(trainer)
         present = {callback.prefix for callback in callbacks if isinstance(callback, Monitor)}
         added: list[Any] = [
             monitor for monitor in self.monitors if monitor.prefix not in present and _possible(monitor, trainer, pl_module)

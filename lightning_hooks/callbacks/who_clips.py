@@ -7,6 +7,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import optimizer as torch_optimizer
 
+from lightning_hooks.callbacks.base import callbacks_of
+
 _IN_THE_MODULE = (
     "configure_gradient_clipping",
     "clip_gradients",
@@ -37,9 +39,10 @@ def may_clip(trainer: Trainer, pl_module: LightningModule) -> bool:
         return True
     if any(_overridden(pl_module, name) for name in _IN_THE_MODULE):
         return True
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
     tellers = [
-        each for each in callbacks if _overridden(each, "on_before_optimizer_step") and not getattr(each, "only_looks", False)
+        each
+        for each in callbacks_of(trainer)
+        if _overridden(each, "on_before_optimizer_step") and not getattr(each, "only_looks", False)
     ]
     # torch keeps step hooks under private names; without them nobody else's could be seen.
     hooked = [getattr(optimizer, "_optimizer_step_pre_hooks", ()) for optimizer in trainer.optimizers]

@@ -93,7 +93,10 @@ def _short(value: Any) -> str:
 def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
     numbers = None
     if statistics and tensor.is_floating_point():
-        numbers = _numbers(tensor)
+        try:
+            numbers = _numbers(tensor)
+        except RuntimeError:
+            numbers = None  # it has none to be read: under torch.func.vmap, on the meta device
     kind = str(tensor.dtype).removeprefix("torch.")
     kind = kind if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} {kind}"
     return TensorInfo(name, kind, tuple(_size(tensor)), str(tensor.device), tensor.requires_grad, numbers)

@@ -11,6 +11,8 @@ class Evidence:
 
     Attributes:
         calls: Times its forward hook fired.
+        fault: The error of the debugger's own hook there.
+        alone: Whether no site at all was called.
         gradients: Gradients that came to its output.
         direct: Where ``.forward`` was called directly, ``file:line``; "" if that was not seen.
         used: Where its parameters were used without a call.
@@ -35,6 +37,8 @@ class Evidence:
 
     calls: int = 0
     gradients: int = 0
+    fault: str = ""
+    alone: bool = False
     direct: str = ""
     used: str = ""
     fused: str = ""
@@ -58,6 +62,8 @@ class Evidence:
 
 def why_no_call(seen: Evidence) -> str:
     """Explain why a forward hook did not fire."""
+    if seen.fault:
+        return f"the debugger's own hook there failed: {seen.fault}."
     if seen.compiled is not None and not seen.region_heard:
         where = f"{seen.compiled!r}" if seen.compiled else "the model"
         return (
@@ -88,6 +94,8 @@ def why_no_call(seen: Evidence) -> str:
         )
     if not seen.parent_called:
         return f"not called, and neither was {seen.parent!r} around it."
+    if seen.alone:
+        return "never called in this step, and no other chosen module was. Was another object run, such as a copy of the model?"
     if seen.parameters:
         return "never called in this step: a branch not taken, or a layer left over."
     return "never called in this step: a branch not taken, a layer left over, or a function such as F.relu used in its place."

@@ -98,7 +98,9 @@ def _table(calls: Iterable[CallRecord]) -> list[str]:
         elif call.phase == "backward":
             said = f"gradient {outputs}"
         else:
-            said = f"{inputs} -> {outputs}" + (" (recomputed)" if call.phase == "recompute" else "")
+            said = f"{inputs} -> {outputs}"
+            if call.phase == "recompute":  # checkpointing ends it once it has what it needs
+                said += " (recomputed)" if call.outputs else " yet (recomputed as far as needed)"
         rows.append((str(call.order), "  " * call.depth + call.site, call.kind, said))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [

@@ -14,7 +14,7 @@ from lightning_hooks.debugging.breaks import Breakpoint, Call, HookBreakError
 from lightning_hooks.debugging.describe import TensorInfo, describe
 from lightning_hooks.debugging.silence import Evidence, why_no_call, why_no_gradient
 from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace
-from lightning_hooks.debugging.watcher import Watcher
+from lightning_hooks.debugging.watcher import Watcher, in_backward
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, guarded
 from lightning_hooks.hooks.selection import compiled_regions, named_sites
 
@@ -48,6 +48,7 @@ class Tracer:
         self.statistics, self.breakpoint, self.break_in = statistics, breakpoint, break_in
         self.listening = False  # whether anything is done at all
         self.tracing = False
+        self._faults: Mapping[str, str] = {}
         self._watcher: Watcher | None = None
         self._clear()
 
@@ -59,9 +60,12 @@ class Tracer:
         self._views: list[tuple[int, weakref.ref[Tensor], int]] = []  # outputs that may yet be changed in place
         self._error: BaseException | None = None
         self._raised_in, self._dropped = "", 0
+        self._backward = False
+        self._marks: list[tuple[int, int] | None] = []
 
     def attach(self, sites: list[tuple[str, nn.Module]], hooks: HookManager, on_fault: Any = None) -> None:
-        """Hook the sites that were given at the construction."""
+        """Hook the sites that were given at the construction; ``on_fault`` is told of hooks that raise."""
+        self._faults = getattr(on_fault, "errors", {})
         for index, (name, module) in enumerate(sites):
             enter, leave = guarded(_Enter(self, index), name, on_fault), guarded(_Leave(self, index, on_fault), name, on_fault)
             hooks.register(module, enter, "forward_pre", label=name, with_kwargs=True)
@@ -75,13 +79,20 @@ class Tracer:
         """Trace from here."""
         self._clear()
         self.tracing = self.listening = True
+        self._marks = _gradient_marks(root)
         if watch and not compiled_regions(root):  # a mode would make compiled code run uncompiled
             sites = dict(named_sites(root))
             self._watcher = Watcher([(name, sites[name]) for name in self.names if name in sites], self._is_open)
             self._watcher.__enter__()  # type: ignore[no-untyped-call]
 
+    def backward_begins(self, forward_is_over: bool = True) -> None:
+        """Backward begins; whether forward is over, and operations need no more looking at."""
+        self._backward = True
+        if forward_is_over:
+            self.forward_is_over()
+
     def forward_is_over(self) -> None:
-        """Backward begins, or the step is over: operations need no more looking at."""
+        """Operations need no more looking at."""
         if self._watcher is not None:
             self._watcher.leave()
 
@@ -91,7 +102,8 @@ class Tracer:
         self._gather(root)
         self.tracing = False
         told = f"{type(error).__name__}: {error}" if error is not None else ""
-        backward = any(seen.gradients for seen in self._evidence)
+        backward = self._backward or any(seen.gradients for seen in self._evidence) or _gradient_marks(root) != self._marks
+        backward = backward or (self._watcher is not None and self._watcher.backward)
         named = list(zip(self.names, self._evidence, strict=True))
         trace = Trace(
             title=title,
@@ -130,6 +142,7 @@ class Tracer:
         heard = {name for name, seen in zip(self.names, self._evidence, strict=True) if seen.calls}
         self._look_at_views()
         for name, seen in zip(self.names, self._evidence, strict=True):
+            seen.fault, seen.alone = self._faults.get(name, ""), not heard
             module = modules.get(name)
             if module is None:
                 continue
@@ -182,12 +195,13 @@ class Tracer:
             return None
         raised = sys.exc_info()[1]
         error = raised if output is None and raised is not None and raised is not call.handling else None
-        recomputed = _in_backward()
-        if recomputed and type(error).__name__.startswith("_StopRecomputation"):
+        recomputed = in_backward()
+        stopped = recomputed and type(error).__name__.startswith("_StopRecomputation")
+        if stopped:
             error = None  # how checkpointing says that it has what it needs
         if error is not None and error is not self._error:
             self._error, self._raised_in = error, self.names[index]
-        outputs = describe(output, "", self.statistics) if error is None and call.order < MAX_CALLS else []
+        outputs = describe(output, "", self.statistics) if error is None and not stopped and call.order < MAX_CALLS else []
         self._keep(
             call, "recompute" if recomputed else "forward", outputs, "" if error is None else f"{type(error).__name__}: {error}"
         )
@@ -228,8 +242,6 @@ class Tracer:
 
     def arrived(self, index: int, depth: int, gradient: Tensor) -> None:
         """A gradient has come to a site's output."""
-        if self._watcher is not None:
-            self._watcher.looking = False
         self._evidence[index].gradients += 1
         call = _Open(index, len(self._records), depth, [], None)
         self._records.append(None)
@@ -291,7 +303,7 @@ class _Ask(Listener):
         tracer, name = self.tracer, self.tracer.names[self.index]
         if not tracer.listening:
             return
-        if not _in_backward():
+        if not in_backward():
             tracer.ask(Call(name, "forward", module, args, kwargs, output))
         if "backward" in tracer.break_in:
             for tensor in float_tensors(output):
@@ -315,7 +327,6 @@ def _around(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
 
-def _in_backward() -> bool:
-    """Whether a backward pass is under way in this thread: what activation checkpointing itself asks. There is no public way."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1
+def _gradient_marks(root: nn.Module) -> list[tuple[int, int] | None]:
+    """What changes when gradients come to parameters."""
+    return [None if p.grad is None else (id(p.grad), p.grad._version) for p in root.parameters()]

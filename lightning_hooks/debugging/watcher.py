@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 # There is no public name for these; the first is where torch itself tells users to find it.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -22,7 +23,7 @@ _FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at every operation: does it use a parameter of a module that is not being called, or come from such a module's forward?
 
-    Operations pass unchanged. It stays for one forward pass.
+    Operations pass unchanged. What backward and optimizers do is not looked at.
 
     Args:
         sites: (name, module) of the sites.
@@ -39,7 +40,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, module in sites:
             self._modules[id(module)] = name
             self._kept.append(module)
-            code = getattr(type(module).forward, "__code__", None)
+            code = getattr(getattr(type(module), "forward", None), "__code__", None)
             if code is not None:
                 self._codes.add(code)
             for parameter in module.parameters(recurse=False):
@@ -49,26 +50,41 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.used: dict[str, str] = {}  # site -> where its parameters were used
         self.fused: dict[str, str] = {}  # site -> by which fused operation
         self.looking = True
+        self.backward = False  # whether a backward pass was seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Look, and let the operation run."""
-        if self.looking:
+        if in_backward():
+            self.backward = True
+        elif self.looking:
             self._look(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if func is torch.ops.aten.detach.default:  # as state_dict does
+            return
         frame: FrameType | None = sys._getframe(2)
         start = frame
         inside: set[str] = set()
+        direct: dict[str, str] = {}
+        files: set[str] = set()
         while frame is not None:
+            file = frame.f_code.co_filename
+            if frame.f_code.co_name == "step" and files <= {file} and isinstance(frame.f_locals.get("self"), Optimizer):
+                return  # an update uses weights too; not so a closure, from elsewhere, that it runs
+            if frame.f_code.co_name == "__deepcopy__":
+                return
+            if not file.startswith(_TORCH):
+                files.add(file)
             if frame.f_code in self._codes and frame.f_code.co_varnames:
                 module = frame.f_locals.get(frame.f_code.co_varnames[0])
                 name = self._modules.get(id(module))
                 if name is not None:
                     inside.add(name)
                     if name not in self.direct and not self._is_open(name):
-                        self.direct[name] = _where(frame.f_back)
+                        direct[name] = _where(frame.f_back)
             frame = frame.f_back
+        self.direct.update(direct)
         for value in (*args, *kwargs.values()):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
@@ -103,3 +119,9 @@ def _where(frame: FrameType | None) -> str:
         found = found.f_back
     found = found or frame
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is under way in this thread: what activation checkpointing itself asks. There is no public way."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and current() != -1

@@ -42,7 +42,7 @@ def run_model(model: nn.Module, batch: Any, forward: Forward | None = None) -> A
         What the model returns.
 
     Raises:
-        TypeError: If the batch is a mapping of which the model takes no entry.
+        TypeError: If the batch is a mapping of which the model takes no entry, or the model has no ``forward``.
         AttributeError: If the model has nothing named ``forward``.
     """
     device = device_of(model)
@@ -55,9 +55,17 @@ def run_model(model: nn.Module, batch: Any, forward: Forward | None = None) -> A
         if not hasattr(call, part):
             raise AttributeError(f"forward={forward!r}: {type(call).__name__} has no {part!r}.")
         call = getattr(call, part)
-    if isinstance(batch, Mapping):
-        return call(**_taken(call, batch))
-    return call(batch[0] if isinstance(batch, tuple | list) else batch)
+    try:
+        if isinstance(batch, Mapping):
+            return call(**_taken(call, batch))
+        return call(batch[0] if isinstance(batch, tuple | list) else batch)
+    except NotImplementedError as error:
+        if call is not model or 'missing the required "forward" function' not in str(error):
+            raise
+        raise TypeError(
+            f"{type(model).__name__} has no forward. Say how to run it with forward=: the name of a submodule or method, or a "
+            "function of (model, batch)."
+        ) from error
 
 
 def _taken(call: Any, batch: Mapping[str, Any]) -> dict[str, Any]:

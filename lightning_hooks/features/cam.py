@@ -53,7 +53,10 @@ def grad_cam(
 ) -> Cam:
     """Compute Grad-CAM maps, scores and classes: see :meth:`lightning_hooks.GradCAM.compute`, which returns the maps of this."""
     check_forward(forward)
+    check_target(target)
     check_reshape(reshape)
+    if size is not None:
+        check_size(size)
     name, layer = find_layer(model, module)
     calls: list[Tensor] = []
     with undisturbed(model, grad=True), _differentiable_rnns(model), HookManager() as hooks:
@@ -102,6 +105,22 @@ def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, n
             f"{type(model).__name__} has no convolution to choose; name a layer with module=, and see reshape= for tokens."
         )
     return convolutions[-1]
+
+
+def check_target(target: object) -> None:
+    """Raise TypeError if ``target`` is none of what it may be."""
+    known = target is None or callable(target) or isinstance(target, Tensor | int | float | Sequence)
+    if not known or isinstance(target, str | bytes):
+        raise TypeError(
+            "target must be the number of a class, one for each sample, None for the predicted one, or a function of the model's "
+            f"output; got {target!r}."
+        )
+
+
+def check_size(size: object) -> None:
+    """Raise TypeError if ``size`` is not two sides."""
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+        raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
 
 
 def check_reshape(reshape: object) -> None:

@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+import torch
 from torch import nn
 
 ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Module]"] | Callable[[str, nn.Module], bool]
@@ -100,6 +101,11 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
     """
     check_selector(modules)
     named = [(name, module) for name, module in named_sites(root) if name]
+    if not named:
+        raise ValueError(
+            f"{type(root).__name__} has no modules inside it to listen to, and a model itself is never chosen. Give the model "
+            "that it is a part of, or torch.nn.Sequential(it)."
+        )
     if modules is None:
         closed = [module for _, module in named if _is_opaque(module) or is_metric(module)]
         inside = {id(inner) for module in closed for inner in list(module.modules())[1:]}
@@ -127,8 +133,13 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
 
 
 def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (clean name, module) of ``root`` and its submodules, wrappers left out, each module once."""
+    """Yield (clean name, module) of ``root`` and its submodules, each module once.
+
+    Left out are wrappers, and what ``torch.jit`` made, which takes no hooks.
+    """
     for name, module in root.named_modules():
+        if name and isinstance(module, torch.jit.ScriptModule):
+            continue
         if any(prefix in module._modules for prefix in _WRAPPER_PREFIXES):
             continue  # the wrapped module itself comes next, under the same clean name
         yield clean_name(name), module
@@ -160,6 +171,11 @@ def _computes(module: nn.Module) -> bool:
     return _is_opaque(module) or not any(True for _ in module.children())
 
 
+def can_be_called(module: nn.Module) -> bool:
+    """Whether a module has a ``forward`` of its own, as a ``ModuleList`` has not."""
+    return type(module).forward is not nn.Module.forward
+
+
 def is_metric(module: nn.Module) -> bool:
     """Whether a module is a torchmetrics metric."""
     # By name: this floor is plain torch and does not import torchmetrics.
@@ -186,9 +202,16 @@ def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[s
         kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
         return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
     names = [name for name, _ in named]
+    jitted = [
+        name
+        for name, module in root.named_modules()
+        if isinstance(module, torch.jit.ScriptModule) and (name == entry or fnmatch.fnmatchcase(name, entry))
+    ]
+    if jitted:
+        return f"modules={entry!r} matches {jitted[0]!r}, which torch.jit made and which takes no hooks. Choose a module around it."
     plain = entry.replace("*", "").strip(".")
     closest = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
-    listed = ", ".join(repr(name) for name in closest) or "none: the model has no submodules"
+    listed = ", ".join(repr(name) for name in closest)
     return (
         f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
         "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from lightning_hooks.hooks.selection import ModuleSelector, clean_name, compiled_regions, named_sites, select_modules
+from lightning_hooks.hooks.selection import (
+    ModuleSelector,
+    can_be_called,
+    clean_name,
+    compiled_regions,
+    named_sites,
+    select_modules,
+)
 
 
 def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module | None]]:
@@ -26,7 +33,7 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
         TypeError: If it is of a wrong type.
     """
     if modules is None:
-        chosen = [(name, module) for name, module in named_sites(root) if name and _can_be_called(module)]
+        chosen = [(name, module) for name, module in named_sites(root) if name and can_be_called(module)]
     else:
         chosen = select_modules(root, modules)
     wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}
@@ -39,7 +46,3 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
         inside = any(not region or name.startswith(f"{region}.") for region in compiled)
         found.append((name, None if inside else wrappers.get(name)))
     return found
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward  # a ModuleList has none of its own

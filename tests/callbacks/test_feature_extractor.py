@@ -297,3 +297,41 @@ def test_compiled_layers(backend: str) -> None:
 def test_messages(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         FeatureExtractor(**arguments)
+
+
+def test_two_that_would_write_the_same_file_are_refused(tmp_path: Path) -> None:
+    def keep(modules: str, **arguments: Any) -> FeatureExtractor:
+        return FeatureExtractor(modules=modules, folder=tmp_path, **arguments)
+
+    with pytest.raises(ValueError, match=r"Two FeatureExtractors write npz files to folder='.*', each over the other's"):
+        trainer([keep("net.0"), keep("net.2")]).fit(Classifier(mlp()), loader())
+    trainer([keep("net.0"), keep("net.2", file_format="safetensors")]).fit(Classifier(mlp()), loader())
+    assert {path.name for path in tmp_path.iterdir()} == {"epoch=0.npz", "epoch=0.safetensors"}
+
+
+@pytest.mark.parametrize("stage", ["train", "validate"])
+def test_it_shows_at_the_step_of_the_epochs_own_metrics(stage: str, tmp_path: Path) -> None:
+    class Logs(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("metric", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.log("metric", 1.0)
+
+    logged: list[int] = []
+
+    class Steps(TensorBoardLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            if "metric" in metrics:
+                logged.append(step)
+
+    keep = FeatureExtractor(modules="net.0", stage=stage)
+    data = (loader(), loader()) if stage == "validate" else (loader(),)
+    model = Logs(mlp())
+    if stage == "validate":
+        model.training_step = super(Logs, model).training_step
+    trainer([keep], max_epochs=2, logger=Steps(tmp_path)).fit(model, *data)
+    assert keep.report.step == logged[-1] == 13

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
@@ -266,6 +266,7 @@ def test_precision_of_the_trainer_is_used() -> None:
         (lambda: GradCAM(stage="test"), ValueError, "stage must be 'train' or 'validate'; got 'test'"),
         (lambda: GradCAM(sample="x"), ValueError, "sample must be a batch with at least one tensor; got str"),
         (lambda: GradCAM(module=nn.Linear), TypeError, "module must be the name of a layer, or None for the last convolution"),
+        (lambda: GradCAM(target="cat"), TypeError, "target must be the number of a class.*; got 'cat'"),
         (lambda: GradCAM(reshape=3), TypeError, r"reshape must be \(height, width\)"),
         (lambda: GradCAM(forward=3), TypeError, "forward must be the name of a submodule or method"),
         (
@@ -288,6 +289,18 @@ def test_what_is_wrong_is_told_at_once(build: Any, error: type[Exception], messa
     assert len(model.losses) == 0
     assert hook_counts(model) == before
     assert all(module.training for module in model.net.modules())
+
+
+@pytest.mark.parametrize("look", [lambda: GradCAM(module="net.conv"), lambda: FeatureMapVisualizer()])
+def test_a_model_without_a_forward_says_what_to_do(look: Any) -> None:
+    class Without(Watched):
+        forward = LightningModule.forward
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    with pytest.raises(TypeError, match=r"Without has no forward\. Say how to run it with forward=: the name of a submodule"):
+        trainer([look()]).fit(Without(), loader(SHAPE))
 
 
 def test_without_matplotlib_training_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

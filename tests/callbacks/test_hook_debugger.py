@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -118,6 +119,48 @@ def test_manual_optimisation_is_one_step() -> None:
     trainer([debugger]).fit(Manual(), loader())
     assert debugger.trace.forward_order == [f"net.{i}" for i in (*range(5), *range(5))]
     assert debugger.trace.backward_order == [f"net.{i}" for i in (*range(4, -1, -1), *range(4, -1, -1))]
+
+
+class TwiceByHand(Classifier):
+    """Runs its second half past the hooks, after a first backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.second, self.automatic_optimization = nn.Linear(8, 3), False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for net in (self.net, self.second.forward):
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(net(batch[0]), batch[1]))
+            optimizer.step()
+
+
+def test_what_comes_after_a_manual_backward_is_watched_too() -> None:
+    debugger = HookDebugger(show=False)
+    trainer([debugger]).fit(TwiceByHand(), loader())
+    assert list(debugger.trace.never_called) == ["second"]
+    assert "its forward was called directly at test_hook_debugger.py:" in debugger.trace.never_called["second"]
+
+
+def test_one_frozen_site_alone_is_explained() -> None:
+    debugger = HookDebugger(modules="frozen", explain=False, show=False)
+    trainer([debugger]).fit(Odd(), loader())
+    assert debugger.trace.no_gradient["frozen"].startswith("it is frozen")
+
+
+def test_steps_that_never_came_are_told() -> None:
+    debugger = HookDebugger(steps=[1, 7, 100], show=False)
+    with pytest.warns(UserWarning, match="HookDebugger: training had 7 batches, so step 7, 100 was not traced"):
+        trainer([debugger]).fit(Classifier(mlp()), loader())
+    assert debugger.trace.title == "Step 1 (epoch 0, batch 1)"
+
+
+def test_gradients_of_a_scaled_loss_are_told_to_be() -> None:
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))
+    debugger = HookDebugger(show=False)
+    trainer([debugger], plugins=[plugin]).fit(Classifier(mlp()), loader())
+    assert debugger.trace.title == "Step 0 (epoch 0, batch 0), gradients times the loss scale 256"
 
 
 def test_where_a_training_step_raised_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,6 +234,85 @@ def test_keywords_and_statistics() -> None:
     assert debugger.trace.no_gradient == {}  # there was no backward pass
 
 
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.before, self.after = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.before(self.frozen(x)).detach())
+
+
+@pytest.mark.parametrize(("site", "reason"), [("frozen", "it is frozen"), ("before", "its output does not reach the loss")])
+def test_one_site_alone_is_explained_though_nothing_comes_back_to_it(site: str, reason: str) -> None:
+    net = Cut()
+    with HookDebugger(show=False, modules=site).watch(net) as debugger:
+        net(torch.zeros(1, 2)).sum().backward()
+    assert debugger.trace.no_gradient[site].startswith(reason)
+    with HookDebugger(show=False, modules=site, explain=False).watch(net) as debugger:  # gradients in .grad tell it too
+        net(torch.zeros(1, 2)).sum().backward()
+    assert debugger.trace.no_gradient[site].startswith(reason)
+    with HookDebugger(show=False, modules=site).watch(net) as debugger:
+        net(torch.zeros(1, 2))
+    assert debugger.trace.no_gradient == {}
+
+
+def test_weights_are_watched_after_a_first_backward_and_updates_are_no_use_of_them() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    with HookDebugger(show=False).watch(net) as debugger:
+        net[0](torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        net[1].forward(torch.ones(1, 2)).sum().backward()
+        for _ in range(2):
+            optimizer.step()
+    assert "its forward was called directly at test_debugging.py:" in debugger.trace.never_called["1"]
+    assert debugger.trace.never_called["2"].startswith("never called in this step")
+
+
+def test_a_copy_that_ran_in_its_place_is_thought_of() -> None:
+    net = mlp()
+    with HookDebugger(show=False).watch(net) as debugger:
+        net.state_dict()
+        copy.deepcopy(net)(torch.zeros(1, 8))
+    assert set(debugger.trace.never_called) == set("01234")
+    assert all("Was another object run, such as a copy of the model?" in why for why in debugger.trace.never_called.values())
+
+
+def test_a_fault_of_its_own_is_no_silence_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise ValueError("injected")
+
+    monkeypatch.setattr("lightning_hooks.debugging.tracer.describe", fail)
+    net = nn.Sequential(nn.Linear(2, 2))
+    with (
+        pytest.warns(UserWarning, match="HookDebugger: the hook at '0' raised ValueError"),
+        HookDebugger(show=False).watch(net) as d,
+    ):
+        net(torch.zeros(1, 2))
+    assert d.trace.never_called == {"0": "the debugger's own hook there failed: ValueError: injected."}
+
+
+def test_tensors_that_cannot_be_read_are_described_without_numbers() -> None:
+    net = nn.Sequential(nn.Linear(2, 3))
+    with HookDebugger(show=False, statistics=True).watch(net) as debugger:
+        torch.func.vmap(net)(torch.zeros(5, 2))
+    assert str(debugger.trace.calls[0].outputs[0]) == "float32[3]"
+    assert not debugger.faults.errors
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, torch.zeros(1, 2))])
+def test_what_torch_jit_made_is_left_out(made: Any) -> None:
+    net = nn.Sequential(made(nn.Sequential(nn.Linear(2, 2))), nn.Linear(2, 1))
+    with HookDebugger(show=False).watch(net) as debugger:
+        net(torch.zeros(1, 2)).sum().backward()
+    assert debugger.trace.forward_order == ["1"]
+    assert debugger.trace.never_called == {}
+    with pytest.raises(ValueError, match=r"modules='0' matches '0', which torch.jit made and which takes no hooks"):
+        HookDebugger(modules="0").watch(net).__enter__()
+
+
 def test_where_it_raised() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(9, 2)))
     debugger = HookDebugger(show=False)
@@ -296,7 +375,8 @@ def test_recomputed_calls_are_told_apart(reentrant: bool) -> None:
         net(torch.zeros(2, 4, requires_grad=True)).sum().backward()
     assert debugger.trace.forward_order == ["0", "0.body"]
     assert len(debugger.trace.of("0.body", "recompute")) == 1
-    assert "(recomputed)" in str(debugger.trace)
+    said = "(recomputed)" if reentrant else "-> nothing yet (recomputed as far as needed)"
+    assert said in str(debugger.trace)
 
 
 @pytest.mark.parametrize(("build", "shape"), [(ResidualCNN, (4, 1, 6, 6)), (TinyTransformer, (4, 5, 6)), (TinyLSTM, (4, 5, 6))])

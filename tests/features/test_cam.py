@@ -333,6 +333,8 @@ NET, X = build(InPlace)
         ({"target": -1}, ValueError, "target must be between 0 and 4, the model's classes; got -1"),
         ({"target": [0, 1]}, ValueError, r"target must be a class or one class for each of the 4 samples; got \[0, 1\]"),
         ({"target": 1.5}, ValueError, "target must be a class or one class for each of the 4 samples; got 1.5"),
+        ({"target": "cat"}, TypeError, "target must be the number of a class, one for each sample.*; got 'cat'"),
+        ({"size": 7}, TypeError, r"size must be the \(height, width\) that maps are scaled to, or None; got 7"),
         ({"target": lambda output: 3}, TypeError, "target, a function .*, must return a tensor of scores; got int"),
         ({"module": "head"}, ValueError, r"the output of this Linear has shape \(4, 5\), without space to show"),
         ({"reshape": (2, 3, 4)}, TypeError, r"reshape must be \(height, width\) of the grid of tokens.*; got \(2, 3, 4\)"),

@@ -148,12 +148,22 @@ def test_wrong_types(modules):
         check_selector(modules)
 
 
-@pytest.mark.parametrize("root", [nn.Sequential(), nn.Sequential(nn.Dropout(), nn.Identity())])
-def test_nothing_that_computes(root):
+def test_nothing_that_computes():
     with pytest.raises(ValueError, match=r"Sequential has no leaf module that computes something.*Name the modules"):
-        select_modules(root)
+        select_modules(nn.Sequential(nn.Dropout(), nn.Identity()))
 
 
-def test_pattern_on_a_model_without_submodules():
-    with pytest.raises(ValueError, match="none: the model has no submodules"):
-        select_modules(nn.ReLU(), "a")
+def test_a_model_that_is_a_single_layer_says_so():
+    with pytest.raises(ValueError, match=r"Linear has no modules inside it to listen to.*torch.nn.Sequential\(it\)"):
+        select_modules(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="Linear has no modules inside it"):
+        select_modules(nn.Linear(2, 2), "encoder")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_jit_made_takes_no_hooks_and_is_never_chosen():
+    net = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), nn.Linear(2, 1))
+    for modules in (None, "*", nn.Linear):
+        assert [name for name, _ in select_modules(net, modules)] == ["1"]
+    with pytest.raises(ValueError, match=r"modules='0\.\*' matches '0.0', which torch.jit made and which takes no hooks"):
+        select_modules(net, "0.*")
