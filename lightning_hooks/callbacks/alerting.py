@@ -32,6 +32,8 @@ COLUMNS = ("severity", "kind", "site", "value", "threshold", "epoch", "what was 
 """Of the table of alerts in the trackers."""
 MOST_SHOWN = 200
 """Rows of that table at one step."""
+_UNWRITABLE: set[Path] = set()
+"""Files that a fit under way could not write, and that this was told of."""
 HISTORY = 4
 """How many earlier reports a rule is given."""
 FILE = Path("lightning_hooks", "alerts.jsonl")
@@ -95,7 +97,10 @@ class Alerting:
 def alert_file(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> Path | None:
     """Where the alerts of a fit are written; None if nowhere, as on ranks other than 0. Arguments as for ``run_folder``."""
     folder = run_folder(trainer, report_dir) if trainer.is_global_zero else None
-    return None if folder is None else folder / FILE
+    file = None if folder is None else folder / FILE
+    if file is not None:
+        _UNWRITABLE.discard(file)  # a new fit may try again
+    return file
 
 
 def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | None, step: int) -> None:
@@ -217,7 +222,9 @@ def _append(file: Path, records: Sequence[dict[str, Any]]) -> None:
         with file.open("a", encoding="utf-8") as lines:
             lines.writelines(json.dumps(record) + "\n" for record in records)
     except OSError as error:
-        rank_zero_warn(f"The alerts could not be written to {file}: {error}; training goes on.")
+        if file not in _UNWRITABLE:
+            _UNWRITABLE.add(file)
+            rank_zero_warn(f"The alerts could not be written to {file}: {error}; training goes on, and this is said once.")
 
 
 def _fault_of_observer(observer: Any, error: Exception) -> None:

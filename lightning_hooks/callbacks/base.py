@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,6 +17,9 @@ from lightning_hooks.trackers import Trackers
 
 # Lightning lends every callback these methods of the model, and with them the model.
 _BORROWED = ("log", "log_dict")
+
+_SHARED: WeakKeyDictionary[Trainer, Trackers] = WeakKeyDictionary()
+"""The loggers of a fit: all of its callbacks write through the same, so that one which raises is told once, not by each."""
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:
@@ -123,17 +127,14 @@ class HookedCallback(Callback, ABC):
         """Return the trainer's loggers behind one face: scalars, figures, histograms, text, tables, files.
 
         Write with it at step :func:`~lightning_hooks.callbacks.monitor.epoch_step`. On ranks other than 0 it is empty. A logger
-        that raises is told once in a fit, and training goes on.
+        that raises is told once in a fit, by whichever callback wrote to it, and training goes on.
         """
         if self._trackers is None:
-            self._trackers = Trackers(trainer.loggers if trainer.is_global_zero else (), self._tracker_fault)
+            shared = _SHARED.get(trainer)
+            if shared is None:
+                shared = _SHARED[trainer] = Trackers(trainer.loggers if trainer.is_global_zero else (), _tracker_fault)
+            self._trackers = shared
         return self._trackers
-
-    def _tracker_fault(self, tracker: str, error: Exception) -> None:
-        rank_zero_warn(
-            f"{type(self).__name__}: {tracker} raised {type(error).__name__}: {error}. Its results may be missing there; "
-            "training goes on, and this is said once."
-        )
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -174,11 +175,13 @@ class HookedCallback(Callback, ABC):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.detach()
         self._forget_model()
+        _SHARED.pop(trainer, None)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.detach()
         self._forget_model()
+        _SHARED.pop(trainer, None)
 
     def _forget_model(self) -> None:
         for borrowed in _BORROWED:
@@ -189,3 +192,10 @@ class HookedCallback(Callback, ABC):
         """Everything but what belongs to the fit under way."""
         state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
         return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_trackers": None}
+
+
+def _tracker_fault(tracker: str, error: Exception) -> None:
+    rank_zero_warn(
+        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
+        "on, and this is said once."
+    )

@@ -51,7 +51,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of each module's output: True for up to 128 modules, or glob patterns on their names.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
+            draw, those of the statistics that ``logged`` names, or of the RMS; at the end of training all.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -135,9 +136,10 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     def figures(self, reports: Sequence[FeatureReport], last: bool) -> Figures:
         from lightning_hooks.plots import colourful_dimension, dead_units, heatmap
 
+        written = self.publishing.scalars
         figures: dict[str, Callable[[], Figure]] = {
             f"{stat} by epoch": partial(heatmap, reports, stat)
-            for stat in (self.publishing.scalars.statistics if last else ["rms"])
+            for stat in (written.statistics if last or written.named else ["rms"])
             if stat != "dead_fraction" and any(getattr(stats, stat) for stats in reports[-1].sites.values())
         }
         if self._table.rectifiers:

@@ -68,7 +68,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of the gradient at each module's output: True for up to 128 modules, or glob patterns.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
+            draw, those of the statistics that ``logged`` names, or of the modules' RMS; at the end of training all.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -245,7 +246,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         }
         for noun, stats, found in (("module", MODULE_STATS, now.modules), ("parameter", PARAMETER_STATS, now.parameters)):
             told = [stat for stat in stats if stat in written and any(getattr(entry, stat) for entry in found.values())]
-            for stat in told if last else [stat for stat in ("rms",) if noun == "module"]:
+            each_time = told if last or self.publishing.scalars.named else ["rms"][: noun == "module"]
+            for stat in each_time:
                 figures[f"{stat} of {noun}s by epoch"] = partial(heatmap, reports, stat, of=noun)
         if self.histogram_table is not None:
             figures["colourful dimension"] = partial(colourful_dimension, **self.publishing.colourful(), value="gradient")

@@ -54,6 +54,11 @@ class LoggedScalars:
         return {tag: value for tag, value in scalars.items() if tag in self._choice.tags}
 
     @property
+    def named(self) -> bool:
+        """Whether the user said which, rather than leave it to the budget."""
+        return self.logged != "auto"
+
+    @property
     def statistics(self) -> tuple[str, ...]:
         """The ranked statistics that are logged, best first; none before the first epoch's end."""
         return self._choice.statistics if self._choice else ()

@@ -45,7 +45,8 @@ def monitors(
         report_dir: Where the run's reports and one health report of all three are written: ``auto`` for the log directory, if a
             logger has one, another directory, or None for nowhere.
         histograms: Log histograms of outputs and of their gradients: True for up to 128 modules, or glob patterns on names.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
+        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Heat maps of the statistics that
+            ``logged`` names, or of the RMS; at the end of training of all.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.

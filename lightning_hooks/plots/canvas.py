@@ -70,10 +70,10 @@ def sheet(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
-def heading(axes: Axes, title: str, line: str = "", width: float = 6.0) -> None:
+def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
     """A title and, below it, a line that says what is seen, broken to a width in inches."""
     wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
-    axes.set_title(plain(title) + "\n" * len(wrapped))
+    axes.set_title(plain(title) + "\n" * len(wrapped), fontsize=size)
     if wrapped:
         text = axes.annotate(
             "\n".join(wrapped), (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", color=GREY, fontsize=9

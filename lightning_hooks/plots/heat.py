@@ -60,7 +60,8 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         if not table.names:
             return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
         figure, axes = _tall(table)
-        heading(axes, title, f"{_span(table.epochs)}; hatched where nothing finite was measured", figure.get_figwidth() - 2.5)
+        hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
+        heading(axes, title, _span(table.epochs) + hatched, figure.get_figwidth() - 2.5)
         _cells(figure, axes, table, stat)
         handles = _beginnings(axes, table, ordered)
         legend(figure, handles)
@@ -176,9 +177,14 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         lowest, highest = lowest / 10**0.5, highest * 10**0.5
     first, last = int(np.ceil(np.log10(lowest))), int(np.floor(np.log10(highest)))
     step = max(1, -(-(last - first) // 7))
-    ticks = FixedLocator([10.0**power for power in range(first, last + 1) if power % step == 0])
+    if last - first >= 2:
+        places = [10.0**power for power in range(first, last + 1) if power % step == 0]
+        told = FuncFormatter(lambda value, _: power_of_ten(value))
+    else:  # few decades: numbers between them, too
+        places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
+        told = FuncFormatter(lambda value, _: f"{value:.3g}")
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
-    return shown, LogNorm(lowest, highest), "viridis", {"ticks": ticks, "format": FuncFormatter(lambda v, _: power_of_ten(v))}
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": FixedLocator(places), "format": told}
 
 
 def _subject(report: Report) -> str:

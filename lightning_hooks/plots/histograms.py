@@ -20,7 +20,15 @@ Histogram = tuple[Sequence[float], Sequence[float]]
 BINS = 120
 MOST_PANELS = 24
 SHARES = (1e-5, 1.0)
-"""The colour scale: share of an epoch's values, per hundredth of the axis."""
+"""The colour scale: share of an epoch's values, in one of the axis's cells."""
+SPREAD, GROWTH = 300.0, 20.0
+"""An axis is linear if most values of an epoch are within the one, and the largest of all epochs within the other."""
+FEW = 0.02
+"""The share of values that are smaller than most."""
+ZERO = 1e-11
+"""What is smaller stands in a histogram's bin of zeros."""
+LINEAR_PART = 0.5
+"""How many decades' room a signed logarithm gives to what is linear around zero."""
 
 
 def colourful_dimension(
@@ -67,9 +75,9 @@ def colourful_dimension(
             axes = grid.flat[index]
             drawn = _panel(axes, layer)
             mesh = drawn or mesh
-            heading(axes, shortened(name, 44), "" if drawn else "no finite value")
-            axes.title.set_fontsize(9.5)
-            axes.set_ylabel(value)
+            heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
+            if index % columns == 0:
+                axes.set_ylabel(value)
         for axes in grid.flat[len(checked) :]:
             axes.set_axis_off()
         for column in range(columns):
@@ -84,7 +92,7 @@ def colourful_dimension(
             )
             bar.outline.set_visible(False)
             bar.ax.minorticks_off()
-            bar.set_label("share of an epoch's values")
+            bar.set_label("share of an epoch's values in a cell of the axis")
     return figure
 
 
@@ -113,6 +121,7 @@ def _closed(edges: np.ndarray) -> np.ndarray:
 
 def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_facecolor(MISSING)
     axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -133,34 +142,65 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
     shown = np.ma.masked_invalid(np.clip(shares, lower, upper))
     x = np.arange(len(columns) + 1) - 0.5
     mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(lower, upper), cmap="magma", rasterized=True)
-    if not linear:
-        _signed_log(axes, grid)
+    if linear is None:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: (MINUS if value < 0 else "") + f"{abs(value):.3g}"))
+    else:
+        _signed_log(axes, grid, linear)
     axes.set_ylim(grid[0], grid[-1])
     return mesh
 
 
-def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, bool]:
-    """The common axis: of all values that occur; linear, or with the bins' own spacing where that is by magnitude."""
+def _axis(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float | None]:
+    """The common axis, in cells that look equally wide: their edges, and below which magnitude it is linear (None: all of it).
+
+    It is linear where most values of an epoch lie within some two decades and epochs are alike, as activations do; else the
+    logarithm of the magnitude, on either side of zero, so that what shrinks by orders of magnitude is seen to.
+    """
     used = [edges[np.flatnonzero(counts)[[0, -1]] + [0, 1]] for edges, counts in columns]
     low, high = min(float(pair[0]) for pair in used), max(float(pair[1]) for pair in used)
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    widths = [np.diff(edges) for edges, _ in columns]
-    spread = max(float(width.max() / width[width > 0].min()) if (width > 0).any() else 1.0 for width in widths)
-    if spread < 50:
-        return np.linspace(low, high, BINS + 1), True
-    edges = np.unique(np.concatenate([edges[(edges >= low) & (edges <= high)] for edges, _ in columns]))
-    return edges if edges.size > 1 else np.array([low, high]), False
+    sizes = [_magnitudes(edges, counts) for edges, counts in columns]
+    spread = float(np.median([largest / smallest for smallest, largest in sizes]))
+    growth = max(largest for _, largest in sizes) / min(largest for _, largest in sizes)
+    if spread <= SPREAD and growth <= GROWTH:
+        return np.linspace(low, high, BINS + 1), None
+    largest = max(-low, high)
+    linear = float(10.0 ** np.floor(np.log10(max(min(smallest for smallest, _ in sizes), largest * 1e-9))))
+    scale = _transform(linear)
+    first, last = scale.transform(np.array([low, high]))
+    grid: np.ndarray = scale.inverted().transform(np.linspace(first, last, BINS + 1))
+    grid[[0, -1]] = low, high
+    return grid, linear
 
 
-def _signed_log(axes: Axes, grid: np.ndarray) -> None:
+def _magnitudes(edges: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """What few of the values that are not zero are below, and the largest."""
+    sizes = np.maximum(np.abs(edges[:-1]), np.abs(edges[1:]))
+    counted = np.where((edges[:-1] < 0) & (edges[1:] > 0) & (sizes < ZERO), 0.0, counts)  # the bin of zero
+    order = np.argsort(sizes)
+    below = np.cumsum(counted[order])
+    largest = float(sizes[counts > 0].max()) or 1.0
+    if not below[-1]:
+        return largest, largest
+    smallest = float(sizes[order][np.searchsorted(below, FEW * below[-1])])
+    return smallest or largest, largest
+
+
+def _transform(linear: float) -> Any:
+    from matplotlib.scale import SymmetricalLogTransform
+
+    return SymmetricalLogTransform(10, linear, LINEAR_PART)
+
+
+def _signed_log(axes: Axes, grid: np.ndarray, linear: float) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    sizes = np.abs(grid[grid != 0])
-    first, last = int(np.floor(np.log10(sizes.min()))), int(np.floor(np.log10(sizes.max())))
-    first = max(first, last - 8)
-    axes.set_yscale("symlog", linthresh=10.0**first, linscale=0.5)
-    step = max(1, -(-(last - first) // 3))
+    axes.set_yscale("symlog", linthresh=linear, linscale=LINEAR_PART)
+    first, last = round(np.log10(linear)), int(np.floor(np.log10(np.abs(grid).max())))
+    both = grid[0] < 0 < grid[-1]
+    step = max(1, -(-(last - first) // (2 if both else 4)))
     powers = [10.0**power for power in range(last, first - 1, -step)]
     axes.yaxis.set_major_locator(FixedLocator([*(-power for power in powers), 0.0, *powers]))
     axes.yaxis.set_minor_locator(NullLocator())

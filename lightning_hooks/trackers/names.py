@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from hashlib import blake2s
 
@@ -10,6 +11,8 @@ from lightning_hooks.trackers.console import cell
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST = 80
+LINE = 60
+"""Characters of a line in a table's cell: of an unbroken text a browser gives a column all the room, and the others none."""
 
 
 def safe_path(tag: str) -> str:
@@ -50,8 +53,13 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out rows as a Markdown table, numbers in 4 significant digits."""
+    """Lay out rows as a Markdown table, numbers in 4 significant digits, long texts in lines."""
     lines = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
     return "\n".join(
-        f"| {' | '.join(value if number == 1 else markdown_text(value) for value in line)} |" for number, line in enumerate(lines)
+        f"| {' | '.join(value if number == 1 else _lines(value) for value in line)} |" for number, line in enumerate(lines)
     )
+
+
+def _lines(text: str) -> str:
+    parts = textwrap.wrap(text, LINE, break_long_words=False, break_on_hyphens=False) if len(text) > LINE else [text]
+    return "<br>".join(map(markdown_text, parts))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-PALETTE = 128
+PALETTE = 256
 """Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""
 
 
@@ -38,7 +38,9 @@ class Picture:
         canvas.draw()
         drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()))
         paper = Image.new("RGBA", drawn.size, "white")
-        return _encoded(Image.alpha_composite(paper, drawn).convert("RGB").quantize(PALETTE))
+        whole = Image.alpha_composite(paper, drawn).convert("RGB")
+        # Of all colours, not of the commonest: an alert's mark is few pixels, and must keep its colour.
+        return _encoded(whole.quantize(PALETTE, Image.Quantize.MAXCOVERAGE))
 
     @classmethod
     def of_array(cls, image: np.ndarray) -> Picture:

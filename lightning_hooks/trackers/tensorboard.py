@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from typing_extensions import override
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from lightning_hooks.trackers.picture import Picture
 
 VALUES_PER_EVENT = 1000
+
+_ARRANGED: WeakSet[Any] = WeakSet()
+"""The writers whose run has a layout: TensorBoard reads the first alone, and a trainer may fit more than once."""
 
 
 class TensorBoardTracker(Tracker):
@@ -86,6 +90,9 @@ class TensorBoardTracker(Tracker):
 
     @override
     def layout(self, layout: Layout) -> None:
+        if self.experiment in _ARRANGED:
+            return
+        _ARRANGED.add(self.experiment)
         self.experiment.add_custom_scalars(
             {category: {title: self._content(chart) for title, chart in charts.items()} for category, charts in layout.items()}
         )

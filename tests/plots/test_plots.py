@@ -203,13 +203,50 @@ def test_colourful_dimension_keeps_shares_over_changing_bins():
     drawn(figure)
 
 
-def test_colourful_dimension_of_bins_by_magnitude():
-    powers = 10.0 ** np.linspace(-8, 4, 25)
-    edges = np.concatenate([[-np.inf], -powers[::-1], powers, [np.inf]])
-    counts = np.histogram(np.random.default_rng(0).normal(size=1000) * 1e-3, edges)[0]
-    figure = colourful_dimension({"a": [(edges, counts)] * 3})
-    assert figure.axes[0].get_yscale() == "symlog"
+POWERS = 10.0 ** np.linspace(-12, 4, 161)
+BY_MAGNITUDE = np.concatenate([[-np.inf], -POWERS[::-1], POWERS, [np.inf]])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "scale"),
+    [
+        ([1.0, 1.0], "linear"),  # as activations are
+        ([1.0, 1.5, 8.0], "linear"),
+        ([1e-3, 1.0, 1e3], "symlog"),  # as an exploding gradient
+        ([1e-9, 1e-9], "linear"),  # small is not the same as spread
+    ],
+)
+def test_the_colourful_dimensions_axis_follows_the_values(epochs, scale):
+    normal = np.random.default_rng(0).normal(size=5000)
+    histograms = [(BY_MAGNITUDE, np.histogram(normal * size, BY_MAGNITUDE)[0]) for size in epochs]
+    figure = colourful_dimension({"a": histograms})
+    assert figure.axes[0].get_yscale() == scale
+    mesh = np.asarray(figure.axes[0].collections[0].get_array()).reshape(-1, len(epochs))
+    cells = mesh > 2e-5
+    np.testing.assert_allclose(np.where(cells, mesh, 0).sum(0), 1, atol=0.01)
+    if scale == "symlog":  # cells are equally wide on the page: no epoch is a line beside another
+        assert cells.sum(0).min() > 0.7 * cells.sum(0).max()
     drawn(figure)
+
+
+def test_zeros_are_a_line_in_the_colourful_dimension():
+    values = np.concatenate([np.zeros(900), np.abs(np.random.default_rng(0).normal(size=100))])
+    figure = colourful_dimension({"relu": [(BY_MAGNITUDE, np.histogram(values, BY_MAGNITUDE)[0])]})
+    assert figure.axes[0].get_yscale() == "linear"
+    mesh = np.asarray(figure.axes[0].collections[0].get_array()).ravel()
+    assert mesh.max() == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_scale_of_less_than_two_decades_has_numbers_between():
+    reports = [features(0, NAMES)]
+    sites = {name: dataclasses.replace(stats, rms=1.1 + i) for i, (name, stats) in enumerate(reports[0].sites.items())}
+    figure = heatmap(dataclasses.replace(reports[0], sites=sites), "rms")
+    figure.canvas.draw()
+    bar = figure.axes[1]
+    low, high = bar.get_ylim()
+    assert [text.get_text() for text in bar.get_yticklabels() if low <= text.get_position()[1] <= high] == ["2", "5", "10"]
+    assert not any("hatched" in text for text in texts(figure))
+    assert any("hatched" in text for text in texts(heatmap([features(0, NAMES[1:]), features(1, NAMES)], "rms")))
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,12 @@ def test_a_markdown_table() -> None:
         "| c | - |",
         "| d | 3 |",
     ]
+
+
+def test_a_long_cell_stands_in_lines() -> None:
+    row = markdown_table(["a"], [["<b> " + "word " * 30]]).splitlines()[2]
+    assert row.startswith("| &lt;b&gt; word")
+    parts = row.strip("| ").split("<br>")
+    assert len(parts) == 3
+    assert " ".join(parts) == "&lt;b&gt; " + " ".join(["word"] * 30)
+    assert markdown_table(["a"], [["x" * 100]]).splitlines()[2] == f"| {'x' * 100} |"  # a name is not broken
