@@ -42,6 +42,7 @@ class Node:
         place: The site's place in the order of calls; of a parameter that of its module; infinite if unknown.
         passing: ``FORWARD``, ``BACKWARD`` or ``STEP``.
         batch: Of what is not finite, the batch at which it first was not; infinite if unknown.
+        held: Whether it was told before and lasts.
         number: Its number in the order of the reports.
         cause: What it follows from.
         follows: What follows from it.
@@ -52,6 +53,7 @@ class Node:
     place: float
     passing: int
     batch: float = math.inf
+    held: bool = False
     number: int = 0
     cause: Node | None = None
     follows: list[Node] = field(default_factory=list)
@@ -67,17 +69,20 @@ class Node:
         return self.batch, self.passing, self.place if self.passing == FORWARD else -self.place
 
 
-def in_order_of_cause(reports: Sequence[Report]) -> Ordered:
+def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bool] | None = None) -> Ordered:
     """Put the alerts of an epoch's reports in order of cause.
 
     Args:
         reports: The reports of one epoch, of different monitors.
+        held: Whether an alert (the place of its report, and it) was told in an earlier epoch and lasts. It stays the cause of what
+            spread from it: once weights are NaN, the first module is the first to give one, and not why.
     """
     places = _places(reports)
     nodes = [_node(number, report, alert, places) for number, report in enumerate(reports) for alert in report.alerts]
     by_kind: dict[str, list[Node]] = {}
     for number, node in enumerate(nodes):
         node.number = number
+        node.held = held is not None and held(node.report, node.alert)
         by_kind.setdefault(node.kind, []).append(node)
     well = _well_parameters(reports, places)
     heads = {kind: _heads(kind, alike, well) for kind, alike in by_kind.items()}
@@ -192,7 +197,8 @@ _IN_A_ROW = frozenset({"zero", "missing"})
 def _heads(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
     """Of the alerts of one kind, those that the others follow from."""
     if kind in _FIRST:
-        alike = sorted(alike, key=_FIRST[kind])
+        first = _FIRST[kind]
+        alike = sorted(alike, key=lambda node: (not node.held, first(node)))
         for node in alike[1:]:
             node.cause = alike[0]
     elif kind == "dead":

@@ -91,7 +91,11 @@ class RuleBook:
         return any(_takes_history(rule) for rule in self.rules)
 
     def judge(
-        self, report: Any, history: Sequence[Any] = (), on_fault: Callable[[RuleLike, Exception], None] | None = None
+        self,
+        report: Any,
+        history: Sequence[Any] = (),
+        on_fault: Callable[[RuleLike, Exception], None] | None = None,
+        urgent: bool = False,
     ) -> list[Finding]:
         """Hold a report against the rules.
 
@@ -99,10 +103,13 @@ class RuleBook:
             report: The report.
             history: Those of the epochs before, oldest first.
             on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
+            urgent: Ask only the rules that are urgent and need be found once only.
         """
         found = []
         for group in self._groups.values():
             for place, rule in enumerate(group):
+                if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
+                    continue
                 try:
                     alerts = list(rule(report, history) if _takes_history(rule) else rule(report))  # type: ignore[operator]
                 except Exception as error:

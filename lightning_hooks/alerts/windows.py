@@ -96,10 +96,14 @@ class AlertWindow:
 
     def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:
         """Take alerts found in the middle of an epoch and return those to tell; nothing ends before the epoch does."""
-        new = [alert for alert in alerts if (alert.kind, alert.site) not in self._absent]
+        new = [alert for alert in alerts if not self.holds(alert)]
         for alert in new:
             self._hold((alert.kind, alert.site), alert)
         return new
+
+    def holds(self, alert: Alert) -> bool:
+        """Whether an alert was told and is not over."""
+        return (alert.kind, alert.site) in self._absent
 
     def _hold(self, key: Key, alert: Alert) -> None:
         self._absent[key] = 0

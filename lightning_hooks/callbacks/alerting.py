@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_hooks.alerts import Alert, AlertError, AlertObservers, AlertWindow, RuleBook
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.alerts.rulebook import Finding
 from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.run_folder import run_folder
 from lightning_hooks.trackers import Trackers, coloured, some
@@ -67,12 +68,31 @@ class Alerting:
             self.window = AlertWindow()
             self.history = []
 
-    def judge(self, report: Any) -> tuple[Alert, ...]:
-        """Hold a report against the rules and remember it: what counts, causes first."""
-        alerts = tuple(self.window.confirmed(self.book.judge(report, tuple(self.history), self._fault_of_rule)))
+    def judge(self, report: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
+        """Hold a report against the rules and remember it: what counts, causes first.
+
+        Args:
+            report: The epoch's.
+            early: What checks within the epoch found; it counts, whether or not the whole epoch shows it.
+        """
+        known = {(alert.kind, alert.site): alert for alert in early}
+        findings = []
+        for finding in self.book.judge(report, tuple(self.history), self._fault_of_rule):
+            first = known.pop((finding.alert.kind, finding.alert.site), None)
+            if first is not None:  # the check knows when
+                dated = dataclasses.replace(finding.alert, since_step=first.since_step, batch=first.batch)
+                finding = finding._replace(alert=dated)
+            findings.append(finding)
+        alerts = tuple(self.window.confirmed([*findings, *map(Finding, known.values())]))
         if self.book.wants_history:
             self.history = [*self.history, report][-HISTORY:]
         return alerts
+
+    def urgent(self, report: Any) -> tuple[Alert, ...]:
+        """Hold what is known in the middle of an epoch against the urgent rules; infos can wait."""
+        found = self.book.judge(report, tuple(self.history), self._fault_of_rule, urgent=True)
+        alerts = (finding.alert for finding in found if finding.alert.severity != "info")
+        return tuple(a if a.since_step is not None else dataclasses.replace(a, since_step=a.step) for a in alerts)
 
     def notify(self, alert: Alert) -> None:
         """Tell the observers."""
@@ -116,7 +136,7 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
         AlertError: If a monitor with ``on_alert="raise"`` has news.
     """
     reports: list[Any] = [monitor.report for monitor in monitors]
-    ordered = in_order_of_cause(reports)
+    ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
     for place, alerts in enumerate(ordered.of_report):
         reports[place] = monitors[place].report = dataclasses.replace(reports[place], alerts=alerts)
     records: list[dict[str, Any]] = []
@@ -129,6 +149,9 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
             for over in window.cleared
         ]
     news = [(monitors[place], alert) for place, alert in ordered.roots if alert.name in fresh[place]]
+    for monitor in monitors:
+        if monitor.early is not None:
+            monitor.early.epoch_ends()
     tell(trainer, news, step, file, records)
 
 

@@ -10,12 +10,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import FeatureReport
+from lightning_hooks.alerts import AlertError, FeatureReport
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.early import BatchChecks
 from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks import Listener, guarded
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.rows import unheard
@@ -53,6 +54,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         histograms: Log a histogram of each module's output: True for up to 128 modules, or glob patterns on their names.
         figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
             draw, those of the statistics that ``logged`` names, or of the RMS; at the end of training all.
+        check_every_n_steps: Look for values that are not finite every n batches, among those listened to so far, and tell at once.
+            None for at the end of each epoch.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -70,8 +73,11 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("_table", "histogram_table")
+    fit_only: ClassVar[tuple[str, ...]] = ("_table", "_checks", "_check", "histogram_table")
+    checks_early: ClassVar[bool] = True
     _table: FeatureTable
+    _checks: BatchChecks | None = None
+    _check: guarded | None = None
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,8 +86,21 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         self.histogram_table = self._table.histograms = self.publishing.histogram_table(
             self._table.names, pl_module.device, type(self).__name__
         )
+        if self.early is not None:
+            self._checks = BatchChecks(self.early, self._world_size, partial(self.look, trainer))
+            self._check = guarded(self._checks.batch_ends, "the check within the epoch", self.faults, passes=(AlertError,))
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
+
+    @override
+    def released(self) -> None:
+        self._checks = self._check = None
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._check is not None:
+            self._check(self._table.rows, self.batches)
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -118,6 +137,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def reset(self) -> None:
         self._table.reset()
+        if self._checks is not None:
+            self._checks.epoch_ends()
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:

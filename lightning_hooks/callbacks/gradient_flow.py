@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import GradientFlowReport
+from lightning_hooks.alerts import Alert, Exploding, GradientFlowReport
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.callbacks.early import StepChecks
 from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
@@ -70,6 +72,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         histograms: Log a histogram of the gradient at each module's output: True for up to 128 modules, or glob patterns.
         figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
             draw, those of the statistics that ``logged`` names, or of the modules' RMS; at the end of training all.
+        check_every_n_steps: Look for gradients that are not finite or explode every n optimizer steps, and tell at once; every step
+            is looked at on the CPU, before its update. None for at the end of each epoch.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -90,9 +94,11 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
-    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "histogram_table")
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "_checks", "histogram_table")
+    checks_early: ClassVar[bool] = True
     _modules: GradientTable
     _parameters: ParameterTable
+    _checks: StepChecks | None = None
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,12 +116,18 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self.value_scale = 1.0 / data_parallel_size(trainer)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
+        if self.early is not None:
+            rules = [rule for rule in self.alerting.book.rules if isinstance(rule, Exploding)]
+            absolute = min((rule.absolute for rule in rules), default=math.inf)  # a rule may be for some places only:
+            relative = min((rule.relative for rule in rules), default=math.inf)  # what is found is held against it
+            self._checks = StepChecks(self.early, probe.names, (absolute, relative), self._world_size, partial(self.look, trainer))
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _GradientListener(self.wrapped(_Arrived(self._modules, index)), name, self.faults))
 
     @override
     def released(self) -> None:
         super().released()
+        self._checks = None
         table = self.__dict__.get("_modules")
         if table is not None:
             table.listening = False  # tensor hooks live as long as their graph, which the user may keep
@@ -139,10 +151,16 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def on_gradients(self, step: Step) -> None:
-        if step.optimizer not in self._due:
-            return
-        earlier = self._measured.get(step.optimizer)
-        self._measured[step.optimizer] = _Measured(step, earlier.weights if earlier else None)
+        if step.optimizer in self._due:
+            earlier = self._measured.get(step.optimizer)
+            self._measured[step.optimizer] = _Measured(step, earlier.weights if earlier else None)
+        if self._checks is not None:
+            self._checks.gradients(step)
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if self._checks is not None:
+            self._checks.stepping(step, self.batches - 1)
 
     @override
     def on_taken(self, step: Step) -> None:
@@ -158,6 +176,22 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_skipped(self, step: Step) -> None:
         self._modules.discard()
         self._measured.pop(step.optimizer, None)
+        if self._checks is not None:
+            self._checks.skipped(step)
+
+    @override
+    def urgent(self, report: GradientFlowReport) -> tuple[Alert, ...]:
+        if self._checks is None:
+            return ()
+        # Of parameters what every step has shown; the table holds the sampled ones only, and not the one under way.
+        every = dataclasses.replace(report, parameters=self._checks.parameters())
+        return self._checks.dated(super().urgent(every))
+
+    @override
+    def last_check(self, report: GradientFlowReport) -> list[Alert]:
+        if self.early is not None and self._checks is not None and self._checks.last_look():
+            self.early.found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
+        return super().last_check(report)
 
     @override
     def agreed(self, stride: int) -> int:
@@ -204,6 +238,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def reset(self) -> None:
         self._modules.reset()
         self._parameters.reset()
+        if self._checks is not None:
+            self._checks.epoch_ends()
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:

@@ -22,6 +22,7 @@ from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import RuleLike
 from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, alert_lines, conclude
+from lightning_hooks.callbacks.early import checked, look
 from lightning_hooks.callbacks.logged import Logged, watched_tags
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Histograms, Publishing, publish
@@ -60,6 +61,8 @@ class Monitor(Recorded, Generic[R]):
         histograms: Whether loggers get a histogram of each site's values over the epoch: True for up to 128 sites, spread evenly,
             or glob patterns on the names of the sites.
         figures: Whether loggers get pictures: True after every epoch, n after every nth; needs matplotlib.
+        check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
+            epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
 
     Attributes:
         report: The report of the last finished epoch; None before.
@@ -73,6 +76,8 @@ class Monitor(Recorded, Generic[R]):
     thins: ClassVar[bool] = True
     """Whether it does less at a step that is not sampled."""
     report_type: ClassVar[type[Report] | None] = None
+    checks_early: ClassVar[bool] = False
+    """Whether it can find something that is urgent within an epoch."""
     report: R | None
     _state_key: tuple[str, str] | None  # (selection, key)
     _alert_file: Path | None = None
@@ -95,8 +100,11 @@ class Monitor(Recorded, Generic[R]):
         report_dir: str | os.PathLike[str] | None = "auto",
         histograms: Histograms = False,
         figures: bool | int = False,
+        check_every_n_steps: int | None = None,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps, report_dir=report_dir)
+        self.check_every_n_steps = check_every_n_steps
+        self.early = checked(check_every_n_steps, type(self), self.checks_early)
         if max_overhead is not None and (isinstance(max_overhead, bool) or not isinstance(max_overhead, int | float)):
             raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {max_overhead!r}.")
         if max_overhead is not None and not 0 < max_overhead <= 1:
@@ -183,6 +191,8 @@ class Monitor(Recorded, Generic[R]):
         self.report = None
         self.histograms = {}
         self.alerting.start(fresh=not self._restored)
+        if self.early is not None and not self._restored:
+            self.early.epoch_ends()
         self._restored = self._judged = False
         self._world_size = trainer.world_size
         self.told_late = False
@@ -251,6 +261,24 @@ class Monitor(Recorded, Generic[R]):
         """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
         return stride
 
+    def so_far(self, trainer: Trainer) -> R:
+        """A report of the epoch so far, of all ranks, without alerts. It waits for the device."""
+        packed, _ = self._split(self._merged().to("cpu"))
+        return self.read(packed, trainer.current_epoch, trainer.global_step)
+
+    def urgent(self, report: R) -> tuple[Alert, ...]:
+        """What the urgent rules find in a report of the epoch so far."""
+        return self.alerting.urgent(report)
+
+    def last_check(self, report: R) -> list[Alert]:
+        """What checks within the epoch have found, up to its end."""
+        return [] if self.early is None else list(self.early.found.values())
+
+    def look(self, trainer: Trainer) -> bool:
+        """Something is wrong that cannot wait: judge it, with all monitors that check; whether the fit is to stop."""
+        checking = [each for each in _callbacks(trainer) if isinstance(each, Monitor) and each.early is not None and each.attached]
+        return look(trainer, checking, epoch_step(trainer))
+
     def unheard(self) -> list[str]:
         """The sites that have not been heard yet, read from the device; only asked once, of a compiled model."""
         return []
@@ -283,7 +311,7 @@ class Monitor(Recorded, Generic[R]):
         cost = None if self.overhead is None else self.overhead.share()
         stride = self.stride if self.stride < sys.maxsize else self.batches  # the first batch only
         report = dataclasses.replace(report, overhead=cost, every_n_steps=stride)
-        self.report = report = dataclasses.replace(report, alerts=self.alerting.judge(report))
+        self.report = report = dataclasses.replace(report, alerts=self.alerting.judge(report, self.last_check(report)))
         self.reset()
         if self.overhead is not None:
             self.overhead.epoch_ends()
@@ -343,6 +371,8 @@ class Monitor(Recorded, Generic[R]):
     @override
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
+        if self.early is not None:
+            state["early"] = self.early.state_dict()
         if self.batches and self.attached:  # in the middle of an epoch; every rank is asked, so ranks may be merged
             state["epoch"] = {
                 "places": self.places,
@@ -356,6 +386,8 @@ class Monitor(Recorded, Generic[R]):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.alerting.load_state_dict(state_dict["alerts"], self.report_type)
+        if self.early is not None:
+            self.early.load_state_dict(state_dict.get("early", {}))
         self._resumed = state_dict.get("epoch")
         self._restored = True
 

@@ -29,6 +29,7 @@ class Step:
         global_step: The trainer's, before this step.
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
+        withheld: Whether the update is to find no gradients: the fit ends here, and they are not finite.
     """
 
     optimizer: int
@@ -41,10 +42,12 @@ class Step:
     skips_nonfinite: bool
     global_step: int
     shards: Shards | None = None
+    withheld: bool = False
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _mark: list[tuple[int, int]] | None = None
+    _kept: list[Tensor | None] | None = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
@@ -118,6 +121,19 @@ class Step:
     def index_tensor(self, device: torch.device) -> Tensor:
         """``indices`` as a tensor."""
         return fixed(tuple(self.indices)).to(device, non_blocking=True)
+
+    def withhold(self) -> None:
+        """Take the gradients away from the update, which is to change nothing."""
+        self._kept = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def give_back(self) -> None:
+        """The update is over: whoever looks at the gradients now finds them as they were."""
+        if self._kept is not None:
+            for parameter, gradient in zip(self.parameters, self._kept, strict=True):
+                parameter.grad = gradient
+            self._kept = None
 
     def look_again(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them anew."""

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_hooks.alerts import AlertError
 from lightning_hooks.callbacks.monitor import Monitor, R
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.steps import StepObserver, StepProbe
@@ -31,7 +32,8 @@ class StepMonitor(Monitor[R]):
         self._probe = StepProbe.of(trainer)
 
         def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
-            return guarded(self.wrapped(function), f"optimizer step ({function.__name__})", self.faults)
+            site = f"optimizer step ({function.__name__})"
+            return guarded(self.wrapped(function), site, self.faults, passes=(AlertError,))
 
         observer = StepObserver(
             gradients=safe(self.on_gradients),

@@ -212,6 +212,8 @@ class StepProbe:
             if watch.ready and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._tell("clipped", watch.step)
+            if watch.step.withheld:
+                watch.step.withhold()
 
     def taken(self, optimizer: Optimizer) -> None:
         """The optimizer has stepped."""
@@ -219,7 +221,10 @@ class StepProbe:
         if watch is None:
             return
         step, watch.step, watch.ready, watch.stepping = watch.step, None, False, False
-        if step is not None and (step.indices or self._backward):
+        if step is not None and step.withheld:
+            step.give_back()
+            self._tell("skipped", step)
+        elif step is not None and (step.indices or self._backward):
             self._tell("taken", step)
         self._backward = False
 

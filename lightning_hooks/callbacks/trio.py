@@ -29,6 +29,7 @@ def monitors(
     report_dir: str | os.PathLike[str] | None = "auto",
     histograms: Histograms = False,
     figures: bool | int = False,
+    check_every_n_steps: int | None = None,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -47,6 +48,8 @@ def monitors(
         histograms: Log histograms of outputs and of their gradients: True for up to 128 modules, or glob patterns on names.
         figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Heat maps of the statistics that
             ``logged`` names, or of the RMS; at the end of training of all.
+        check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
+            epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -65,6 +68,7 @@ def monitors(
         "every_n_steps": every_n_steps,
         "max_overhead": max_overhead,
         "histograms": histograms,
+        "check_every_n_steps": check_every_n_steps,
     }
     features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, **where)
     flow = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=flow_tags, **where)

@@ -116,15 +116,22 @@ class guarded:  # noqa: N801
         hook: The hook to wrap.
         site: The name to tell with the error.
         on_fault: Called once with (site, error); None only remembers it in ``error``.
+        passes: Errors that are meant for the training and go through.
 
     Attributes:
         error: The error that switched the hook off, or None.
     """
 
-    __slots__ = ("error", "hook", "on_fault", "site")
+    __slots__ = ("error", "hook", "on_fault", "passes", "site")
 
-    def __init__(self, hook: Hook, site: str = "", on_fault: Callable[[str, Exception], None] | None = None) -> None:
-        self.hook, self.site, self.on_fault = _callable(hook), site, on_fault
+    def __init__(
+        self,
+        hook: Hook,
+        site: str = "",
+        on_fault: Callable[[str, Exception], None] | None = None,
+        passes: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
         self.error: Exception | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +140,8 @@ class guarded:  # noqa: N801
             return None
         try:
             return self.hook(*args, **kwargs)
+        except self.passes:
+            raise
         except Exception as error:  # noqa: BLE001  whatever a hook raises, training must go on
             # Without its traceback: that would keep the tensors of the failing frame alive.
             self.error = error.with_traceback(None)

@@ -67,6 +67,24 @@ def test_one_report_explains_another(model: Any) -> None:
     }
 
 
+def test_what_was_told_before_stays_the_cause_of_what_spread_from_it(model: Any) -> None:
+    report = ill(model[0], *(f"nonfinite at site{i}" for i in range(4)))
+    assert list(roots(report)) == ["nonfinite at site0"]
+    ordered = in_order_of_cause([report], lambda place, alert: (place, alert.site) == (0, "site2"))
+    ((_, root),) = ordered.roots
+    assert root.name == "nonfinite at site2"
+    assert set(root.consequences) == {"nonfinite at site0", "nonfinite at site1", "nonfinite at site3"}
+
+
+def test_a_parameter_counts_from_its_batch_where_that_is_known(model: Any) -> None:
+    features = ill(model[0], "nonfinite at site0")
+    features.sites["site0"] = replace(features.sites["site0"], first_nonfinite_batch=20)
+    flow = ill(model[1], "nonfinite at site3.weight")
+    assert list(roots(features, flow)) == ["nonfinite at site0"]
+    known = replace(flow, alerts=(replace(flow.alerts[0], batch=13),))
+    assert list(roots(features, known)) == ["nonfinite at site3.weight"]
+
+
 def test_the_path_is_cut_at_the_last_of_a_row(model: Any) -> None:
     assert roots(ill(model[1], "missing at site0.weight", "missing at site1.weight")) == {
         "missing at site1.weight": ("missing at site0.weight",)

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_hooks import FeatureExtractor, GradCAM, GradientClipper, monitors
+from lightning_hooks.alerts import AlertError
 from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
 from tests.reference import assert_same, same_state
 
@@ -84,6 +85,38 @@ def test_clippers_do_not_synchronise(policy: str) -> None:
     clipper = GradientClipper(policy=policy, summary=False)
     fit("cnn", "gpu", [NoSync(), clipper])
     assert clipper.report.optimizers["0-SGD"].steps == 10
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_checks_within_the_epoch_wait_for_nothing(every: int) -> None:
+    ours = monitors(every_n_steps=1, summary=False, check_every_n_steps=every)
+    fit("cnn", "gpu", [NoSync(), *ours])
+    assert not any(callback.faults.errors for callback in ours)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("how", ["stop", "raise"])
+def test_a_nan_ends_the_fit_within_two_intervals(every: int, how: str) -> None:
+    class Breaks(Quiet):
+        batches = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.batches += 1
+            return super().training_step(batch, batch_idx) * (torch.nan if batch_idx == 4 else 1.0)
+
+    seen: list[Any] = []
+    ours = monitors(summary=False, check_every_n_steps=every, on_alert=how, every_n_steps=100)
+    for monitor in ours:
+        monitor.subscribe(seen.append)
+    model = Breaks(ResidualCNN(), lr=0.01)
+    run = trainer(ours, accelerator="gpu")
+    if how == "raise":
+        with pytest.raises(AlertError):
+            run.fit(model, loader((1, 6, 6), n=320))
+    else:
+        run.fit(model, loader((1, 6, 6), n=320))
+    assert [(alert.kind, alert.batch, alert.since_step) for alert in seen] == [("nonfinite", 4, 4)]
+    assert 5 <= model.batches <= 5 + 2 * every - 1
 
 
 def test_two_launches_a_tensor() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.callbacks.rank_cases import CASES, run_case
 from tests.reference import assert_same
@@ -98,6 +99,23 @@ def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ran
     assert [found["error"] for found in ranks] == ["AlertError" if case == "raise" else None] * 2
     assert ranks[0]["alerts"] == ranks[1]["alerts"]
     assert ("nonfinite", "net.odd") in ranks[0]["alerts"]
+
+
+@pytest.mark.parametrize("case", ["early_stop", "early_raise", "early_gradient"])
+def test_checks_within_the_epoch_agree_though_only_one_rank_saw_the_trouble(case: str, two_ranks: Any) -> None:
+    one, other = two_ranks[case]
+    assert one["told"] == other["told"]
+    (alert,) = (entry for entry in one["told"] if entry.severity != "info")
+    assert (alert.kind, alert.batch) == ("nonfinite", 1)
+    assert one["steps"] == other["steps"] == 2  # of the three batches of the epoch
+    assert one["error"] == other["error"] == ("AlertError" if case == "early_raise" else None)
+    assert (alert.site == "net.odd") is (case != "early_gradient")
+    for found in (one, other):
+        assert all(torch.equal(found["weights"][name], value) for name, value in one["weights"].items())
+        assert all(bool(value.isfinite().all()) for value in found["weights"].values())
+    assert [report and repr(report.alerts) for report in one["reports"]] == [
+        report and repr(report.alerts) for report in other["reports"]
+    ]
 
 
 def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:

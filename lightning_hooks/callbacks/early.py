@@ -1,0 +1,300 @@
+"""Checks between the ends of epochs: what is urgent is found, and told, within ``check_every_n_steps``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lightning_hooks.alerts import Alert
+from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
+from lightning_hooks.alerts.plain import from_plain
+from lightning_hooks.callbacks.alerting import tell
+from lightning_hooks.callbacks.step import Step
+from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.statistics.courier import Courier
+from lightning_hooks.statistics.rows import Column, row_dtype
+
+if TYPE_CHECKING:
+    from lightning_hooks.callbacks.monitor import Monitor
+
+LINES = 32
+"""Steps whose norms are kept on an accelerator before they are sent, where checks are further apart."""
+
+Look = Callable[[], bool]
+"""Judge and tell; return whether the fit is to stop."""
+
+
+@dataclass(slots=True)
+class Early:
+    """One monitor's part in the checks within an epoch.
+
+    Attributes:
+        every: ``check_every_n_steps``.
+        found: What checks of this epoch found, by kind and site.
+        told: The kinds of which a check of this epoch told: further places of the same fault can wait for the epoch's end.
+    """
+
+    every: int
+    found: dict[tuple[str, str], Alert] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+    def epoch_ends(self) -> None:
+        """A new epoch."""
+        self.found.clear()
+        self.told.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs, in plain types."""
+        return {"found": [alert.record() for alert in self.found.values()], "told": sorted(self.told)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the state of an epoch that a checkpoint interrupted."""
+        alerts = [from_plain(Alert, plain) for plain in state.get("found", [])]
+        self.found = {(alert.kind, alert.site): alert for alert in alerts}
+        self.told = set(state.get("told", []))
+
+
+def checked(every: Any, monitor: type[Any], can: bool) -> Early | None:
+    """Return a monitor's part in the checks, or None without them.
+
+    Raises:
+        TypeError: If ``check_every_n_steps`` is not None and not an integer.
+        ValueError: If it is below 1, or the monitor finds nothing that is urgent.
+    """
+    if every is None:
+        return None
+    said = f"check_every_n_steps must be None (alerts at the end of each epoch) or an integer of at least 1; got {every!r}."
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(said)
+    if every < 1:
+        raise ValueError(said)
+    if not can:
+        raise ValueError(
+            f"{monitor.__name__} has nothing to check within an epoch; got check_every_n_steps={every!r}. Give it to "
+            "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
+        )
+    return Early(every)
+
+
+def look(trainer: Trainer, monitors: Sequence[Monitor[Any]], step: int) -> bool:
+    """Hold what all monitors that check have so far against their urgent rules, and tell what is new, causes first.
+
+    A device is waited for, and ranks exchange tables: this is called only where something is wrong, on every rank alike.
+
+    Args:
+        trainer: The trainer.
+        monitors: Those that check within an epoch.
+        step: Where the trackers put it.
+
+    Returns:
+        Whether the fit is to stop.
+
+    Raises:
+        AlertError: If a monitor with ``on_alert="raise"`` has news.
+    """
+    whole = [monitor.so_far(trainer) for monitor in monitors]
+    reports: list[Any] = []
+    for monitor, report in zip(monitors, whole, strict=True):
+        alerts = monitor.urgent(report)
+        assert monitor.early is not None
+        monitor.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
+        reports.append(dataclasses.replace(report, alerts=alerts))
+    ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
+    news = [(monitors[place], alert) for place, alert in ordered.roots if monitors[place].alerting.window.at_once([alert])]
+    for monitor in monitors:
+        assert monitor.early is not None
+        monitor.early.told.update(alert.kind for _, alert in news)
+    if not news:
+        return False
+    if any(monitor.on_alert == "raise" for monitor, _ in news):  # there will be no end of this epoch
+        for monitor, report, alerts in zip(monitors, whole, ordered.of_report, strict=True):
+            monitor.report = dataclasses.replace(report, alerts=alerts)
+    tell(trainer, news, step, news[0][0]._alert_file)
+    return any(monitor.on_alert == "stop" for monitor, _ in news)
+
+
+class StepChecks:
+    """Looks at the norms of the gradients of every optimizer step.
+
+    On the CPU they are on the host already, and each step is looked at before its update. On an accelerator they are kept there,
+    sent to the host every ``every`` steps, and looked at when they have come: at the next check at the latest, and under several
+    ranks exactly then. Gradients at the optimizer step are the same on every rank, so ranks agree without asking each other.
+
+    Args:
+        early: The monitor's part in the checks.
+        names: The parameters that have a place among the norms.
+        limits: The absolute and the relative limit of gradients that explode.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+    """
+
+    def __init__(self, early: Early, names: Sequence[str], limits: tuple[float, float], world_size: int, look: Look) -> None:
+        self._early, self._names, self._limits, self._look = early, names, limits, look
+        self._courier = Courier(polls=world_size == 1)
+        self._watches: dict[int, NormWatch] = {}
+        self._before: dict[int, Tensor] = {}
+        self._sized: dict[int, list[int]] = {}
+        self._pages: dict[int, tuple[Tensor, list[Moment]]] = {}
+        self._steps = 0
+        self._seen: set[tuple[int, Trigger]] = set()
+        self._stopping = False
+
+    def gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+        if not step.indices:
+            return
+        self._before[step.optimizer] = step.norms()
+        if self._sized.get(step.optimizer) != step.indices:
+            self._sized[step.optimizer] = step.indices
+            self._watch(step.optimizer).size(step.indices, [parameter.numel() for parameter in step.parameters])
+
+    def skipped(self, step: Step) -> None:
+        """The optimizer will not step."""
+        self._before.pop(step.optimizer, None)
+
+    def stepping(self, step: Step, batch: int) -> None:
+        """The optimizer is about to step.
+
+        Args:
+            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, it is withheld.
+            batch: The index of its training batch in the epoch.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        norms = self._before.pop(step.optimizer, None)
+        if norms is None:
+            return
+        moment = Moment(step.global_step, batch, step.skips_nonfinite)
+        self._steps += 1
+        if self.on_host(norms):
+            broken = self._watch(step.optimizer).add(norms.numpy(), moment)
+            self._judge()
+            step.withheld = broken and self._stopping
+            return
+        page, moments = self._pages.setdefault(step.optimizer, (norms.new_empty((LINES, norms.shape[0])), []))
+        page[len(moments)].copy_(norms)
+        moments.append(moment)
+        due = self._steps % self._early.every == 0
+        if due:
+            self._take(wait=True)
+        if due or len(moments) == LINES:
+            self._send()
+        self._take()
+        self._judge()
+
+    @staticmethod
+    def on_host(norms: Tensor) -> bool:
+        """Whether norms can be read now, without waiting."""
+        return norms.is_cpu
+
+    def _watch(self, optimizer: int) -> NormWatch:
+        return self._watches.setdefault(optimizer, NormWatch(len(self._names), *self._limits))
+
+    def _send(self) -> None:
+        for optimizer, (page, moments) in self._pages.items():
+            if moments:
+                self._courier.send(page[: len(moments)], (optimizer, tuple(moments)))
+                moments.clear()
+
+    def _take(self, wait: bool = False) -> None:
+        for lines, (optimizer, moments) in self._courier.arrived(wait):
+            for norms, moment in zip(lines, moments, strict=True):
+                self._watch(optimizer).add(norms, moment)
+
+    def _judge(self) -> None:
+        if self._news():
+            self._stopping |= self._look()
+
+    def _news(self) -> bool:
+        """Whether something is wrong that was not before in this epoch."""
+        found = {(optimizer, trigger) for optimizer, watch in self._watches.items() for trigger in watch.triggers()}
+        news = {entry for entry in found - self._seen if entry[1][0] not in self._early.told}
+        self._seen |= found
+        return bool(news)
+
+    def last_look(self) -> bool:
+        """The epoch ends: take what is still under way. Return whether something is wrong that was not looked at."""
+        self._send()
+        self._take(wait=True)
+        return self._news()
+
+    def parameters(self) -> dict[str, ParameterGradientStats]:
+        """What every step says of the parameters that something is wrong with."""
+        return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
+
+    def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+        """The alerts, each with the step and the batch at which it began, as far as that is known."""
+        places = {name: index for index, name in enumerate(self._names)}
+        moments = [moment for watch in self._watches.values() for moment in watch.nonfinite.values()]
+        steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
+        dated = []
+        for alert in alerts:
+            known = (watch.since(alert.kind, places.get(alert.site, -1)) for watch in self._watches.values())
+            first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
+            if first is not None:
+                alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
+            elif alert.batch in steps:  # a module's, known by the batch
+                alert = dataclasses.replace(alert, since_step=steps[alert.batch])
+            dated.append(alert)
+        return tuple(dated)
+
+    def epoch_ends(self) -> None:
+        """A new epoch."""
+        self._seen.clear()
+        for watch in self._watches.values():
+            watch.epoch_ends()
+
+
+class BatchChecks:
+    """Looks at how many modules have put out values that are not finite, every so many batches.
+
+    Each rank sees its own batches, so ranks agree by one collective of one number per check.
+
+    Args:
+        early: The monitor's part in the checks.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+    """
+
+    def __init__(self, early: Early, world_size: int, look: Look) -> None:
+        self._early, self._world_size, self._look = early, world_size, look
+        self._courier = Courier(polls=world_size == 1)
+        self._ill = 0
+
+    def batch_ends(self, rows: Tensor, batches: int) -> None:
+        """A training batch ends.
+
+        Args:
+            rows: The table of the epoch so far, ``(n_sites, n_columns)``.
+            batches: How many batches the epoch has had.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        if batches % self._early.every == 0:
+            self._take(wait=True)
+            ill = (rows[:, Column.NONFINITE] > 0).sum(0, keepdim=True).to(row_dtype(rows.device))
+            if self._world_size > 1:
+                torch.distributed.all_reduce(ill, torch.distributed.ReduceOp.MAX)
+            self._courier.send(ill)
+        self._take()
+
+    def _take(self, wait: bool = False) -> None:
+        ill = max((int(counts[0]) for counts, _ in self._courier.arrived(wait)), default=0)
+        if ill > self._ill:
+            self._ill = ill
+            if "nonfinite" not in self._early.told:
+                self._look()
+
+    def epoch_ends(self) -> None:
+        """A new epoch: what is still under way is in the epoch's report."""
+        self._courier.forget()
+        self._ill = 0
