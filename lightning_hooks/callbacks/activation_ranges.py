@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.features import Forward, device_of, run_model, undisturbed
+from lightning_hooks.features.batches import check_forward
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.statistics import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
@@ -111,22 +113,23 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         model: nn.Module,
         batches: Iterable[Any],
         *,
-        forward: Callable[[nn.Module, Any], Any] | None = None,
+        forward: Forward | None = None,
         **options: Any,
     ) -> RangeReport:
         """Find the ranges of a trained model in plain PyTorch: evaluation mode, no gradients, hooks gone afterwards.
 
         Args:
-            model: The model; its modules' training flags are put back.
-            batches: What to run it on, on its device.
-            forward: How, as a function of (model, batch). By default a mapping is passed as keyword arguments, of a tuple or
-                list the first element, and anything else as it is.
+            model: The model; nothing of it changes. What is compiled runs as it is written, so that every module is heard.
+            batches: What to run it on, one after the other: tensors; tuples or lists, whose first entry is the input; or
+                mappings, passed by keyword.
+            forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
             **options: The arguments of :class:`ActivationRangeObserver`.
 
         Returns:
             The ranges over all batches; ``epoch`` and ``step`` are 0.
 
         Raises:
+            TypeError: If ``batches`` is a single tensor or mapping, and as the constructor.
             ValueError: If there is no batch, and as the constructor.
 
         Example:
@@ -138,24 +141,23 @@ class ActivationRangeObserver(Monitor[RangeReport]):
             0
         """
         observer = cls(**options)
+        check_forward(forward)
+        if isinstance(batches, Tensor | Mapping):
+            raise TypeError(
+                f"batches must be several, such as a list or a DataLoader; got one {type(batches).__name__}: write [batch]."
+            )
         sites = select_modules(model, observer.modules)
-        tensor = next(model.parameters(), None)
-        table = observer._new_table([name for name, _ in sites], torch.device("cpu") if tensor is None else tensor.device)
-        training = {module: module.training for module in model.modules()}
+        table = observer._new_table([name for name, _ in sites], device_of(model) or torch.device("cpu"))
         count = sampled = 0
-        try:
-            model.eval()
-            with HookManager() as hooks, torch.no_grad():
-                for index, (name, module) in enumerate(sites):
-                    hooks.register(module, _RangeListener(table, index), label=name)
-                for batch in batches:
-                    if count % observer.every_n_steps == 0:
-                        (forward or _forward)(model, batch)
-                        sampled += 1
-                    count += 1
-        finally:
-            for module, was in training.items():
-                module.training = was
+        with HookManager() as hooks:
+            for index, (name, module) in enumerate(sites):
+                hooks.register(module, _RangeListener(table, index), label=name)
+            for batch in batches:
+                if count % observer.every_n_steps == 0:
+                    with undisturbed(model):
+                        run_model(model, batch, forward)
+                    sampled += 1
+                count += 1
         if not count:
             raise ValueError("calibrate needs at least one batch; got none.")
         found, silent = table.read(table.pack().cpu(), observer.dtype, observer.scheme)
@@ -227,9 +229,3 @@ class _RangeListener(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, output)
-
-
-def _forward(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch[0] if isinstance(batch, tuple | list) else batch)

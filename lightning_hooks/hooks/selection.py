@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Module]"] | Callable[[str, nn.Module], bool]
-"""A glob pattern on module names, a module type, several of these, or a predicate of (name, module)."""
+"""A glob pattern on module names, a module type (or its full name, ``torch.nn.ReLU``), several of these, or a predicate of
+(name, module)."""
 
 # Wrappers that rename the modules inside them; a site's name must not depend on them.
 _WRAPPER_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -193,8 +195,19 @@ def _is_module_type(entry: object) -> bool:
 
 def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     if isinstance(entry, str):
-        return name == entry or fnmatch.fnmatchcase(name, entry)  # a name may hold the brackets of a pattern
+        # A name may hold the brackets of a pattern.
+        return name == entry or fnmatch.fnmatchcase(name, entry) or entry in _type_names(type(module))
     return isinstance(module, entry)
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_names(kind: type) -> frozenset[str]:
+    """How a type and those it derives from can be written in full, for configurations, which hold text alone."""
+    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    written = {f"{base.__module__}.{base.__qualname__}" for base in bases}
+    return frozenset(
+        written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
+    )
 
 
 def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:

@@ -9,7 +9,6 @@ from lightning_hooks.hooks.selection import (
     can_be_called,
     clean_name,
     compiled_regions,
-    named_sites,
     select_modules,
 )
 
@@ -32,10 +31,7 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
         ValueError: If ``modules`` matches nothing.
         TypeError: If it is of a wrong type.
     """
-    if modules is None:
-        chosen = [(name, module) for name, module in named_sites(root) if name and can_be_called(module)]
-    else:
-        chosen = select_modules(root, modules)
+    chosen = select_modules(root, _every_module if modules is None else modules)
     wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}
     compiled = compiled_regions(root)
     found: list[tuple[str, nn.Module | None]] = []
@@ -46,3 +42,7 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
         inside = any(not region or name.startswith(f"{region}.") for region in compiled)
         found.append((name, None if inside else wrappers.get(name)))
     return found
+
+
+def _every_module(_name: str, module: nn.Module) -> bool:
+    return can_be_called(module)

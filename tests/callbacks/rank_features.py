@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pickle
 import sys
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM
+from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM, HookDebugger
 from tests.callbacks.rank_cases import Shards, SumLoss
 from tests.models import trainer
 
@@ -66,7 +68,17 @@ def looked(world: int, rank: int, folder: Path) -> dict[str, Any]:
     return {"maps": maps.report, "cam": cam.report, "same": same}
 
 
-CASES = {"extracted": extracted, "predicted": predicted, "looked": looked}
+def debugged(world: int, rank: int, folder: Path) -> dict[str, Any]:
+    debugger = HookDebugger(modules="net.*", steps=[0, 2])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        watched = fit([debugger], world, rank, "one_rank_only")
+    without = fit([], world, rank, "one_rank_only")
+    same = all(torch.equal(one, other) for one, other in zip(watched.parameters(), without.parameters(), strict=True))
+    return {"trace": debugger.trace, "printed": "Step 2 (epoch" in printed.getvalue(), "same": same}
+
+
+CASES = {"extracted": extracted, "predicted": predicted, "looked": looked, "debugged": debugged}
 
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])

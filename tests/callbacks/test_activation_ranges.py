@@ -149,10 +149,27 @@ def test_calibrate_refuses_nothing_and_cleans_up_after_a_failure() -> None:
     net = mlp()
     with pytest.raises(ValueError, match="calibrate needs at least one batch; got none"):
         ActivationRangeObserver.calibrate(net, [])
+    with pytest.raises(TypeError, match=r"batches must be several.*; got one Tensor: write \[batch\]"):
+        ActivationRangeObserver.calibrate(net, torch.zeros(2, 8))
+    with pytest.raises(TypeError, match="forward must be the name of a submodule or method"):
+        ActivationRangeObserver.calibrate(net, [torch.zeros(2, 8)], forward=3)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         ActivationRangeObserver.calibrate(net, [torch.zeros(2, 3)])
     assert not any(hook_counts(net).values())
     assert net.training
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
+def test_calibrate_hears_a_model_that_was_compiled_before() -> None:
+    torch.compiler.reset()
+    net, x = mlp().eval(), torch.randn(4, 8)
+    compiled = torch.compile(net, backend="eager")
+    with torch.no_grad():
+        compiled(x)
+    found = ActivationRangeObserver.calibrate(compiled, [(x, None), (x, None)])
+    torch.compiler.reset()
+    assert found.silent == ()
+    assert found.sites == ActivationRangeObserver.calibrate(net, [x, x]).sites
 
 
 BAD = [

@@ -16,6 +16,7 @@ from lightning_hooks import (
     GradCAM,
     GradientClipper,
     GradientFlowMonitor,
+    HookedCallback,
 )
 from lightning_hooks.alerts import Dead, Saturated
 from tests.models import Classifier, loader, mlp
@@ -136,3 +137,52 @@ class Unsqueezed(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[:, None])[:, 0]
+
+
+TOOLBOX = """
+trainer:
+  max_epochs: 3
+  accelerator: cpu
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  callbacks:
+    - class_path: lightning_hooks.LayerProfiler
+      init_args: {modules: [net.0, "net.[24]"], every_n_steps: 2, warmup_steps: 1, plot: false, summary: false}
+    - class_path: lightning_hooks.InputNormalizer
+      init_args: {modules: net, mean: [0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], std: [1, 2, 1, 1, 1, 1, 1, 1.5], dim: 1}
+    - class_path: lightning_hooks.InputNormalizer
+      init_args: {modules: net.2, learn_batches: 3, dim: -1}
+    - class_path: lightning_hooks.GradientTransform
+      init_args: {transform: scale, factor: {0: 0.0, 1: 0.5}, parameters: ["net.0.*"]}
+    - class_path: lightning_hooks.GradientTransform
+      init_args: {transform: noise, factor: 0.001, modules: net.2, seed: 3, name: shaken}
+    - class_path: lightning_hooks.ActivationPruner
+      init_args: {modules: torch.nn.ReLU, amount: 0.5, start_epoch: 0, end_epoch: 2, schedule: linear, summary: false}
+    - class_path: lightning_hooks.ActivationRangeObserver
+      init_args: {modules: "net.?", method: histogram, bins: 64, dtype: uint8, scheme: symmetric, summary: false}
+    - class_path: lightning_hooks.HookDebugger
+      init_args: {modules: net.0, steps: [0, 2], statistics: true, break_when: nonfinite, on_break: raise, show: false}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_yaml_says_the_rest_of_the_toolbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    path = tmp_path / "config.yaml"
+    path.write_text(TOOLBOX)
+    cli = LightningCLI(FromConfig, args=["fit", "--config", str(path)], save_config_callback=None)
+    profiler, given, learned, scale, noise, pruner, ranges, debugger = (
+        callback for callback in cli.trainer.callbacks if isinstance(callback, HookedCallback)
+    )
+    assert list(profiler.report.sites) == ["net.0", "net.2", "net.4"]
+    assert (profiler.report.measured_steps, given.std[1], given.frozen) == (4, 2, True)
+    assert (len(learned.statistics["net.2"].mean), learned.batches, learned.frozen) == (16, 3, True)
+    assert [scale.factor_at(epoch) for epoch in range(3)] == [0.0, 0.5, 0.5]
+    assert scale.report.calls == {"net.0.weight": 7, "net.0.bias": 7}
+    assert (noise.report.factor, noise.report.calls) == (0.001, {"net.2": 7})
+    assert (pruner.report.sites.keys(), pruner.report.target) == ({"net.1"}, 0.5)
+    assert (ranges.dtype, ranges.report.sites["net.1"].zero_point) == ("uint8", 128)
+    assert debugger.trace.title == "Step 2 (epoch 0, batch 2)"
+    assert debugger.break_when == "nonfinite"

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +11,20 @@ import torch
 from lightning_hooks.features import ExtractedFeatures
 from tests.callbacks.rank_cases import batches
 from tests.callbacks.rank_features import extracted, predicted
+from tests.two_processes import run_twice
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:FeatureExtractor. nothing was heard from net.sometimes")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes wrote what they found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    joined = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.callbacks.rank_features", str(folder)],
-            env={**os.environ, **joined, "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    return folder
+    """Where two processes write files."""
+    return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path) -> dict[str, list[Any]]:
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    return {case: [of_rank[case] for of_rank in found] for case in found[0]}
+    return run_twice("tests.callbacks.rank_features", folder)
 
 
 def test_both_ranks_have_the_features_of_all_and_one_process_has_the_same(two_ranks: Any, tmp_path: Path) -> None:
@@ -109,3 +86,14 @@ def test_pictures_come_from_one_rank_and_weights_stay(two_ranks: Any, folder: Pa
         assert found["cam"].maps.shape == (2, 1, 1)
         pictures = sorted(path.name for path in (folder / f"rank{rank}" / "looked").rglob("*.png"))
         assert pictures == (["net.first.png", "net.first.png"] if rank == 0 else [])
+
+
+def test_each_rank_traces_its_own_step_and_one_prints(two_ranks: Any) -> None:
+    for rank, found in enumerate(two_ranks["debugged"]):
+        assert found["same"]
+        assert found["printed"] == (rank == 0)
+        trace = found["trace"]
+        heard = trace.of("net.sometimes")
+        assert bool(heard) != ("net.sometimes" in trace.never_called)
+    called = [bool(found["trace"].of("net.sometimes")) for found in two_ranks["debugged"]]
+    assert sorted(called) == [False, True]  # that module ran on one rank only

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +11,7 @@ from torch import Tensor
 
 from tests.callbacks.rank_cases import batches
 from tests.callbacks.rank_transforms import gradients, ranges
+from tests.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
 
@@ -23,27 +19,7 @@ pytestmark = pytest.mark.ranks
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What each of two processes found, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        joined = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "LOCAL_RANK": str(rank),
-            "NODE_RANK": "0",
-            "WORLD_SIZE": "2",
-        }
-        command = [sys.executable, "-m", "tests.callbacks.rank_transforms", str(folder)]
-        env = {**os.environ, **joined, "OMP_NUM_THREADS": "1"}
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    return {case: [of_rank[case] for of_rank in found] for case in found[0]}
+    return run_twice("tests.callbacks.rank_transforms", tmp_path_factory.mktemp("ranks"))
 
 
 def test_ranges_agree_and_are_those_of_all_ranks(two_ranks: Any) -> None:

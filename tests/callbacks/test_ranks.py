@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.callbacks.rank_cases import CASES, run_case
+from tests.callbacks.rank_cases import run_case
 from tests.reference import assert_same
+from tests.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
 
@@ -22,28 +22,7 @@ pytestmark = pytest.mark.ranks
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Run the cases of rank_cases.py in two processes that Lightning's ddp strategy joins: what each rank found, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        env = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "LOCAL_RANK": str(rank),
-            "NODE_RANK": "0",
-            "WORLD_SIZE": "2",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "tests.callbacks.rank_cases", str(folder)]
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    return {case: [found[rank][case] for rank in range(2)] for case in CASES}
+    return run_twice("tests.callbacks.rank_cases", tmp_path_factory.mktemp("ranks"))
 
 
 # What counts batches counts each rank's: calls, norms of a call and batch counts differ from one process by nature.

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +9,7 @@ import torch
 
 from tests.callbacks.shard_cases import CASES, run_case
 from tests.reference import assert_same
+from tests.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
 
@@ -25,32 +21,7 @@ LARGE = ("net.wide.weight", "net.back.weight")  # their update ratios are estima
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Run the cases of shard_cases.py in two processes: what each rank found, by case."""
-    folder = tmp_path_factory.mktemp("shards")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        env = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "LOCAL_RANK": str(rank),
-            "NODE_RANK": "0",
-            "WORLD_SIZE": "2",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "tests.callbacks.shard_cases", str(folder)]
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    return {case: [found[rank][case] for rank in range(2)] for case in CASES}
+    return run_twice("tests.callbacks.shard_cases", tmp_path_factory.mktemp("shards"))
 
 
 def same_on_both_ranks(ranks: list[dict[str, Any]]) -> None:

@@ -167,3 +167,13 @@ def test_what_torch_jit_made_takes_no_hooks_and_is_never_chosen():
         assert [name for name, _ in select_modules(net, modules)] == ["1"]
     with pytest.raises(ValueError, match=r"modules='0\.\*' matches '0.0', which torch.jit made and which takes no hooks"):
         select_modules(net, "0.*")
+
+
+def test_types_by_their_full_names_as_a_configuration_writes_them():
+    net = nn.Sequential(Block(), nn.Linear(2, 2), nn.ReLU6())
+    here = f"{Block.__module__}.Block"
+    for written, kind in (("torch.nn.Conv2d", nn.Conv2d), ("torch.nn.modules.conv.Conv2d", nn.Conv2d), (here, Block)):
+        assert select_modules(net, written) == select_modules(net, kind)
+    assert select_modules(net, ["torch.nn.Hardtanh", "1"]) == select_modules(net, [nn.Hardtanh, "1"]) != []  # a ReLU6 is one
+    with pytest.raises(ValueError, match=r"modules='torch\.nn\.LSTM' matches no module of Sequential"):
+        select_modules(net, "torch.nn.LSTM")

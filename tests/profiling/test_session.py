@@ -134,10 +134,12 @@ def test_bad_input_says_what_came(kwargs: Any, error: type[Exception], text: str
 def test_wrong_objects_are_refused() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module; got 'net'"):
         ProfileSession("net")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Linear has no modules inside it to listen to.*torch\.nn\.Sequential\(it\)"):
+        LayerProfiler.profile(nn.Linear(2, 2), lambda: None)
     with pytest.raises(TypeError, match="step must be a function that takes one training step; got None"):
         LayerProfiler.profile(mlp(), None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="the model is on 'meta'"):
-        ProfileSession(nn.Linear(2, 2, device="meta"))
+        ProfileSession(nn.Sequential(nn.Linear(2, 2, device="meta")))
 
 
 def test_a_session_that_raises_removes_its_hooks_and_is_used_once() -> None:
