@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -196,12 +195,11 @@ def _is_module_type(entry: object) -> bool:
 def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     if isinstance(entry, str):
         # A name may hold the brackets of a pattern.
-        return name == entry or fnmatch.fnmatchcase(name, entry) or entry in _type_names(type(module))
+        return name == entry or fnmatch.fnmatchcase(name, entry) or ("." in entry and entry in _type_names(type(module)))
     return isinstance(module, entry)
 
 
-@functools.lru_cache(maxsize=4096)
-def _type_names(kind: type) -> frozenset[str]:
+def _type_names(kind: type[nn.Module]) -> frozenset[str]:
     """How a type and those it derives from can be written in full, for configurations, which hold text alone."""
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
     written = {f"{base.__module__}.{base.__qualname__}" for base in bases}

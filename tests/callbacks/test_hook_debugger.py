@@ -143,6 +143,19 @@ def test_what_comes_after_a_manual_backward_is_watched_too() -> None:
     assert "its forward was called directly at test_hook_debugger.py:" in debugger.trace.never_called["second"]
 
 
+def test_nothing_stays_after_a_manual_step_that_raises() -> None:
+    class Breaks(TwiceByHand):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+            raise ValueError("after two backward passes")
+
+    model, debugger = Breaks(), HookDebugger(show=False)
+    with pytest.raises(ValueError, match="after two"):
+        trainer([debugger]).fit(model, loader())
+    assert debugger.trace.error == "ValueError: after two backward passes"
+    assert not any(hook_counts(model).values())
+
+
 def test_one_frozen_site_alone_is_explained() -> None:
     debugger = HookDebugger(modules="frozen", explain=False, show=False)
     trainer([debugger]).fit(Odd(), loader())
