@@ -62,7 +62,7 @@ class Alert:
 
     def __str__(self) -> str:
         follows = f" What follows: {_grouped(self.consequences)}." if self.consequences else ""
-        return f"[{self.severity}] {self.name}: {self.message}{follows}"
+        return " ".join(f"[{self.severity}] {self.name}: {self.message}{follows}".split())  # one line, whoever wrote the message
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""

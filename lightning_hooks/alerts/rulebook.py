@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.alert import ALERT_KINDS, Alert
+from lightning_hooks.alerts.alert import ALERT_KINDS, SEVERITIES, Alert
 from lightning_hooks.alerts.rule import Rule, check_patterns, matches
 
 
@@ -111,7 +111,8 @@ class RuleBook:
                 if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
                     continue
                 try:
-                    alerts = list(rule(report, history) if _takes_history(rule) else rule(report))  # type: ignore[operator]
+                    given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
+                    alerts = [_sound(alert) for alert in given]
                 except Exception as error:
                     if on_fault is None:
                         raise
@@ -229,6 +230,21 @@ def _takes_history(rule: RuleLike) -> bool:
     except (TypeError, ValueError):
         return False
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 1
+
+
+def _sound(alert: Any) -> Alert:
+    """What a rule gave, with numbers that are plain.
+
+    Raises:
+        TypeError: If it is no alert, or holds something else than it should.
+    """
+    if not isinstance(alert, Alert):
+        raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
+    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in (alert.kind, alert.site, alert.message)):
+        raise TypeError(f"an alert has texts as kind, site and message, and a severity of {', '.join(SEVERITIES)}; got {alert!r}")
+    if type(alert.value) is float and type(alert.threshold) is float:
+        return alert
+    return dataclasses.replace(alert, value=float(alert.value), threshold=float(alert.threshold))
 
 
 def _decides(group: Sequence[RuleLike], place: int, site: str) -> bool:

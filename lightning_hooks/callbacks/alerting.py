@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -19,6 +19,7 @@ from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import Finding
 from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.run_folder import run_folder
+from lightning_hooks.health.lines import append
 from lightning_hooks.trackers import Trackers, coloured, some
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
         AlertError: If a monitor with ``on_alert="raise"`` has news.
     """
     reports: list[Any] = [monitor.report for monitor in monitors]
+    found = [report.alerts for report in reports]
     ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
     for place, alerts in enumerate(ordered.of_report):
         reports[place] = monitors[place].report = dataclasses.replace(reports[place], alerts=alerts)
@@ -148,16 +150,53 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
             {"event": "cleared", "monitor": monitor.prefix, **dataclasses.asdict(over), "epoch": report.epoch, "step": report.step}
             for over in window.cleared
         ]
-    news = [(monitors[place], alert) for place, alert in ordered.roots if alert.name in fresh[place]]
+    news = [
+        News(monitors[place], alert, concerned(alert, monitors, found))
+        for place, alert in ordered.roots
+        if alert.name in fresh[place]
+    ]
     for monitor in monitors:
         if monitor.early is not None:
             monitor.early.epoch_ends()
     tell(trainer, news, step, file, records)
 
 
+class News(NamedTuple):
+    """An alert to tell.
+
+    Attributes:
+        monitor: The monitor it is of.
+        alert: The alert.
+        how: What ``on_alert`` says of it, of its own monitor and of those that found what follows from it.
+    """
+
+    monitor: Monitor[Any]
+    alert: Alert
+    how: frozenset[str]
+
+
+def concerned(root: Alert, monitors: Sequence[Monitor[Any]], found: Sequence[Sequence[Alert]]) -> frozenset[str]:
+    """What the monitors that found a cause, or something that follows from it, are to do.
+
+    A monitor that is to stop the fit does so where what it found follows from what another found: had it been alone, it would have.
+
+    Args:
+        root: The cause.
+        monitors: The monitors.
+        found: What each of them found, with the severities of its rules.
+    """
+    if root.severity == "info":
+        return frozenset()
+    names = {root.name, *root.consequences}
+    serious = (any(alert.name in names and alert.severity != "info" for alert in alerts) for alerts in found)
+    return frozenset(
+        monitor.on_alert for monitor, ill in zip(monitors, serious, strict=True) if ill and isinstance(monitor.on_alert, str)
+    )
+
+
 def tell(
     trainer: Trainer,
-    news: Sequence[tuple[Monitor[Any], Alert]],
+    news: Sequence[News],
     step: int,
     file: Path | None = None,
     records: Sequence[dict[str, Any]] = (),
@@ -166,35 +205,31 @@ def tell(
 
     Args:
         trainer: The trainer.
-        news: The alerts, each with the monitor it is of.
+        news: The alerts.
         step: Where the trackers put them.
         file: The JSON-lines file.
         records: What else goes there.
 
     Raises:
-        AlertError: If a monitor with ``on_alert="raise"`` is among them.
+        AlertError: If a monitor with ``on_alert="raise"`` is concerned.
     """
-    raised = [{"event": "raised", "monitor": monitor.prefix, **alert.record()} for monitor, alert in news]
+    raised = [{"event": "raised", "monitor": monitor.prefix, **alert.record()} for monitor, alert, _ in news]
     if file is not None and trainer.is_global_zero:
         _append(file, [*raised, *records])
-    serious = [alert for _, alert in news if alert.severity != "info"]
+    serious = [alert for _, alert, _ in news if alert.severity != "info"]
     if serious:
-        _show(news[0][0].trackers(trainer), serious, step)
-    fatal = []
+        _show(news[0].monitor.trackers(trainer), serious, step)
     with beside_bar(trainer):
-        for monitor, alert in news:
+        for monitor, alert, how in news:
             monitor.alerting.notify(alert)
-            how = monitor.alerting.on_alert
-            if alert.severity == "info" or callable(how):
-                continue
-            if how == "warn":
-                rank_zero_warn(str(alert))
-            elif how == "raise":
-                fatal.append(alert)
-            else:
-                rank_zero_info(coloured(str(alert), alert.severity))
-            if how == "stop":
-                trainer.should_stop = True
+            if alert.severity != "info" and not callable(monitor.on_alert):
+                if monitor.on_alert == "warn":
+                    rank_zero_warn(str(alert))
+                elif "raise" not in how:
+                    rank_zero_info(coloured(str(alert), alert.severity))
+    if any("stop" in entry.how for entry in news):
+        trainer.should_stop = True
+    fatal = [entry.alert for entry in news if "raise" in entry.how]
     if fatal:
         raise AlertError(fatal)
 
@@ -241,9 +276,7 @@ def _append(file: Path, records: Sequence[dict[str, Any]]) -> None:
     if not records:
         return
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(record) + "\n" for record in records)
+        append(file, "".join(json.dumps(record) + "\n" for record in records))
     except OSError as error:
         if file not in _UNWRITABLE:
             _UNWRITABLE.add(file)

@@ -15,7 +15,7 @@ from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
 from lightning_hooks.alerts.plain import from_plain
-from lightning_hooks.callbacks.alerting import tell
+from lightning_hooks.callbacks.alerting import News, concerned, tell
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.statistics import ParameterGradientStats
 from lightning_hooks.statistics.courier import Courier
@@ -107,17 +107,22 @@ def look(trainer: Trainer, monitors: Sequence[Monitor[Any]], step: int) -> bool:
         monitor.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
         reports.append(dataclasses.replace(report, alerts=alerts))
     ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
-    news = [(monitors[place], alert) for place, alert in ordered.roots if monitors[place].alerting.window.at_once([alert])]
+    found = [report.alerts for report in reports]
+    news = [
+        News(monitors[place], alert, concerned(alert, monitors, found))
+        for place, alert in ordered.roots
+        if monitors[place].alerting.window.at_once([alert])
+    ]
     for monitor in monitors:
         assert monitor.early is not None
-        monitor.early.told.update(alert.kind for _, alert in news)
+        monitor.early.told.update(entry.alert.kind for entry in news)
     if not news:
         return False
-    if any(monitor.on_alert == "raise" for monitor, _ in news):  # there will be no end of this epoch
+    if any("raise" in entry.how for entry in news):  # there will be no end of this epoch
         for monitor, report, alerts in zip(monitors, whole, ordered.of_report, strict=True):
             monitor.report = dataclasses.replace(report, alerts=alerts)
-    tell(trainer, news, step, news[0][0]._alert_file)
-    return any(monitor.on_alert == "stop" for monitor, _ in news)
+    tell(trainer, news, step, news[0].monitor._alert_file)
+    return any("stop" in entry.how for entry in news)
 
 
 class StepChecks:
