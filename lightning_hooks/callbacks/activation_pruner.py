@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.evaluation import EvaluatedCallback
-from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
@@ -286,13 +285,7 @@ class ActivationPruner(EvaluatedCallback):
         if self._removed:
             return
         report = self.prune(trainer.current_epoch, trainer.global_step)
-        scalars = self.scalars(report)
-        tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
-        trainer.callback_metrics.update(tensors)
-        trainer.logged_metrics.update(tensors)
-        trackers = self.trackers(trainer)
-        trackers.scalars(scalars, epoch_step(trainer))
-        trackers.save()
+        self.log_scalars(trainer, self.scalars(report))
 
     def scalars(self, report: PruningReport) -> dict[str, float]:
         """What is logged of a report, with full tags."""

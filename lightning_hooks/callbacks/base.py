@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, sampled, select_modules
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.trackers import Trackers
@@ -20,12 +23,6 @@ _BORROWED = ("log", "log_dict")
 
 _SHARED: WeakKeyDictionary[Trainer, Trackers] = WeakKeyDictionary()
 """The loggers of a fit: all of its callbacks write through the same, so that one which raises is told once, not by each."""
-
-
-def callbacks_of(trainer: Trainer) -> list[Any]:
-    """The callbacks of a trainer, in their order."""
-    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    return found
 
 
 class HookedCallback(Callback, ABC):
@@ -126,7 +123,7 @@ class HookedCallback(Callback, ABC):
     def trackers(self, trainer: Trainer) -> Trackers:
         """Return the trainer's loggers behind one face: scalars, figures, histograms, text, tables, files.
 
-        Write with it at step :func:`~lightning_hooks.callbacks.monitor.epoch_step`. On ranks other than 0 it is empty. A logger
+        Write with it at step :func:`~lightning_hooks.callbacks.trainer.epoch_step`. On ranks other than 0 it is empty. A logger
         that raises is told once in a fit, by whichever callback wrote to it, and training goes on.
         """
         if self._trackers is None:
@@ -135,6 +132,22 @@ class HookedCallback(Callback, ABC):
                 shared = _SHARED[trainer] = Trackers(trainer.loggers if trainer.is_global_zero else (), _tracker_fault)
             self._trackers = shared
         return self._trackers
+
+    def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float]) -> None:
+        """Log an epoch's numbers, the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint look.
+
+        ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it.
+
+        Args:
+            trainer: The trainer.
+            scalars: The numbers by tag.
+        """
+        tensors = {tag: torch.scalar_tensor(value) for tag, value in scalars.items()}
+        trainer.callback_metrics.update(tensors)
+        trainer.logged_metrics.update(tensors)
+        trackers = self.trackers(trainer)
+        trackers.scalars(scalars, epoch_step(trainer))
+        trackers.save()
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

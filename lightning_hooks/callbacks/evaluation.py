@@ -23,7 +23,8 @@ class EvaluatedCallback(HookedCallback):
 
     def _enter(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.hooks.alive:  # else a fit is under way, and they are in place
-            self.install(trainer, pl_module)
+            with self.hooks.all_or_nothing():
+                self.install(trainer, pl_module)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

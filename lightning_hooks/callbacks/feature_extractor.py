@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import HookedCallback, callbacks_of
-from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
 from lightning_hooks.features import (
     SAMPLINGS,
     ExtractedFeatures,
@@ -31,6 +31,7 @@ from lightning_hooks.features.extracted import FORMATS, safetensors_for
 from lightning_hooks.features.merge import merge_ranks
 from lightning_hooks.features.pooling import check_pool
 from lightning_hooks.hooks import Listener, ModuleSelector
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.trackers import some
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -104,8 +105,7 @@ class FeatureExtractor(HookedCallback):
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
-        if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
-            raise ValueError(f"max_samples must be an integer of at least 1; got {max_samples!r}.")
+        check_count("max_samples", max_samples, least=1)
         if fields is not None and not isinstance(fields, Mapping):
             raise TypeError(
                 f"fields must map a name to an index, a key or a function of the batch, as {{'label': 1}}; got {fields!r}."

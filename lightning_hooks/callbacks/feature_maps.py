@@ -17,6 +17,7 @@ from lightning_hooks.features import ExtractedFeatures, Forward, call_name, capt
 from lightning_hooks.features.capture import check_heard, named_literally
 from lightning_hooks.features.pooling import channels_first
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.plots.maps import feature_map, kind_of
 from lightning_hooks.plots.overlay import array_of, as_images
@@ -89,8 +90,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
             forward=forward,
             folder=folder,
         )
-        if isinstance(max_maps, bool) or not isinstance(max_maps, int) or max_maps < 1:
-            raise ValueError(f"max_maps must be an integer of at least 1; got {max_maps!r}.")
+        check_count("max_maps", max_maps, least=1)
         self.max_maps = max_maps
         self._channels_first: dict[str, bool] = {}
 

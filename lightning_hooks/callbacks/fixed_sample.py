@@ -13,10 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.features import Forward, batch_size, first_rows, map_tensors
 from lightning_hooks.features.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.plots.canvas import style
 
@@ -56,8 +57,7 @@ class FixedSampleCallback(HookedCallback):
     ) -> None:
         super().__init__(modules=modules)
         for name, value in (("n_samples", n_samples), ("every_n_epochs", every_n_epochs)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
+            check_count(name, value, least=1)
         if stage not in ("train", "validate"):
             raise ValueError(f"stage must be 'train' or 'validate'; got {stage!r}.")
         check_forward(forward)

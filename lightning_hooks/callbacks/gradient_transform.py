@@ -6,16 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import HookedCallback, callbacks_of
-from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.step_monitor import is_sharded
 from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
+from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_regions
@@ -260,11 +259,7 @@ class GradientTransform(HookedCallback):
             site.calls = site.heard = 0
         if len(self.report.silent) == len(sites) and trainer.current_epoch == 0:
             rank_zero_warn(f"GradientTransform: no gradient came to {some(self.report.silent)}: frozen, unused, or detached.")
-        scalars = {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor}
-        trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in scalars.items()})
-        trackers = self.trackers(trainer)
-        trackers.scalars(scalars, epoch_step(trainer))
-        trackers.save()
+        self.log_scalars(trainer, {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor})
 
     def _label(self, trainer: Trainer) -> str:
         """The name, with a number where another before it has the same."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.callbacks.steps import loss_scaler
+from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.selection import can_be_called, is_metric
@@ -183,7 +183,7 @@ class HookDebugger(HookedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         late = [step for step in self.steps if step >= self._batch]
-        if late:
+        if late and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
             rank_zero_warn(
                 f"HookDebugger: training had {self._batch} batches, so step {', '.join(map(str, late))} was not traced. Steps are "
                 "counted from 0 at the start of each fit."

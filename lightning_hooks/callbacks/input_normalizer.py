@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.monitor import epoch_step
+from lightning_hooks.callbacks.evaluation import EvaluatedCallback
+from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.metrics import PackedTable
@@ -41,7 +41,7 @@ class InputStatistics:
     frozen: bool
 
 
-class InputNormalizer(HookedCallback):
+class InputNormalizer(EvaluatedCallback):
     """Gives chosen modules ``(x - mean) / std`` in place of their input ``x``, per channel.
 
     Unlike an observer **it alters training**, and evaluation with it: its hooks are there in fit, validate, test and predict
@@ -221,12 +221,9 @@ class InputNormalizer(HookedCallback):
         for name, module in select_modules(model, self.inverse_modules):
             hooks.register(module, _InvertOutput(self._sites[chosen[0][0]], name), "forward", label=name)
 
-    def _enter(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hook the model, unless it is."""
-        if self.hooks.alive:
-            return
-        with self.hooks.all_or_nothing():
-            self.attach(trainer, pl_module)
+    @override
+    def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.attach(trainer, pl_module)
         unknown = [name for name, site in self._sites.items() if site.mean is None]
         if unknown and trainer.state.fn != "fit":
             rank_zero_warn(
@@ -247,18 +244,6 @@ class InputNormalizer(HookedCallback):
         rank_zero_info(
             f"InputNormalizer alters training: the input of {', '.join(self._sites)} is normalised; mean and std are {how}."
         )
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(trainer, pl_module)
-
-    @override
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(trainer, pl_module)
-
-    @override
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(trainer, pl_module)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.monitor import epoch_step
 from lightning_hooks.callbacks.profile_table import COLUMNS, summary_lines, table_rows
+from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.profiling import ProfileReport, ProfileSession
@@ -204,12 +203,8 @@ class LayerProfiler(HookedCallback):
         self._log(trainer, self.report)
 
     def _log(self, trainer: Trainer, report: ProfileReport) -> None:
-        scalars = self.scalars(report)
-        tensors = {tag: torch.tensor(value) for tag, value in scalars.items()}
-        trainer.callback_metrics.update(tensors)
-        trainer.logged_metrics.update(tensors)
+        self.log_scalars(trainer, self.scalars(report))
         trackers, step = self.trackers(trainer), epoch_step(trainer)
-        trackers.scalars(scalars, step)
         trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(report), step)
         if self.plot and len(trackers):
             from lightning_hooks.plots import layer_times

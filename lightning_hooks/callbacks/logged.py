@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_hooks.callbacks.base import callbacks_of
+from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.trackers.budget import MAX_BYTES, MAX_TAGS, Choice, choose
 
 Logged = str | Sequence[str]

@@ -27,6 +27,7 @@ from lightning_hooks.callbacks.logged import Logged, watched_tags
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Histograms, Publishing, publish
 from lightning_hooks.callbacks.recorded import Recorded
+from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
@@ -242,7 +243,7 @@ class Monitor(Recorded, Generic[R]):
         assert self.max_overhead is not None
         if not self._settled and len(self.overhead.sampled) <= PROBES and not self.overhead.epochs:
             return
-        everyone = [each.overhead for each in _callbacks(trainer) if isinstance(each, Monitor) and each.overhead is not None]
+        everyone = [each.overhead for each in callbacks_of(trainer) if isinstance(each, Monitor) and each.overhead is not None]
         costs = [cost for cost in (overhead.costs() for overhead in everyone) if cost is not None]
         found = stride_within(self.max_overhead, costs, self.every_n_steps) or sys.maxsize if costs else 0
         stride = self.agreed(found)
@@ -276,7 +277,9 @@ class Monitor(Recorded, Generic[R]):
 
     def look(self, trainer: Trainer) -> bool:
         """Something is wrong that cannot wait: judge it, with all monitors that check; whether the fit is to stop."""
-        checking = [each for each in _callbacks(trainer) if isinstance(each, Monitor) and each.early is not None and each.attached]
+        checking = [
+            each for each in callbacks_of(trainer) if isinstance(each, Monitor) and each.early is not None and each.attached
+        ]
         return look(trainer, checking, epoch_step(trainer))
 
     def unheard(self) -> list[str]:
@@ -286,7 +289,7 @@ class Monitor(Recorded, Generic[R]):
     def _check_compiled(self, trainer: Trainer) -> None:
         """After the first sampled batch: a region all of whose sites are silent was compiled before the hooks came."""
         regions, self._regions = self._regions, []
-        others = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback is not self]
+        others = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor) and callback is not self]
         silent = set(self.unheard())
         late = []
         for region in regions:
@@ -319,7 +322,7 @@ class Monitor(Recorded, Generic[R]):
         self.batches = self.sampled_batches = 0
         self._judged = True
         self._log(trainer, report)
-        monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
+        monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor)]
         if self is monitors[-1]:  # all have judged: what each found may be the cause of what another did
             judged = [monitor for monitor in monitors if monitor._judged]
             for monitor in judged:
@@ -335,7 +338,7 @@ class Monitor(Recorded, Generic[R]):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
-        monitors = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor)]
+        monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor)]
         if self is monitors[-1]:
             publish(trainer, pl_module, monitors, epoch_step(trainer), last=True)
         if self.summary and self.report is not None and trainer.is_global_zero:
@@ -449,7 +452,7 @@ class Monitor(Recorded, Generic[R]):
         return known[1]
 
     def _log(self, trainer: Trainer, report: R) -> None:
-        peers = [callback for callback in _callbacks(trainer) if isinstance(callback, Monitor) and callback.prefix == self.prefix]
+        peers = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor) and callback.prefix == self.prefix]
         earlier = peers[: peers.index(self)]
         scalars = self.scalars(report)
         for peer in earlier:  # two monitors of a kind, for instance on different modules: each tag is written once
@@ -462,26 +465,4 @@ class Monitor(Recorded, Generic[R]):
                 counts[kind] = counts.get(kind, 0.0) + 1
             scalars.update({f"{self.prefix}/alerts/{kind}": count for kind, count in counts.items()})
         scalars = self.publishing.scalars.chosen(scalars, watched_tags(trainer), type(self).__name__)
-        tensors = {tag: torch.scalar_tensor(value) for tag, value in scalars.items()}
-        # Straight into the trainer's own dictionaries, where EarlyStopping and ModelCheckpoint look: self.log would warn
-        # without sync_dist, cost one collective per key with it, and all ranks hold the same numbers already.
-        trainer.callback_metrics.update(tensors)
-        trainer.logged_metrics.update(tensors)
-        trackers = self.trackers(trainer)
-        trackers.scalars(scalars, epoch_step(trainer))
-        trackers.save()
-
-
-def epoch_step(trainer: Trainer) -> int:
-    """The step at which Lightning itself logs what is logged at an epoch's end.
-
-    Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
-    ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
-    """
-    stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
-    return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
-
-
-def _callbacks(trainer: Trainer) -> list[Any]:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    return callbacks
+        self.log_scalars(trainer, scalars)

@@ -8,9 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.base import callbacks_of
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.step_monitor import StepMonitor, refuse_sharded
+from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.callbacks.trio import monitors
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import optimizer as torch_optimizer
 
-from lightning_hooks.callbacks.base import callbacks_of
+from lightning_hooks.callbacks.trainer import callbacks_of
 
 _IN_THE_MODULE = (
     "configure_gradient_clipping",

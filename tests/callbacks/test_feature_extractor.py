@@ -286,7 +286,7 @@ def test_compiled_layers(backend: str) -> None:
         ({"stage": "fit"}, ValueError, "stage must be one of 'train', 'validate', 'test', 'predict'; got 'fit'"),
         ({"sampling": "random"}, ValueError, "sampling must be one of 'first', 'reservoir'; got 'random'"),
         ({"file_format": "pt"}, ValueError, "file_format must be one of 'npz', 'safetensors'; got 'pt'"),
-        ({"max_samples": 0}, ValueError, "max_samples must be an integer of at least 1; got 0"),
+        ({"max_samples": 0}, ValueError, "max_samples must be at least 1; got 0"),
         ({"fields": ["label"]}, TypeError, r"fields must map a name to an index, .* as \{'label': 1\}; got \['label'\]"),
         ({"pool": "avg"}, ValueError, "pool must be None, one of 'mean'.*; got 'avg'"),
         ({"output": "first"}, ValueError, "output must be the index, .*; got 'first'"),

@@ -260,9 +260,9 @@ def test_precision_of_the_trainer_is_used() -> None:
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: FeatureMapVisualizer(n_samples=0), ValueError, "n_samples must be an integer of at least 1; got 0"),
-        (lambda: FeatureMapVisualizer(max_maps=0), ValueError, "max_maps must be an integer of at least 1; got 0"),
-        (lambda: GradCAM(every_n_epochs=1.5), ValueError, "every_n_epochs must be an integer of at least 1; got 1.5"),
+        (lambda: FeatureMapVisualizer(n_samples=0), ValueError, "n_samples must be at least 1; got 0"),
+        (lambda: FeatureMapVisualizer(max_maps=0), ValueError, "max_maps must be at least 1; got 0"),
+        (lambda: GradCAM(every_n_epochs=1.5), TypeError, "every_n_epochs must be an integer of at least 1; got 1.5"),
         (lambda: GradCAM(stage="test"), ValueError, "stage must be 'train' or 'validate'; got 'test'"),
         (lambda: GradCAM(sample="x"), ValueError, "sample must be a batch with at least one tensor; got str"),
         (lambda: GradCAM(module=nn.Linear), TypeError, "module must be the name of a layer, or None for the last convolution"),

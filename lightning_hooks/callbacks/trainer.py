@@ -1,0 +1,23 @@
+"""What callbacks ask of a trainer and Lightning has no public name for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+
+def callbacks_of(trainer: Trainer) -> list[Any]:
+    """The callbacks of a trainer, in their order."""
+    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+    return found
+
+
+def epoch_step(trainer: Trainer) -> int:
+    """The step at which Lightning itself logs what is logged at an epoch's end.
+
+    Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
+    ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
+    """
+    stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
