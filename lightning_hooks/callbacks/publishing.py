@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.callbacks.logged import Logged, LoggedScalars
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.layout import Chart
@@ -180,7 +180,7 @@ def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Mon
 
 
 def _introduce(trackers: Trackers, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int) -> None:
-    layout: dict[str, dict[str, Chart]] = {}
+    layout: dict[str, dict[str, Chart]] = {"Alerts": {}}  # what is wrong comes first
     for monitor in monitors:
         monitor.publishing.introduced = True
         for category, charts in monitor.charts().items():
@@ -191,22 +191,22 @@ def _introduce(trackers: Trackers, pl_module: LightningModule, monitors: Sequenc
 
 def _sites(pl_module: LightningModule, monitors: Sequence[Monitor[Any]]) -> list[list[object]]:
     """What is listened to: name, type, own parameters, by which monitors."""
-    modules = {name: module for monitor in monitors for name, module in monitor.select(pl_module)}
+    modules = dict(named_sites(pl_module))
     parameters = {clean_name(name): parameter for name, parameter in pl_module.named_parameters()}
     heard: dict[str, list[str]] = {}
     for monitor in monitors:
         for place in monitor.places:
             heard.setdefault(place, []).append(monitor.prefix)
     rows: list[list[object]] = []
-    for name in (name for name in heard if name in modules or name in parameters):
+    known = [name for name in heard if name in modules or name in parameters]
+    for name in known[:MOST_SITES]:
         if name in modules:
             kind, size = type(modules[name]).__name__, _elements(modules[name].parameters())
         else:
             kind, size = "parameter", _elements([parameters[name]])
         rows.append([name, kind, size, ", ".join(dict.fromkeys(heard[name]))])
-    left = len(rows) - MOST_SITES
-    if left > 0:
-        rows[MOST_SITES:] = [[f"… and {left} more", "", None, ""]]
+    if len(known) > MOST_SITES:
+        rows.append([f"… and {len(known) - MOST_SITES} more", "", None, ""])
     return rows
 
 

@@ -148,4 +148,11 @@ def in_short(monitors: Sequence[Recorded]) -> dict[str, Any]:
     reports = [monitor.report for monitor in monitors if monitor.report is not None]
     alerts = {(alert.kind, alert.site) for report in reports for alert in getattr(report, "alerts", ()) if alert.severity != "info"}
     rates = [stats.rate for report in reports for stats in getattr(report, "optimizers", {}).values() if not math.isnan(stats.rate)]
-    return {"alerts": len(alerts), **({"clip_rate": max(rates)} if rates else {})}
+    return {"alerts": _Count(len(alerts)), **({"clip_rate": max(rates)} if rates else {})}
+
+
+class _Count(int):
+    """A whole number that stays one in a progress bar, whichever format the bar has for numbers."""
+
+    def __format__(self, form: str) -> str:
+        return str(int(self))

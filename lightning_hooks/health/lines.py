@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ KINDS: dict[str, type[PlainReport]] = {kind.__name__: kind for kind in (FeatureR
 
 def line(event: str, values: Mapping[str, Any]) -> str:
     """Return one event as a line of strict JSON, with its newline."""
-    plain = _rounded(to_plain({"event": event, **values}))
-    return json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n"
+    return _json({"event": event, **values}) + "\n"
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float) -> str:
@@ -41,15 +41,16 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float) -> str:
     """
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
-    tables = {name: by_columns(value) if _is_table(value) else value for name, value in fields.items()}
     head = {"epoch": report.epoch, "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
-    return line("report", {**head, "seconds": seconds, "alerts": alerts, "report": tables})
+    opened = line("report", {**head, "seconds": seconds, "alerts": alerts}).rstrip("}\n")
+    tables = (f"{json.dumps(name)}:{_table(value) if _is_table(value) else _json(value)}" for name, value in fields.items())
+    return f'{opened},"report":{{{",".join(tables)}}}}}\n'
 
 
 def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Turn a table of dataclasses by name into lists by field, the names first."""
     fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
-    return {"name": list(table), **{field: [getattr(stats, field) for stats in table.values()] for field in fields}}
+    return {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
 
 
 def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
@@ -104,6 +105,24 @@ def _ends_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_rounded(to_plain(value)), allow_nan=False, separators=(",", ":"))
+
+
+def _table(table: Mapping[str, Any]) -> str:
+    return f"{{{','.join(f'{json.dumps(field)}:{_column(values)}' for field, values in by_columns(table).items())}}}"
+
+
+def _column(values: list[Any]) -> str:
+    """A column as JSON; of numbers alone in one go, which is ten times faster where there are thousands of layers."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        text = (",%.6g" * len(values) % tuple(values))[1:]
+        if "n" not in text:  # as nan and inf have
+            return f"[{text}]"
+    return json.dumps(values, separators=(",", ":")) if kinds <= {int, str, bool, type(None)} else _json(values)
 
 
 def _is_table(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_hooks.health.charts import strip
 from lightning_hooks.health.cost import costs
 from lightning_hooks.health.html import DASH, Markup, number, tag
@@ -51,20 +53,30 @@ def alerts(run: Run, limits: Limits) -> Markup | None:
     found = sorted(courses(run), key=lambda course: (GRAVITY.get(course.severity, 3), not course.lasts, course.since))
     if not found:
         return None
-    epochs = run.epochs
-    lines = [
-        tag(
-            "div",
-            tag("span", mark(course.severity), " ", course.alert.kind),
-            tag("span", name(course.alert.site), tag("br"), tag("small", _against(course)), class_="where"),
-            tag("span", tag("span", _when(course), class_="when"), strip(course.epochs, epochs, _color(course))),
-            class_="alert",
-        )
-        for course in found[: limits.alerts]
-    ]
-    rest = len(found) - len(lines)
+    shown = found[: limits.alerts]
+    serious = [_alert(course, run.epochs) for course in shown if course.severity != "info"]
+    infos = [_alert(course, run.epochs) for course in shown if course.severity == "info"]
+    content = tag("div", serious, class_="scroll", tabindex="0") if serious else None
+    folded = None
+    if infos:
+        follow = sum(bool(getattr(course.alert, "cause", "")) for course in shown if course.severity == "info")
+        title = f"{len(infos)} infos" if len(infos) > 1 else "1 info"
+        if follow and serious:
+            title += ", which follow from the above" if follow == len(infos) > 1 else f", {follow} of which follow from the above"
+        folded = tag("details", tag("summary", title), tag("div", infos, class_="scroll", tabindex="0"), open=not serious or None)
+    rest = len(found) - len(shown)
     note = tag("p", f"{rest} more are in reports.jsonl.", class_="soft") if rest > 0 else None
-    return card(tag("div", lines, class_="scroll", tabindex="0"), note)
+    return card(content, folded, note)
+
+
+def _alert(course: Course, epochs: Sequence[int]) -> Markup:
+    return tag(
+        "div",
+        tag("span", mark(course.severity), " ", course.alert.kind),
+        tag("span", name(course.alert.site), tag("br"), tag("small", _against(course)), class_="where"),
+        tag("span", tag("span", _when(course), class_="when"), strip(course.epochs, epochs, _color(course))),
+        class_="alert",
+    )
 
 
 def _color(course: Course) -> str:

@@ -39,7 +39,7 @@ def statistic_of(tag: str) -> str:
 
 def size_of(tags: Collection[str]) -> int:
     """About how many bytes a value under each of the tags takes in an event file."""
-    return sum(len(tag.encode("utf-8", "replace")) for tag in tags) + BYTES_BESIDE_THE_TAG * len(tags)
+    return sum(len(tag if tag.isascii() else tag.encode("utf-8", "replace")) for tag in tags) + BYTES_BESIDE_THE_TAG * len(tags)
 
 
 def choose(

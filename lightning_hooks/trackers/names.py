@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Sequence
 from hashlib import blake2s
 
@@ -11,8 +10,8 @@ from lightning_hooks.trackers.console import cell
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST = 80
-LINE = 60
-"""Characters of a line in a table's cell: of an unbroken text a browser gives a column all the room, and the others none."""
+LONGEST_CELL = 60
+"""Characters of a text with spaces that still stands in a table."""
 
 
 def safe_path(tag: str) -> str:
@@ -53,13 +52,22 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out rows as a Markdown table, numbers in 4 significant digits, long texts in lines."""
-    lines = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]
-    return "\n".join(
-        f"| {' | '.join(value if number == 1 else _lines(value) for value in line)} |" for number, line in enumerate(lines)
-    )
+    """Lay out rows as a Markdown table, numbers in 4 significant digits.
+
+    Sentences stand in a list below it: beside them a browser would leave the other columns no room.
+    """
+    sentences = [place for place in range(len(columns)) if any(_is_sentence(row[place]) for row in rows)]
+    short = [place for place in range(len(columns)) if place not in sentences]
+    cells = [[markdown_text(cell(row[place])) for place in short] for row in rows]
+    lines = [[markdown_text(columns[place]) for place in short], ["---"] * len(short), *cells]
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    for place in sentences:
+        table += ["", f"*{markdown_text(columns[place])}:*", ""]
+        for row in rows:
+            about = " ".join(str(row[other]) for other in short if isinstance(row[other], str))
+            table += [f"- **{markdown_text(about)}**: {markdown_text(cell(row[place]))}"] if row[place] else []
+    return "\n".join(table)
 
 
-def _lines(text: str) -> str:
-    parts = textwrap.wrap(text, LINE, break_long_words=False, break_on_hyphens=False) if len(text) > LINE else [text]
-    return "<br>".join(map(markdown_text, parts))
+def _is_sentence(value: object) -> bool:
+    return isinstance(value, str) and len(value) > LONGEST_CELL and " " in value

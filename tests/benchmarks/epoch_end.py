@@ -1,6 +1,7 @@
 """What an epoch's end costs with the trio on: seconds and bytes, by number of sites and by logger.
 
-python -m tests.benchmarks.epoch_end [--sites 100 1000 5000] [--loggers none tensorboard csv wandb mlflow] [--json FILE]
+python -m tests.benchmarks.epoch_end [--sites 100 1000 5000] [--loggers none tensorboard csv tensorboard+csv wandb mlflow]
+    [--histograms no yes] [--json FILE]
 """
 
 from __future__ import annotations
@@ -56,18 +57,29 @@ class Task(pl.LightningModule):
 
 
 class EpochEndClock(Callback):
-    """Seconds of the monitors' epoch ends; stands before the first of them and after the last."""
+    """Seconds of the monitors' epoch ends, and of training's; stands before the first of them and after the last.
+
+    Wall time, and CPU time of the process, which tells more on a machine that does other things too.
+    """
 
     def __init__(self) -> None:
         self.marks: list[float] = []
+        self.cpu: list[float] = []
+        self.ended = 0.0
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.ended = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.marks.append(time.perf_counter())
+        self.cpu.append(time.process_time())
 
 
 def logger_of(kind: str, folder: Path) -> Any:
     if kind == "none":
         return False
+    if "+" in kind:
+        return [logger_of(part, folder / part) for part in kind.split("+")]
     if kind == "tensorboard":
         return loggers.TensorBoardLogger(folder)
     if kind == "csv":
@@ -95,15 +107,21 @@ def measure(n_sites: int, kind: str, **options: Any) -> dict[str, Any]:
         trainer.fit(Task(Deep(n_sites)), DataLoader([torch.randn(8, 4)] * 2, batch_size=None))
         if kind == "wandb":
             trainer.logger.experiment.finish()
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        reports = sum(size for path, size in files.items() if "lightning_hooks" in path.parts)
     seconds = [end - start for start, end in zip(before.marks, after.marks, strict=True)]
+    cpu = [end - start for start, end in zip(before.cpu, after.cpu, strict=True)]
     return {
         "sites": n_sites,
         "logger": kind,
-        "options": options,
+        "histograms": "yes" if options.get("histograms") else "no",
         "first epoch, s": seconds[0],
         "later epochs, s": statistics.median(seconds[1:]),
-        "kB an epoch": size / EPOCHS / 1000,
+        "of CPU, first": cpu[0],
+        "later": statistics.median(cpu[1:]),
+        "end of training, s": after.ended - before.ended,
+        "kB an epoch": (sum(files.values()) - reports) / EPOCHS / 1000,
+        "reports, kB an epoch": reports / EPOCHS / 1000,
         "tags": len(trainer.callback_metrics),
     }
 
@@ -111,7 +129,8 @@ def measure(n_sites: int, kind: str, **options: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, nargs="+", default=[100, 1000, 5000])
-    parser.add_argument("--loggers", nargs="+", default=["none", "tensorboard", "csv", "wandb", "mlflow"])
+    parser.add_argument("--loggers", nargs="+", default=["none", "tensorboard", "csv", "tensorboard+csv"])
+    parser.add_argument("--histograms", nargs="+", choices=["no", "yes"], default=["no", "yes"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(WANDB_SILENT="true", WANDB_ERROR_REPORTING="false", WANDB_CONSOLE="off")
@@ -121,10 +140,13 @@ def main() -> None:
     measured = []
     for n_sites in args.sites:
         for kind in args.loggers:
-            with contextlib.redirect_stderr(None):
-                measured.append(measure(n_sites, kind))
-            print(json.dumps(measured[-1]), flush=True)
-    header = ("sites", "logger", "tags", "first epoch, s", "later epochs, s", "kB an epoch")
+            for histograms in args.histograms:
+                if kind == "none" and histograms == "yes":
+                    continue
+                with contextlib.redirect_stderr(None):
+                    measured.append(measure(n_sites, kind, histograms=histograms == "yes"))
+                print(json.dumps(measured[-1]), flush=True)
+    header = tuple(measured[0])
     print("\n".join(table_lines(header, [[row[column] for column in header] for row in measured])))
     if args.json:
         args.json.write_text(json.dumps(measured, indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def test_both_lightnings_are_told() -> None:
     assert entry_points() == "\n".join(
         f"[{group}]\nlightning_hooks = lightning_hooks.environment:callbacks_from_environment" for group in GROUPS
     )
+
+
+def test_an_installed_package_has_them() -> None:
+    """As pip left it, in the environment that these tests run in."""
+    try:
+        installed = distribution("lightning-hooks")
+    except PackageNotFoundError:
+        pytest.skip("lightning-hooks is on the path, and not installed")
+    found = [entry for entry in installed.entry_points if entry.group in GROUPS]
+    if not found:
+        pytest.skip("lightning-hooks was installed before it had entry points")
+    assert sorted(entry.group for entry in found) == sorted(GROUPS)
+    assert {entry.load() for entry in found} == {callbacks_from_environment}
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "false", "Off", " no "])

@@ -76,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
 def test_every_chart_of_the_layout_has_curves(run: EventAccumulator) -> None:
     tags = run.Tags()["scalars"]
     charts = layout(run)
-    assert list(charts) == ["Features", "Alerts", "Gradient flow", "Gradient: mean, least and largest value", "Clipping"]
+    assert list(charts) == ["Alerts", "Features", "Gradient flow", "Gradient: mean, least and largest value", "Clipping"]
     for category in charts.values():
         for chart in category.values():
             if chart.HasField("margin"):

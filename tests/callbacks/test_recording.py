@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lightning_hooks import (
@@ -293,7 +294,17 @@ def test_the_progress_bar_gets_alerts_and_clip_rate(tmp_path: Path) -> None:
     torch.nn.init.constant_(model.net[0].bias, -20.0)
     run = fit(tmp_path, logger=False, model=model, gradient_clip_val=1e-3)
     assert run.progress_bar_metrics == {"alerts": 1, "clip_rate": 1.0}
+    assert f"{run.progress_bar_metrics['alerts']:.3f}" == "1"  # as a rich bar writes it
     assert "alerts" not in run.callback_metrics
+
+
+def test_the_progress_bar_shows_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Classifier(mlp())
+    torch.nn.init.constant_(model.net[0].bias, -20.0)
+    bar = TQDMProgressBar(refresh_rate=1)
+    fit(tmp_path, [*quiet(), bar], logger=False, model=model, gradient_clip_val=1e-3, enable_progress_bar=True)
+    shown = "".join(capfd.readouterr())
+    assert "alerts=1, clip_rate=1.000" in shown
 
 
 def test_history_draws_and_tells(tmp_path: Path) -> None:

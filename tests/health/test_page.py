@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -14,7 +15,7 @@ from lightning_hooks.health.html import DASH, Markup, number, percent, seconds, 
 from lightning_hooks.health.lines import FOLDER, REPORTS, append, line
 from lightning_hooks.trackers.console import visible
 from tests.health.conftest import FIT
-from tests.reports import HOSTILE, layer_names
+from tests.reports import HOSTILE, alert, layer_names
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "footer", "h1", "h2", "h3", "div"),
@@ -191,3 +192,14 @@ def test_shares_and_durations_are_short():
         DASH,
     ]
     assert [seconds(value) for value in (0.0123, 5.0, 300.0, 9000.0, float("nan"))] == ["12.3 ms", "5 s", "5 min", "2.5 h", DASH]
+
+
+def test_alerts_that_are_only_infos_are_folded(page):
+    dead, quiet = alert("dead", "a.relu", 0, "critical"), alert("silent", "b.unused", 0, "info")
+    follows = dataclasses.replace(alert("zero", "a.fc", 0, "info"), cause="dead at a.relu")
+    both = page(names=["a.relu", "b.unused"], alerts=(dead, quiet, follows))
+    assert "2 infos, 1 of which follow from the above" in both.texts
+    alone = page(names=["a.relu", "b.unused"], name="alone", alerts=(quiet,))
+    assert "1 info" in alone.texts
+    unfolded = [sum("open" in found for element, found in made.elements if element == "details") for made in (both, alone)]
+    assert unfolded[1] == unfolded[0] + 1  # where there is nothing else to see

@@ -35,9 +35,10 @@ def tensorboard(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder.name, "--host", "127.0.0.1", "--port", str(port)]
     options = ["--load_fast", "false", "--samples_per_plugin", "images=100,text=100"]
-    server = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([*command, *options], cwd=folder.parent, **quiet)  # so that the page names no machine's folders
     address = f"http://127.0.0.1:{port}/"
     try:
         wait_for(lambda: _answers(address) or server.poll() is not None, "the server")

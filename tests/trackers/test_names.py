@@ -80,10 +80,9 @@ def test_a_markdown_table() -> None:
     ]
 
 
-def test_a_long_cell_stands_in_lines() -> None:
-    row = markdown_table(["a"], [["<b> " + "word " * 30]]).splitlines()[2]
-    assert row.startswith("| &lt;b&gt; word")
-    parts = row.strip("| ").split("<br>")
-    assert len(parts) == 3
-    assert " ".join(parts) == "&lt;b&gt; " + " ".join(["word"] * 30)
-    assert markdown_table(["a"], [["x" * 100]]).splitlines()[2] == f"| {'x' * 100} |"  # a name is not broken
+def test_sentences_stand_below_the_table() -> None:
+    message = "its <b> gradient " + "word " * 30
+    lines = markdown_table(["kind", "value", "what was seen"], [["dead|", 0.5, message], ["zero", 1.0, ""]]).splitlines()
+    assert lines[:4] == ["| kind | value |", "| --- | --- |", "| dead\\| | 0.5 |", "| zero | 1 |"]
+    assert lines[4:] == ["", "*what was seen:*", "", f"- **dead\\|**: its &lt;b&gt; gradient {'word ' * 30}"]
+    assert markdown_table(["a"], [["x" * 100]]).splitlines()[2] == f"| {'x' * 100} |"  # a name is no sentence

@@ -1,0 +1,26 @@
+"""The README's screenshots: all there, all small, all made by the script."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.trackers.screenshots import REPORTS, ROOT, SHOTS
+
+IMAGES = ROOT / "examples" / "images"
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [*SHOTS, *REPORTS])
+def test_a_screenshot_is_there_and_small(name: str) -> None:
+    path = IMAGES / f"{name}.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 100_000
+
+
+def test_the_readme_shows_them_and_no_other() -> None:
+    shown = set(re.findall(r"examples/images/([\w-]+)\.png", TEXT))
+    assert shown == {path.stem for path in IMAGES.glob("*.png")} == {*SHOTS, *REPORTS}
+    for image in re.findall(r"<img [^>]*>", TEXT):
+        assert 'alt="' in image
