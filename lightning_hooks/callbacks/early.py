@@ -236,12 +236,16 @@ class StepChecks:
         return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
 
     def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
-        """The alerts, each with the step and the batch at which it began, as far as that is known."""
+        """The alerts, each with the step and the batch at which it began, as far as that is known.
+
+        Explosions only if they last: what is judged because of a NaN may have seen one wild batch.
+        """
+        kinds = {"nonfinite"} | {kind for watch in self._watches.values() for kind, _ in watch.triggers()}
         places = {name: index for index, name in enumerate(self._names)}
         moments = [moment for watch in self._watches.values() for moment in watch.nonfinite.values()]
         steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
         dated = []
-        for alert in alerts:
+        for alert in (alert for alert in alerts if alert.kind in kinds):
             known = (watch.since(alert.kind, places.get(alert.site, -1)) for watch in self._watches.values())
             first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
             if first is not None:

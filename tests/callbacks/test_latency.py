@@ -276,6 +276,16 @@ def test_one_loud_batch_and_what_is_below_the_limit_of_ones_own_rule_is_not() ->
         assert len(model.losses) == 7
 
 
+def test_a_wild_batch_that_ends_in_a_nan_is_told_as_the_nan() -> None:
+    class Wild(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * {2: 1e9, 3: math.nan}.get(batch_idx, 1.0)
+
+    with pytest.raises(AlertError) as raised:
+        trainer(quiet(on_alert="raise", every_n_steps=1)).fit(Wild(mlp(), lr=1e-12), loader())
+    assert [(alert.kind, alert.batch) for alert in raised.value.alerts] == [("nonfinite", 3)]
+
+
 # What is told, and once.
 
 
