@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,14 @@ from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace
 from lightning_hooks.debugging.watcher import Watcher, in_backward
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, guarded
 from lightning_hooks.hooks.selection import compiled_regions, named_sites
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _uncompiled(function: F) -> F:
+    """A function that compiled code calls and does not look into: its graph ends there, in traced steps only."""
+    disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
 
 
 class _Open:
@@ -164,6 +172,7 @@ class Tracer:
 
     # What the hooks tell.
 
+    @_uncompiled
     def entered(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A site is being called."""
         self._look_at_views()
@@ -240,6 +249,7 @@ class Tracer:
                 kept.append((index, reference, version))
         self._views = kept
 
+    @_uncompiled
     def arrived(self, index: int, depth: int, gradient: Tensor) -> None:
         """A gradient has come to a site's output."""
         self._evidence[index].gradients += 1
@@ -271,8 +281,11 @@ class _Leave(Listener):
         self.tracer, self.index, self.on_fault = tracer, index, on_fault
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self.tracer.tracing:
-            return
+        if self.tracer.tracing:
+            self._heard(output)
+
+    @_uncompiled
+    def _heard(self, output: Any) -> None:
         call = self.tracer.left(self.index, output)
         if call is None:
             return
@@ -300,9 +313,12 @@ class _Ask(Listener):
         self.tracer, self.index = tracer, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.tracer.listening:
+            self._heard(module, args, kwargs, output)
+
+    @_uncompiled
+    def _heard(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tracer, name = self.tracer, self.tracer.names[self.index]
-        if not tracer.listening:
-            return
         if not in_backward():
             tracer.ask(Call(name, "forward", module, args, kwargs, output))
         if "backward" in tracer.break_in:

@@ -243,6 +243,27 @@ def test_compiled_before_the_hooks_is_told() -> None:
     assert debugger.trace.never_called["net.0"].startswith("'net' was compiled before the hooks came")
 
 
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*", "ignore:The .grad attribute.*"
+)
+def test_a_compiled_model_is_traced_without_compiling_anew_for_each_site() -> None:
+    class Deep(Classifier):
+        def __init__(self) -> None:
+            super().__init__(nn.Sequential(*(nn.Linear(8, 8) for _ in range(12))))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    torch.compiler.reset()
+    model, debugger = Deep(), HookDebugger(modules="net.*", steps=2, show=False)
+    model.net = torch.compile(model.net, backend="eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        trainer([debugger]).fit(model, loader(n=48))
+    torch.compiler.reset()
+    assert debugger.trace.forward_order == [f"net.{place}" for place in range(12)]
+    assert debugger.trace.backward_order == debugger.trace.forward_order[::-1]
+
+
 def test_copies_and_pickles() -> None:
     debugger = HookDebugger(steps=2, show=False)
     found: list[Any] = []
