@@ -9,7 +9,9 @@
 #include <string.h>
 
 #define BLOCK 2048
+#define CANCELLATION 4 /* how many times smaller than the mean square a variance may be */
 #define PARALLEL_BLOCKS 32
+#define NEAR 1e12 /* means beyond it are no pivots: float32 could not tell their neighbours apart */
 
 enum { F32 = 0, F64 = 1, BF16 = 2, F16 = 3 };
 
@@ -42,33 +44,49 @@ static void careful_block(const double *x, int n, part *out) {
     out->zeros = zeros, out->nonfinite = n - count;
 }
 
+/* Four streams at once: one alone would wait for each sum before it begins the next. Deviations are from a pivot near the mean,
+ * most often the mean of the block before; where it was not near, they are taken again, from the mean. */
 #define DEFINE_BLOCK(NAME, STORED, T, WIDEN, FINITE, HUGE_VALUE, TINY, LARGE)                                        \
-    static void NAME(const STORED *p, int n, part *out) {                                                           \
-        T sum = 0, low = HUGE_VALUE, high = -HUGE_VALUE;                                                            \
-        int zeros = 0;                                                                                              \
-        for (int i = 0; i < n; i++) {                                                                               \
-            T x = WIDEN(p[i]);                                                                                      \
-            sum += x;                                                                                               \
-            low = x < low ? x : low;                                                                                \
-            high = x > high ? x : high;                                                                             \
-            zeros += x == 0;                                                                                        \
+    static void NAME(const STORED *p, int n, double around, part *out) {                                            \
+        T pivot = (T)around, s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};                                               \
+        T l[4] = {HUGE_VALUE, HUGE_VALUE, HUGE_VALUE, HUGE_VALUE};                                                  \
+        T h[4] = {-HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE};                                              \
+        int z[4] = {0, 0, 0, 0}, quarter = n / 4;                                                                   \
+        for (int i = 0; i < quarter; i++) {                                                                         \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) TAKE(WIDEN(p[i + k * quarter]), k, T)               \
         }                                                                                                           \
+        for (int i = 4 * quarter; i < n; i++) TAKE(WIDEN(p[i]), 0, T)                                               \
+        T shift = (s[0] + s[1]) + (s[2] + s[3]), square = (q[0] + q[1]) + (q[2] + q[3]);                            \
+        T low = l[0], high = h[0];                                                                                  \
+        for (int k = 1; k < 4; k++) low = l[k] < low ? l[k] : low, high = h[k] > high ? h[k] : high;                \
         T peak = -low > high ? -low : high;                                                                         \
-        if (!FINITE(sum) || !FINITE(peak) || peak > LARGE || (peak < TINY && peak > 0)) {                           \
+        if (!FINITE(shift) || !FINITE(square) || !FINITE(peak) || peak > LARGE || (peak < TINY && peak > 0)) {      \
             double wide[BLOCK];                                                                                     \
             for (int i = 0; i < n; i++) wide[i] = WIDEN(p[i]);                                                      \
             careful_block(wide, n, out);                                                                            \
             return;                                                                                                 \
         }                                                                                                           \
-        T mean = sum / n, shift = 0, square = 0;                                                                    \
-        for (int i = 0; i < n; i++) {                                                                               \
-            T y = WIDEN(p[i]) - mean;                                                                               \
-            shift += y;                                                                                             \
-            square += y * y;                                                                                        \
-        }                                                                                                           \
         double rest = (double)square - (double)shift * shift / n;                                                   \
-        out->n = n, out->mean = (double)mean + (double)shift / n, out->m2 = rest > 0 ? rest : 0;                    \
-        out->low = low, out->high = high, out->zeros = zeros, out->nonfinite = 0;                                   \
+        if (rest * CANCELLATION < (double)square) {                                                                 \
+            pivot += shift / n, shift = 0, square = 0;                                                              \
+            for (int i = 0; i < n; i++) {                                                                           \
+                T y = WIDEN(p[i]) - pivot;                                                                          \
+                shift += y;                                                                                         \
+                square += y * y;                                                                                    \
+            }                                                                                                       \
+            rest = (double)square - (double)shift * shift / n;                                                      \
+        }                                                                                                           \
+        out->n = n, out->mean = (double)pivot + (double)shift / n, out->m2 = rest > 0 ? rest : 0;                   \
+        out->low = low, out->high = high, out->zeros = (z[0] + z[1]) + (z[2] + z[3]), out->nonfinite = 0;           \
+    }
+#define TAKE(VALUE, K, T)                                                                                            \
+    {                                                                                                               \
+        T x = VALUE, y = x - pivot;                                                                                 \
+        s[K] += y;                                                                                                  \
+        q[K] += y * y;                                                                                              \
+        l[K] = x < l[K] ? x : l[K];                                                                                 \
+        h[K] = x > h[K] ? x : h[K];                                                                                 \
+        z[K] += x == 0;                                                                                             \
     }
 
 #define SAME(x) (x)
@@ -79,12 +97,12 @@ DEFINE_BLOCK(block_bf16, uint16_t, float, widen_bf16, finite32, FLT_MAX, 1e-15f,
 DEFINE_BLOCK(block_f16, _Float16, float, (float), finite32, FLT_MAX, 1e-15f, 1e15f)
 #endif
 
-static void block(const void *data, int64_t start, int n, int type, part *out) {
-    if (type == F32) block_f32((const float *)data + start, n, out);
-    else if (type == F64) block_f64((const double *)data + start, n, out);
-    else if (type == BF16) block_bf16((const uint16_t *)data + start, n, out);
+static void block(const void *data, int64_t start, int n, int type, double around, part *out) {
+    if (type == F32) block_f32((const float *)data + start, n, around, out);
+    else if (type == F64) block_f64((const double *)data + start, n, around, out);
+    else if (type == BF16) block_bf16((const uint16_t *)data + start, n, around, out);
 #ifdef HAS_F16
-    else block_f16((const _Float16 *)data + start, n, out);
+    else block_f16((const _Float16 *)data + start, n, around, out);
 #endif
 }
 
@@ -101,16 +119,18 @@ static part whole(const void *data, int64_t n, int type) {
     double count = 0, sum = 0, square = 0, low = DBL_MAX, high = -DBL_MAX, zeros = 0, bad = 0;
     double pivot = n ? first_value(data, type) : 0;
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    double around = fabs(pivot) < NEAR ? pivot : 0;
     if (blocks == 1) {
         part p;
-        block(data, 0, (int)n, type, &p);
+        block(data, 0, (int)n, type, around, &p);
         return p;
     }
-#pragma omp parallel for schedule(static) if (blocks >= PARALLEL_BLOCKS) reduction(+ : count, sum, square, zeros, bad)       \
-    reduction(min : low) reduction(max : high)
+#pragma omp parallel for schedule(static) if (blocks >= PARALLEL_BLOCKS) firstprivate(around)                          \
+    reduction(+ : count, sum, square, zeros, bad) reduction(min : low) reduction(max : high)
     for (int64_t b = 0; b < blocks; b++) {
         part p;
-        block(data, b * BLOCK, b + 1 < blocks ? BLOCK : (int)(n - b * BLOCK), type, &p);
+        block(data, b * BLOCK, b + 1 < blocks ? BLOCK : (int)(n - b * BLOCK), type, around, &p);
+        around = fabs(p.mean) < NEAR ? p.mean : 0;
         double away = p.mean - pivot;
         count += p.n, zeros += p.zeros, bad += p.nonfinite;
         sum += p.n * away;
@@ -212,19 +232,28 @@ void norms(const int64_t *addresses, const int64_t *sizes, int64_t k, int type, 
             int m = b + 1 < blocks ? BLOCK : (int)(n - b * BLOCK);
             if (type == F32) {
                 const float *p = (const float *)data + b * BLOCK;
-                float s = 0;
-                int z = 0;
+                float s = 0, q[4] = {0, 0, 0, 0};
+                int z = 0, none_of[4] = {0, 0, 0, 0}, quarter = m / 4;
                 if (zeros)
-                    for (int i = 0; i < m; i++) s += p[i] * p[i], z += p[i] == 0;
+                    for (int i = 0; i < quarter; i++) {
+                        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) {
+                            float x = p[i + k * quarter];
+                            q[k] += x * x, none_of[k] += x == 0;
+                        }
+                    }
                 else
-                    for (int i = 0; i < m; i++) s += p[i] * p[i];
+                    for (int i = 0; i < quarter; i++) {
+                        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) q[k] += p[i + k * quarter] * p[i + k * quarter];
+                    }
+                for (int i = 4 * quarter; i < m; i++) s += p[i] * p[i], z += p[i] == 0;
+                for (int k = 0; k < 4; k++) s += q[k], z += none_of[k];
                 if (s > 1e-20f && s < 1e30f && finite32(s)) {
                     square += s, none += z;
                     continue;
                 }
             }
             part p;
-            block(data, b * BLOCK, m, type, &p);
+            block(data, b * BLOCK, m, type, 0, &p);
             square += p.m2 + p.n * p.mean * p.mean, none += p.zeros, bad += p.nonfinite;
         }
         norm[t] = bad > 0 ? (double)NAN : sqrt(square);

@@ -34,6 +34,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
 # From the best to what any compiler takes. Half precision needs hardware that converts it.
 VARIANTS = (
+    ("-march=native", "-mprefer-vector-width=512", "-ffinite-math-only", "-fopenmp", "-DHAS_F16"),
     ("-march=native", "-ffinite-math-only", "-fopenmp", "-DHAS_F16"),
     ("-march=native", "-ffinite-math-only", "-fopenmp"),
     ("-ffinite-math-only", "-fopenmp"),

@@ -136,7 +136,7 @@ class WandbWatch(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.run.unwatch(pl_module)
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 class TensorBoardHistograms(Callback):
