@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BLOCK 2048
+#define BLOCK 8192
 #define CANCELLATION 4 /* how many times smaller than the mean square a variance may be */
-#define PARALLEL_BLOCKS 32
+#define PARALLEL_BLOCKS 16
 #define NEAR 1e12 /* means beyond it are no pivots: float32 could not tell their neighbours apart */
 
 enum { F32 = 0, F64 = 1, BF16 = 2, F16 = 3 };
