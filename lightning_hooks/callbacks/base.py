@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.trainer import epoch_step
-from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, sampled, select_modules
+from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.trackers import Trackers
 
@@ -95,12 +95,13 @@ class HookedCallback(Callback, ABC):
             kind: One of ``HOOK_KINDS``.
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
-        safe = sampled(guarded(self.wrapped(hook), name, self.faults), when=self.gate)
+        safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
         self.hooks.register(module, safe, kind, label=name, **options)
 
-    def wrapped(self, hook: Any) -> Any:
-        """What :meth:`listen` registers in the place of ``hook``; for a subclass that looks at its hooks."""
-        return hook
+    @property
+    def meter(self) -> Meter | None:
+        """Where the time of hooks is added up, in a subclass that measures what it costs."""
+        return None
 
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""

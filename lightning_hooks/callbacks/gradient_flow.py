@@ -22,7 +22,7 @@ from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
 from lightning_hooks.callbacks.steps import loss_scaler
-from lightning_hooks.hooks import Faults, Listener, float_tensors, guarded
+from lightning_hooks.hooks import Listener, float_tensors, guarded
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import (
     GradientTable,
@@ -122,7 +122,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             relative = min((rule.relative for rule in rules), default=math.inf)  # what is found is held against it
             self._checks = StepChecks(self.early, probe.names, (absolute, relative), self._world_size, partial(self.look, trainer))
         for index, (name, module) in enumerate(sites):
-            self.listen(name, module, _GradientListener(self.wrapped(_Arrived(self._modules, index)), name, self.faults))
+            self.listen(
+                name, module, _GradientListener(guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter))
+            )
 
     @override
     def released(self) -> None:
@@ -338,8 +340,8 @@ class _Measured:
 class _GradientListener(Listener):
     """Forward hook of one site: asks each output tensor for its gradient."""
 
-    def __init__(self, arrived: Any, name: str, faults: Faults) -> None:
-        self.hook = guarded(arrived, name, faults)
+    def __init__(self, arrived: guarded) -> None:
+        self.hook = arrived
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         for tensor in float_tensors(output):

@@ -28,7 +28,7 @@ from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Histograms, Publishing, publish
 from lightning_hooks.callbacks.recorded import Recorded
 from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
-from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks import Meter, ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.statistics.histograms import N_BINS, Histogram, HistogramTable
@@ -229,9 +229,10 @@ class Monitor(Recorded, Generic[R]):
             self.overhead.batch_ends(self.gate.sampled)
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
+    @property
     @override
-    def wrapped(self, hook: Any) -> Any:
-        return hook if self.overhead is None else self.overhead.measured(hook)
+    def meter(self) -> Meter | None:
+        return None if self.overhead is None else self.overhead.meter
 
     def _thin(self, trainer: Trainer) -> None:
         """Choose the stride: once soon after training starts, and again at each epoch's start.

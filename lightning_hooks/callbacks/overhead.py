@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks import Meter
 
 PROBES = 2
 """Sampled batches after the first (which warms up) from which the first stride is told."""
+
+
+KEPT = 1000
+"""Batches of an epoch, sampled ones and others each, whose times are kept: what it costs is told by medians of them."""
 
 
 class Overhead:
@@ -33,7 +36,7 @@ class Overhead:
         self._thins = thins
         self._cuda = device.type == "cuda"
         self._inside = inside and device.type == "cpu"
-        self._own = 0.0  # seconds inside hooks, in the batch under way
+        self.meter = Meter() if self._inside else None  # what hooks take in the batch under way
         self._begin: Any = None
         self._pending: list[tuple[bool, Any, Any]] = []
         self.epochs = 0
@@ -52,19 +55,21 @@ class Overhead:
         self.own_sampled: list[float] = []  # of these, inside hooks
         self.own_others: list[float] = []
         self._pending.clear()
-
-    def measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a hook so that its time counts; as it is where that cannot be measured."""
-        return _Measured(function, self) if self._inside else function
+        self.batches = self.sampled_batches = 0
 
     def batch_starts(self) -> None:
         """A training batch starts."""
-        self._own = 0.0
+        if self.meter is not None:
+            self.meter.seconds = 0.0
         self._begin = self._now()
 
     def batch_ends(self, sampled: bool) -> None:
         """A training batch ends."""
         if self._begin is None:
+            return
+        self.batches += 1
+        self.sampled_batches += sampled
+        if len(self.sampled if sampled else self.others) >= KEPT:
             return
         if self._cuda:
             self._pending.append((sampled, self._begin, self._now()))
@@ -73,7 +78,8 @@ class Overhead:
                 (self.sampled if was_sampled else self.others).append(begin.elapsed_time(end) / 1e3)
         else:
             (self.sampled if sampled else self.others).append(self._now() - self._begin)
-            (self.own_sampled if sampled else self.own_others).append(self._own)
+            if self.meter is not None:
+                (self.own_sampled if sampled else self.own_others).append(self.meter.seconds)
         self._begin = None
 
     def _now(self) -> Any:
@@ -114,22 +120,7 @@ class Overhead:
         if costs is None or costs[0] <= 0:
             return None
         plain, always, more = costs
-        batches = len(self.sampled) + len(self.others)
-        return (always * batches + more * len(self.sampled)) / (plain * batches)
-
-
-class _Measured(Listener):
-    """A hook whose time counts."""
-
-    def __init__(self, function: Callable[..., Any], overhead: Overhead) -> None:
-        self._function, self._overhead = function, overhead
-
-    def __call__(self, *args: Any) -> Any:
-        begin = time.perf_counter()
-        try:
-            return self._function(*args)
-        finally:
-            self._overhead._own += time.perf_counter() - begin
+        return (always * self.batches + more * self.sampled_batches) / (plain * self.batches)
 
 
 def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms, norms_and_zeros
-from lightning_hooks.statistics.native import fixed, native
+from lightning_hooks.statistics.gradients import located
+from lightning_hooks.statistics.native import Places, fixed
 from lightning_hooks.statistics.shards import Shards, whole_where_partial
 
 
@@ -47,15 +48,27 @@ class Step:
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _mark: list[tuple[int, int]] | None = None
+    _places: Places | None = None
     _kept: list[Tensor | None] | None = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
-        fast = native()
-        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        found = self._found()
         if self.shards is not None:
             found = [whole_where_partial(grad) for grad in found]
-        return [grad if fast is not None and fast.reads(grad) else plain_values(grad) for grad in found]
+        return [plain_values(grad) for grad in found]
+
+    def _found(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def _readable(self) -> tuple[list[Tensor], Places | None]:
+        """The gradients, and where they lie, where the compiled path can read them as they are."""
+        if self.shards is None:
+            found = self._found()
+            self._places = located(found, self._places)
+            if self._places is not None:
+                return found, self._places
+        return self.gradients(), None
 
     def mark(self) -> None:
         """Remember which gradients these are, for :meth:`unchanged`."""
@@ -79,7 +92,7 @@ class Step:
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
-            self._norms = self._placed(gradient_norms(self.gradients()))
+            self._norms = self._placed(gradient_norms(*self._readable()))
             if self.shards is not None:
                 self._norms = self.shards.norms(self._norms)
         return self._norms
@@ -87,8 +100,8 @@ class Step:
     def zeros(self) -> Tensor:
         """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
         if self._zeros is None:
-            gradients = self.gradients()
-            norms, self._zeros = norms_and_zeros(gradients)
+            gradients, places = self._readable()
+            norms, self._zeros = norms_and_zeros(gradients, places)
             self._norms = self._placed(norms)
             if self.shards is not None:
                 self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)

@@ -33,7 +33,7 @@ class StepMonitor(Monitor[R]):
 
         def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
             site = f"optimizer step ({function.__name__})"
-            return guarded(self.wrapped(function), site, self.faults, passes=(AlertError,))
+            return guarded(function, site, self.faults, passes=(AlertError,), meter=self.meter)
 
         observer = StepObserver(
             gradients=safe(self.on_gradients),

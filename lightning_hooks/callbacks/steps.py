@@ -73,6 +73,7 @@ class StepProbe:
         self._observers: dict[int, StepObserver] = {}
         self._watches: dict[int, _Watch] = {}
         self._positions: dict[int, int] = {}
+        self._members_of: dict[int, tuple[list[int], list[tuple[int, Tensor]]]] = {}
         self._hooks = HookManager()
         self._callers: dict[str, _Callers] = {}
         self._backward = False
@@ -95,6 +96,7 @@ class StepProbe:
         if not self._observers:
             self._hooks.remove_all()
             self._watches.clear()
+            self._members_of.clear()
             self._callers.clear()
             self._backward = False
 
@@ -112,7 +114,7 @@ class StepProbe:
                     "clips are not seen. Derive it from torch.optim.Optimizer to have them."
                 )
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
-        self._watches, self._positions = {}, {}
+        self._watches, self._positions, self._members_of = {}, {}, {}
         parameters = {id(parameter): parameter for parameter in pl_module.parameters()}
         with self._hooks.all_or_nothing():
             for position, optimizer in enumerate(optimizers):
@@ -243,27 +245,40 @@ class StepProbe:
     def _first(self, event: str, owner: object) -> bool:
         return self._callers.setdefault(event, _Callers()).first(owner)
 
+    def _members(self, position: int, optimizer: Optimizer) -> list[tuple[int, Tensor]]:
+        """The optimizer's parameters that have a place, each once; looked up anew when its groups have changed."""
+        ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        known, members = self._members_of.get(position, ([], []))
+        if known != ids:
+            found: dict[int, Tensor] = {}
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    index = self._index.get(id(parameter))
+                    if index is not None:
+                        found.setdefault(index, parameter)
+            members = list(found.items())
+            self._members_of[position] = ids, members
+        return members
+
     def _step(self, position: int, optimizer: Optimizer, trainer: Trainer, unscaled: bool) -> Step:
         scaler = loss_scaler(trainer)
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        present: dict[int, Tensor] = {}
+        present: list[Tensor] = []
+        indices: list[int] = []
         missing: list[int] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                index = self._index.get(id(parameter))
-                if index is None or index in present:
-                    continue
-                if parameter.grad is not None:
-                    present[index] = parameter
-                elif parameter.requires_grad:
-                    missing.append(index)
+        for index, parameter in self._members(position, optimizer):
+            if parameter.grad is not None:
+                indices.append(index)
+                present.append(parameter)
+            elif parameter.requires_grad:
+                missing.append(index)
         return Step(
             optimizer=position,
             n_parameters=len(self.names),
-            indices=list(present),
+            indices=indices,
             missing=missing,
-            parameters=list(present.values()),
+            parameters=present,
             loss_scale=None if scaler is None else loss_scale(scaler),
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,

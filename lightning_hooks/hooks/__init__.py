@@ -5,7 +5,7 @@ from lightning_hooks.hooks.listener import Faults, Listener, Silent
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
 from lightning_hooks.hooks.tensors import float_tensors, tensors_in
-from lightning_hooks.hooks.wrappers import counted, guarded, sampled, synchronized, timed
+from lightning_hooks.hooks.wrappers import Meter, counted, guarded, sampled, synchronized, timed
 
 __all__ = [
     "HOOK_KINDS",
@@ -13,6 +13,7 @@ __all__ = [
     "Gate",
     "HookManager",
     "Listener",
+    "Meter",
     "ModuleSelector",
     "Silent",
     "all_closed",

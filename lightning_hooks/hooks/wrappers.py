@@ -26,6 +26,15 @@ def _callable(hook: Hook) -> Hook:
     return hook
 
 
+class Meter:
+    """Adds up what hooks take: ``seconds`` of host time."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
 class sampled:  # noqa: N801  used as a function, like functools.partial
     """Run a hook on every n-th call (the first, then n later, …), or while a gate is open.
 
@@ -117,12 +126,14 @@ class guarded:  # noqa: N801
         site: The name to tell with the error.
         on_fault: Called once with (site, error); None only remembers it in ``error``.
         passes: Errors that are meant for the training and go through.
+        when: Run only while this gate is open, as :class:`sampled` does; in one call, since a hook's cost is mostly calls.
+        meter: What the hook takes is added to it.
 
     Attributes:
         error: The error that switched the hook off, or None.
     """
 
-    __slots__ = ("error", "hook", "on_fault", "passes", "site")
+    __slots__ = ("error", "hook", "meter", "on_fault", "passes", "site", "when")
 
     def __init__(
         self,
@@ -130,16 +141,24 @@ class guarded:  # noqa: N801
         site: str = "",
         on_fault: Callable[[str, Exception], None] | None = None,
         passes: tuple[type[Exception], ...] = (),
+        when: Gate | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
+        self.when, self.meter = when, meter
         self.error: Exception | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook unless it has failed before."""
-        if self.error is not None:
+        if self.error is not None or (self.when is not None and not self.when.open):
             return None
+        meter = self.meter
+        begin = 0.0 if meter is None else time.perf_counter()
         try:
-            return self.hook(*args, **kwargs)
+            result = self.hook(*args, **kwargs)
+            if meter is not None:
+                meter.seconds += time.perf_counter() - begin
+            return result
         except self.passes:
             raise
         except Exception as error:  # noqa: BLE001  whatever a hook raises, training must go on

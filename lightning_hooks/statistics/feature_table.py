@@ -12,8 +12,9 @@ from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.host import number
 from lightning_hooks.statistics.native import native
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
+from lightning_hooks.statistics.rows import N_COLUMNS, ROW_BYTES, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
 from lightning_hooks.statistics.units import (
     Saturation,
@@ -80,6 +81,18 @@ class FeatureTable:
         if not compiling:  # a traced hook may not remember: it would be traced anew
             self.order.setdefault(index)
             self._before = self.producers.get(index, self._before)
+            fast = native()
+            if fast is not None and self.rows.is_cpu and self.histograms is None and fast.reads(output) and output.numel():
+                at_bound = boundable = units = 0
+                if spec is not None:
+                    read = output if spec.reads == "output" else _first_float(args, compiling)
+                    counted, boundable = (0, 0) if read is None else spec.count(read)
+                    at_bound = int(number(counted)) if isinstance(counted, Tensor) else counted
+                if index in self.rectifiers:
+                    units = self._look_for_units(index, output, self._units_last(index, output), compiling)
+                place = self.rows.data_ptr() + index * ROW_BYTES
+                fast.accumulate(output, place, 1, self.clock.batch, units, at_bound, boundable)
+                return
         for position, values in enumerate(_values_in(output, compiling)):
             if self.histograms is not None:
                 self.histograms.add(index, values)
@@ -91,11 +104,14 @@ class FeatureTable:
                 saturated = None if read is None else spec.count(read)
             units = 0
             if index in self.rectifiers and values.numel():
-                # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
-                guess = self.rectifiers[index] if values.dim() < 4 else None
-                units_last = guess if compiling or self._before is None else self._before
-                units = self._look_for_units(index, values, units_last, compiling)
+                units = self._look_for_units(index, values, self._units_last(index, values, compiling), compiling)
             accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling)
+
+    def _units_last(self, index: int, values: Tensor, compiling: bool = False) -> bool | None:
+        # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
+        if self._before is not None and not compiling:
+            return self._before
+        return self.rectifiers[index] if values.dim() < 4 else None
 
     def _add_fused(self, index: int, values: Tensor, new_call: bool) -> bool:
         """Take up a CUDA tensor in one read, with its units and bounds; whether that could be done."""
@@ -104,8 +120,7 @@ class FeatureTable:
             return False
         known, unit_dim = None, 0
         if index in self.rectifiers:
-            guess = self.rectifiers[index] if values.dim() < 4 else None
-            unit_dim = unit_dimension(values, guess if self._before is None else self._before)
+            unit_dim = unit_dimension(values, self._units_last(index, values))
             if not values.is_contiguous():
                 values, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
             if not values.is_contiguous():
@@ -136,7 +151,7 @@ class FeatureTable:
         units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
         known = self._known(index, units, values.device)
         if self._asleep.get(index) != 0:  # once all have fired there is nothing left to find in this epoch
-            asleep = fired_on_host(values, units_last, known[:units])
+            asleep = fired_on_host(values, units_last, known if known.shape[0] == units else known[:units])
             if asleep is None:
                 known[:units].logical_or_(fired_units(values, units_last))
             elif units == known.shape[0]:

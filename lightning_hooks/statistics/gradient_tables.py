@@ -21,6 +21,7 @@ from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
+    ROW_BYTES,
     Clock,
     Column,
     ParameterColumn,
@@ -67,7 +68,14 @@ class GradientTable:
                 return
             self.order.setdefault(index)
             fast = native()
-            if fast is None or not fast.reads(gradient):
+            if fast is not None and fast.reads(gradient):
+                rows = self.rows if self.pending is None else self.pending
+                if rows.is_cpu:
+                    fast.accumulate(gradient, rows.data_ptr() + index * ROW_BYTES, 1, self.clock.batch)
+                    if self.histograms is not None:
+                        self.histograms.add(index, gradient)
+                    return
+            else:
                 values = plain_values(gradient)
         accumulate(self.rows if self.pending is None else self.pending, index, values, self.clock, compiling=compiling)
         if self.histograms is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
-from lightning_hooks.statistics.native import Native, fixed, native
+from lightning_hooks.statistics.native import Places, fixed, native
 from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, Column, ParameterColumn, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
@@ -121,37 +121,41 @@ def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
     )
 
 
-def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
+def gradient_norms(gradients: Sequence[Tensor], places: Places | None = None) -> Tensor:
     """L2 norm of each gradient, without a host sync.
 
     Args:
         gradients: Plain dense tensors on one device; at least one.
+        places: Where they lie, if that is known.
 
     Returns:
         Shape ``(n,)``, in the row's dtype; NaN or infinite where a gradient holds such a value.
     """
     device = gradients[0].device
     if device.type == "cpu":
-        fast = _native_for(gradients)
-        return torch.tensor(norms_on_host(gradients), dtype=torch.float64) if fast is None else fast.norms(gradients)[0]
+        fast, places = native(), places or located(gradients)
+        if fast is None or places is None:
+            return torch.tensor(norms_on_host(gradients), dtype=torch.float64)
+        return fast.norms(places)[0]
     # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
     return torch.stack(torch._foreach_norm(list(gradients))).to(row_dtype(device))
 
 
-def norms_and_zeros(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def norms_and_zeros(gradients: Sequence[Tensor], places: Places | None = None) -> tuple[Tensor, Tensor]:
     """L2 norm of each gradient, and how many of its elements are exactly zero, in one read where that can be.
 
     Args:
         gradients: Plain dense tensors on one device; at least one.
+        places: Where they lie, if that is known.
 
     Returns:
         Two tensors of shape ``(n,)``, in the row's dtype.
     """
     device = gradients[0].device
     if device.type == "cpu":
-        fast = _native_for(gradients)
-        if fast is not None:
-            norms, counts = fast.norms(gradients, zeros=True)
+        fast, places = native(), places or located(gradients)
+        if fast is not None and places is not None:
+            norms, counts = fast.norms(places, zeros=True)
             assert counts is not None
             return norms, counts
         zeros = torch.tensor([zeros_on_host(gradient) for gradient in gradients], dtype=torch.float64)
@@ -160,15 +164,23 @@ def norms_and_zeros(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return gradient_norms(gradients), zeros
 
 
-def _native_for(tensors: Sequence[Tensor], types: Sequence[torch.dtype] | None = None) -> Native | None:
-    """The compiled path, if it can read all these tensors, which must be of one of the types and all of the same."""
+def located(tensors: Sequence[Tensor], known: Places | None = None) -> Places | None:
+    """Where tensors lie, for the compiled path; None where it cannot read them all.
+
+    Args:
+        tensors: Of any kind.
+        known: Where they were when last asked for: the answer again if they are still there.
+    """
     fast = native()
-    if fast is None or not tensors:
+    if fast is None:
         return None
-    dtype = tensors[0].dtype
-    if types is not None and dtype not in types:
-        return None
-    return fast if all(t.dtype == dtype and t.is_cpu and fast.readable(t) for t in tensors) else None
+    if known is not None:
+        try:
+            if [tensor.data_ptr() for tensor in tensors] == known.numbers.tolist():
+                return known
+        except RuntimeError:  # one is sparse by now
+            pass
+    return fast.places(tensors)
 
 
 def empty_parameter_table(n_parameters: int, device: torch.device | str = "cpu") -> Tensor:
@@ -226,12 +238,13 @@ class WeightSample:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._spacing = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
-        self._native = _native_for(parameters, (torch.float32, torch.float64))
-        if self._native is None:
+        fast, places = native(), located(parameters)
+        self._places = places if places is not None and places.dtype in (torch.float32, torch.float64) else None
+        if fast is None or self._places is None:
             self._taken: Any = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         else:
             self._counts, self._strides = (fixed(numbers) for numbers in zip(*self._spacing, strict=True))
-            self._taken = self._native.sample(parameters, self._counts, self._strides)
+            self._taken = fast.sample(self._places, self._counts, self._strides)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
         """‖after - before‖ / ‖before‖ of each parameter.
@@ -242,8 +255,12 @@ class WeightSample:
         Returns:
             Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros.
         """
-        if self._native is not None:
-            return self._native.ratios(parameters, self._counts, self._strides, self._taken)
+        fast = native()
+        if fast is not None and self._places is not None:
+            places = located(parameters, self._places)
+            if places is None or places.kind != self._places.kind or places.sizes.tolist() != self._places.sizes.tolist():
+                raise RuntimeError("the parameters became others during an update; there is no ratio of it to them")
+            return fast.ratios(places, self._counts, self._strides, self._taken)
         after = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
         updates = torch._foreach_norm(torch._foreach_sub(after, self._taken))
         weights = torch._foreach_norm(self._taken)

@@ -18,18 +18,21 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_hooks.statistics.rows import N_COLUMNS, N_PARAMETER_COLUMNS, Column, ParameterColumn
 
 logger = logging.getLogger(__name__)
 
+_PLAIN = (Tensor, nn.Parameter)
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
 # From the best to what any compiler takes. Half precision needs hardware that converts it.
@@ -44,6 +47,26 @@ SECONDS = 60  # the longest that a compiler may take
 
 _BOUNDLESS = float(np.finfo(np.float64).max)
 _LARGE = 1 << 16  # values from which the interpreter is let go while they are read
+
+
+class Places(NamedTuple):
+    """Where tensors of one type lie in memory.
+
+    Attributes:
+        numbers: Their addresses; it lives as long as ``address`` is used.
+        address: Where those addresses lie.
+        n: How many tensors.
+        kind: Their type, as ``native.c`` numbers it.
+        dtype: Their type, as torch names it.
+        sizes: How many values each has, int64, shape ``(n,)``.
+    """
+
+    numbers: array[int]
+    address: int
+    n: int
+    kind: int
+    dtype: torch.dtype
+    sizes: Tensor
 
 
 class Native:
@@ -87,7 +110,8 @@ class Native:
     def reads(self, found: object) -> bool:
         """Whether ``found`` is a tensor that can be read as it is, without detaching it or looking into it."""
         return (
-            type(found) is Tensor
+            isinstance(found, Tensor)
+            and type(found) in _PLAIN
             and found.is_cpu
             and found.layout is torch.strided
             and not found.is_nested
@@ -95,6 +119,25 @@ class Native:
             and found.is_contiguous()
             and not found.is_neg()
         )
+
+    def _dense_on_the_host(self, tensor: Tensor) -> bool:
+        return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested and self.readable(tensor)
+
+    def places(self, tensors: Sequence[Tensor]) -> Places | None:
+        """Where tensors of one type lie; None if one of them cannot be read as it is.
+
+        Whoever keeps the answer keeps the tensors too, as they are.
+        """
+        if not tensors:
+            return None
+        dtype = tensors[0].dtype
+        found = array("q")
+        for tensor in tensors:
+            if tensor.dtype is not dtype or not (self.reads(tensor) or self._dense_on_the_host(tensor)):
+                return None
+            found.append(tensor.data_ptr())
+        sizes = fixed(tuple([tensor.numel() for tensor in tensors]))
+        return Places(found, found.buffer_info()[0], len(tensors), self.types[dtype], dtype, sizes)
 
     def accumulate(
         self, values: Tensor, row: int, calls: float, now: float, units: int = 0, saturated: int = 0, saturable: int = 0
@@ -133,45 +176,38 @@ class Native:
         asleep: int = self._fired(values.data_ptr(), self.types[values.dtype], outer, shape[unit_dim], inner, known.data_ptr())
         return asleep
 
-    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> tuple[Tensor, Tensor | None]:
-        """L2 norms of readable tensors of one type, NaN where a value is not finite, and how many values are zero.
+    def norms(self, places: Places, zeros: bool = False) -> tuple[Tensor, Tensor | None]:
+        """L2 norms of tensors, NaN where a value is not finite, and how many values are zero.
 
         Returns:
             Two float64 tensors of shape ``(n,)``; None for the second unless asked for.
         """
-        n = len(tensors)
-        addresses = _numbers([tensor.data_ptr() for tensor in tensors])
-        sizes = fixed(tuple([tensor.numel() for tensor in tensors]))
-        norms = torch.empty(n, dtype=torch.float64)
-        none = torch.empty(n, dtype=torch.float64) if zeros else None
-        kind = self.types[tensors[0].dtype]
+        norms = torch.empty(places.n, dtype=torch.float64)
+        none = torch.empty(places.n, dtype=torch.float64) if zeros else None
         at_zeros = None if none is None else none.data_ptr()
-        self._norms(addresses.data_ptr(), sizes.data_ptr(), n, kind, norms.data_ptr(), at_zeros)
+        self._norms(places.address, places.sizes.data_ptr(), places.n, places.kind, norms.data_ptr(), at_zeros)
         return norms, none
 
-    def sample(self, tensors: Sequence[Tensor], counts: Tensor, strides: Tensor) -> Tensor:
-        """Copy values of readable float32 or float64 tensors of one type, by their order in memory.
+    def sample(self, places: Places, counts: Tensor, strides: Tensor) -> Tensor:
+        """Copy values of float32 or float64 tensors, by their order in memory.
 
         Args:
-            tensors: Of one type.
+            places: Of the tensors.
             counts: How many values of each, int64, shape ``(n,)``.
             strides: How far apart, int64, shape ``(n,)``.
 
         Returns:
             One-dimensional: those of the first, then of the second, and so on.
         """
-        taken = torch.empty(int(counts.numpy().sum()), dtype=tensors[0].dtype)
-        kind, addresses = self.types[taken.dtype], _numbers([tensor.data_ptr() for tensor in tensors])
-        self._sample(addresses.data_ptr(), counts.data_ptr(), strides.data_ptr(), len(tensors), kind, taken.data_ptr())
+        taken = torch.empty(int(counts.numpy().sum()), dtype=places.dtype)
+        self._sample(places.address, counts.data_ptr(), strides.data_ptr(), places.n, places.kind, taken.data_ptr())
         return taken
 
-    def ratios(self, tensors: Sequence[Tensor], counts: Tensor, strides: Tensor, taken: Tensor) -> Tensor:
+    def ratios(self, places: Places, counts: Tensor, strides: Tensor, taken: Tensor) -> Tensor:
         """‖now - then‖ / ‖then‖ of each tensor, over what :meth:`sample` took; float64, shape ``(n,)``."""
-        n = len(tensors)
-        ratios = torch.empty(n, dtype=torch.float64)
-        kind, addresses = self.types[taken.dtype], _numbers([tensor.data_ptr() for tensor in tensors])
-        places = (addresses.data_ptr(), counts.data_ptr(), strides.data_ptr())
-        self._ratios(*places, n, kind, taken.data_ptr(), ratios.data_ptr())
+        ratios = torch.empty(places.n, dtype=torch.float64)
+        at = (places.address, counts.data_ptr(), strides.data_ptr())
+        self._ratios(*at, places.n, places.kind, taken.data_ptr(), ratios.data_ptr())
         return ratios
 
     def enter(
@@ -203,11 +239,6 @@ def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 _PLAIN = (Tensor, Parameter)
-
-
-def _numbers(values: list[int]) -> Tensor:
-    """As int64 in memory; whoever passes its address on keeps it until the call is over."""
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def dense(values: Tensor) -> bool:

@@ -34,6 +34,7 @@ class Column(IntEnum):
 
 
 N_COLUMNS = len(Column)
+ROW_BYTES = 8 * N_COLUMNS  # where rows are float64
 
 
 class ParameterColumn(IntEnum):

@@ -140,13 +140,13 @@ def test_compared_batches() -> None:
     overhead = Overhead(torch.device("cpu"), inside=False)
     assert overhead.costs() is None
     overhead.sampled, overhead.others = [9.0, 1.5, 1.5, 30.0, 1.4], [1.0, 1.0, 7.0, 1.0]
+    overhead.batches, overhead.sampled_batches = 9, 5
     assert overhead.costs() == (1.0, 0.0, 0.5)
     assert overhead.share() == pytest.approx(0.5 * 5 / 9)
     overhead.epoch_ends()
     assert overhead.share() is None
     assert overhead.costs() == (1.0, 0.0, 0.5)
-    hook = len
-    assert overhead.measured(hook) is hook
+    assert overhead.meter is None
 
 
 def test_copies_and_pickles_hold_no_measurements() -> None:

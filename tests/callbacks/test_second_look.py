@@ -32,10 +32,10 @@ def looks(monkeypatch: pytest.MonkeyPatch, module: Any, callbacks: list[Any], **
     count = 0
     read = step_module.gradient_norms
 
-    def counting(gradients: Any) -> Any:
+    def counting(gradients: Any, *places: Any) -> Any:
         nonlocal count
         count += 1
-        return read(gradients)
+        return read(gradients, *places)
 
     monkeypatch.setattr(step_module, "gradient_norms", counting)
     clips = [each for each in callbacks if isinstance(each, GradientClipMonitor)]
