@@ -321,12 +321,11 @@ class _Measured:
         here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
         self.read = (here, zeros, step.sizes(), step.global_step)
         if self.weights is None:
-            sharded = step.shards
-            self.weights = (
-                WeightSample(step.parameters)
-                if sharded is None
-                else ShardedWeightSample(step.parameters, indices, step.n_parameters, sharded)
-            )
+            if step.shards is not None:
+                self.weights = ShardedWeightSample(step.parameters, indices, step.n_parameters, step.shards)
+            else:
+                self.weights = WeightSample(step.parameters, step.known.weights)
+                step.known.weights = self.weights.plan
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""

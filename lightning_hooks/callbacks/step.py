@@ -9,9 +9,22 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms, norms_and_zeros
-from lightning_hooks.statistics.gradients import located
+from lightning_hooks.statistics.gradients import WeightPlan, located
 from lightning_hooks.statistics.native import Places, fixed
 from lightning_hooks.statistics.shards import Shards, whole_where_partial
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Known:
+    """What one step of an optimizer leaves to the next: most often it is all the same there.
+
+    Attributes:
+        gradients: Where gradients lay.
+        weights: How weights were sampled.
+    """
+
+    gradients: Places | None = None
+    weights: WeightPlan | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -30,6 +43,7 @@ class Step:
         global_step: The trainer's, before this step.
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
+        known: What the steps before it left.
         withheld: Whether the update is to find no gradients: the fit ends here, and they are not finite.
     """
 
@@ -43,12 +57,12 @@ class Step:
     skips_nonfinite: bool
     global_step: int
     shards: Shards | None = None
+    known: Known = field(default_factory=Known)
     withheld: bool = False
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _mark: list[tuple[int, int]] | None = None
-    _places: Places | None = None
     _kept: list[Tensor | None] | None = None
 
     def gradients(self) -> list[Tensor]:
@@ -65,9 +79,9 @@ class Step:
         """The gradients, and where they lie, where the compiled path can read them as they are."""
         if self.shards is None:
             found = self._found()
-            self._places = located(found, self._places)
-            if self._places is not None:
-                return found, self._places
+            places = self.known.gradients = located(found, self.known.gradients)
+            if places is not None:
+                return found, places
         return self.gradients(), None
 
     def mark(self) -> None:

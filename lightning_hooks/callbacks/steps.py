@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Known, Step
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
@@ -41,6 +41,8 @@ class _Watch:
     """What is known of one optimizer's next step."""
 
     step: Step | None = None
+    known: Known = field(default_factory=Known)
+    members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
@@ -73,7 +75,6 @@ class StepProbe:
         self._observers: dict[int, StepObserver] = {}
         self._watches: dict[int, _Watch] = {}
         self._positions: dict[int, int] = {}
-        self._members_of: dict[int, tuple[list[int], list[tuple[int, Tensor]]]] = {}
         self._hooks = HookManager()
         self._callers: dict[str, _Callers] = {}
         self._backward = False
@@ -96,7 +97,6 @@ class StepProbe:
         if not self._observers:
             self._hooks.remove_all()
             self._watches.clear()
-            self._members_of.clear()
             self._callers.clear()
             self._backward = False
 
@@ -114,7 +114,7 @@ class StepProbe:
                     "clips are not seen. Derive it from torch.optim.Optimizer to have them."
                 )
         self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
-        self._watches, self._positions, self._members_of = {}, {}, {}
+        self._watches, self._positions = {}, {}
         parameters = {id(parameter): parameter for parameter in pl_module.parameters()}
         with self._hooks.all_or_nothing():
             for position, optimizer in enumerate(optimizers):
@@ -248,7 +248,7 @@ class StepProbe:
     def _members(self, position: int, optimizer: Optimizer) -> list[tuple[int, Tensor]]:
         """The optimizer's parameters that have a place, each once; looked up anew when its groups have changed."""
         ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        known, members = self._members_of.get(position, ([], []))
+        known, members = self._watches[position].members
         if known != ids:
             found: dict[int, Tensor] = {}
             for group in optimizer.param_groups:
@@ -257,7 +257,7 @@ class StepProbe:
                     if index is not None:
                         found.setdefault(index, parameter)
             members = list(found.items())
-            self._members_of[position] = ids, members
+            self._watches[position].members = ids, members
         return members
 
     def _step(self, position: int, optimizer: Optimizer, trainer: Trainer, unscaled: bool) -> Step:
@@ -284,6 +284,7 @@ class StepProbe:
             skips_nonfinite=unscales_itself,
             global_step=trainer.global_step,
             shards=self.shards,
+            known=self._watches[position].known,
         )
 
 

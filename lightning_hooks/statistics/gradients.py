@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -176,7 +176,8 @@ def located(tensors: Sequence[Tensor], known: Places | None = None) -> Places | 
         return None
     if known is not None:
         try:
-            if [tensor.data_ptr() for tensor in tensors] == known.numbers.tolist():
+            # One that is not contiguous is left out here, and looked at closely below.
+            if [tensor.data_ptr() for tensor in tensors if tensor.is_contiguous()] == known.numbers.tolist():
                 return known
         except RuntimeError:  # one is sparse by now
             pass
@@ -225,6 +226,30 @@ def merge_parameter_rows(rows: Tensor) -> Tensor:
     return merged
 
 
+class WeightPlan(NamedTuple):
+    """What is the same whenever the same parameters are sampled.
+
+    Attributes:
+        places: Where they lie, if the compiled path can read them.
+        counts: How many elements of each are taken, int64, shape ``(n,)``.
+        strides: How far apart, int64, shape ``(n,)``.
+        total: How many elements in all.
+    """
+
+    places: Places | None
+    counts: Tensor
+    strides: Tensor
+    total: int
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor], places: Places | None) -> WeightPlan:
+        """The plan for parameters that lie at ``places``."""
+        taken = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
+        counts, strides = zip(*taken, strict=True)
+        usable = places if places is not None and places.dtype in (torch.float32, torch.float64) else None
+        return cls(usable, fixed(counts), fixed(strides), sum(counts))
+
+
 class WeightSample:
     """Copies of parts of parameters before an update, to tell its size after it.
 
@@ -234,17 +259,19 @@ class WeightSample:
 
     Args:
         parameters: Plain dense tensors on one device.
+        plan: The ``plan`` of an earlier sample of the same parameters; it is used again if it still holds.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._spacing = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1) for p in parameters]
-        fast, places = native(), located(parameters)
-        self._places = places if places is not None and places.dtype in (torch.float32, torch.float64) else None
-        if fast is None or self._places is None:
-            self._taken: Any = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+    def __init__(self, parameters: Sequence[Tensor], plan: WeightPlan | None = None) -> None:
+        fast, places = native(), located(parameters, None if plan is None else plan.places)
+        if plan is None or places is None or places is not plan.places:
+            plan = WeightPlan.of(parameters, places)
+        self.plan = plan
+        self._taken: Any
+        if fast is None or plan.places is None:
+            self._taken = [every(p, stride) for p, stride in zip(parameters, plan.strides.tolist(), strict=True)]
         else:
-            self._counts, self._strides = (fixed(numbers) for numbers in zip(*self._spacing, strict=True))
-            self._taken = fast.sample(self._places, self._counts, self._strides)
+            self._taken = fast.sample(plan.places, plan.counts, plan.strides, plan.total)
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
         """‖after - before‖ / ‖before‖ of each parameter.
@@ -256,12 +283,13 @@ class WeightSample:
             Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros.
         """
         fast = native()
-        if fast is not None and self._places is not None:
-            places = located(parameters, self._places)
-            if places is None or places.kind != self._places.kind or places.sizes.tolist() != self._places.sizes.tolist():
+        plan = self.plan
+        if fast is not None and plan.places is not None:
+            places = located(parameters, plan.places)
+            if places is None or places.dtype != plan.places.dtype or places.sizes.tolist() != plan.places.sizes.tolist():
                 raise RuntimeError("the parameters became others during an update; there is no ratio of it to them")
-            return fast.ratios(places, self._counts, self._strides, self._taken)
-        after = [every(p, stride) for p, (_, stride) in zip(parameters, self._spacing, strict=True)]
+            return fast.ratios(places, plan.counts, plan.strides, self._taken)
+        after = [every(p, stride) for p, stride in zip(parameters, plan.strides.tolist(), strict=True)]
         updates = torch._foreach_norm(torch._foreach_sub(after, self._taken))
         weights = torch._foreach_norm(self._taken)
         dtype = row_dtype(parameters[0].device)

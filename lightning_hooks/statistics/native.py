@@ -188,18 +188,19 @@ class Native:
         self._norms(places.address, places.sizes.data_ptr(), places.n, places.kind, norms.data_ptr(), at_zeros)
         return norms, none
 
-    def sample(self, places: Places, counts: Tensor, strides: Tensor) -> Tensor:
+    def sample(self, places: Places, counts: Tensor, strides: Tensor, total: int) -> Tensor:
         """Copy values of float32 or float64 tensors, by their order in memory.
 
         Args:
             places: Of the tensors.
             counts: How many values of each, int64, shape ``(n,)``.
             strides: How far apart, int64, shape ``(n,)``.
+            total: How many values in all.
 
         Returns:
             One-dimensional: those of the first, then of the second, and so on.
         """
-        taken = torch.empty(int(counts.numpy().sum()), dtype=places.dtype)
+        taken = torch.empty(total, dtype=places.dtype)
         self._sample(places.address, counts.data_ptr(), strides.data_ptr(), places.n, places.kind, taken.data_ptr())
         return taken
 
