@@ -30,8 +30,8 @@ from lightning_hooks.callbacks.steps import StepProbe
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, trainer
 
 ALL = {
-    "features": lambda: FeatureStatsMonitor(every_n_steps=1, summary=False),
-    "flow": lambda: GradientFlowMonitor(every_n_steps=1, summary=False),
+    "features": lambda: FeatureStatsMonitor(every_n_steps=1, summary=False, check_every_n_steps=2),
+    "flow": lambda: GradientFlowMonitor(every_n_steps=1, summary=False, check_every_n_steps=1),
     "clip": lambda: GradientClipMonitor(summary=False),
     "clipper": lambda: GradientClipper(summary=False),
     "pruner": lambda: ActivationPruner(modules="net.stem", summary=False),
