@@ -66,7 +66,7 @@ def scalars(browser: Browser, address: str) -> None:
     """The groups, of one run."""
     browser.open(f"{address}#scalars&_smoothingWeight=0")
     browser.shows("features", "gradient_clip", "gradient_flow")
-    assert all(browser.click(group) for group in ("epoch", "features"))  # folded, so that all groups come into sight
+    assert all(browser.click(group) for group in ("epoch", "features", "gradient_clip"))  # two folded, one opened
     wait_for(lambda: browser.lines() >= 1, "curves")
 
 

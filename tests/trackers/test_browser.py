@@ -16,6 +16,7 @@ from tests.models import Classifier, loader, mlp, trainer
 from tests.trackers.browser import Browser, tensorboard, wait_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+LAYERS = 61
 EVIL = "<img src=x onerror=window&#46broken=1>"
 
 
@@ -28,9 +29,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, st
 def _page(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[tuple[Browser, str]]:
     folder = tmp_path_factory.mktemp("browser")
     torch.manual_seed(0)
-    net = mlp()
+    net = mlp(depth=30)
     net[0].bias.data.fill_(-50.0)  # so that the rectifier behind it is dead
-    ours = monitors(every_n_steps=1, summary=False, figures=3, histograms=True)
+    ours = monitors(every_n_steps=1, summary=False, figures=3, histograms="net.[0-4]")
     logger = TensorBoardLogger(folder, name="run", version=0)
     trainer(ours, max_epochs=3, logger=logger, gradient_clip_val=0.1).fit(Classifier(net), loader())
     with tensorboard(folder) as address:
@@ -46,8 +47,9 @@ def test_scalars_are_in_three_groups(page: tuple[Browser, str]) -> None:
 def test_a_custom_scalars_chart_has_lines(page: tuple[Browser, str]) -> None:
     browser, address = page
     browser.open(f"{address}#custom_scalars")
-    browser.shows("Features", "Gradient flow", "Clipping", "rms")
-    wait_for(lambda: browser.lines() >= 5, "the lines of five layers")
+    browser.shows("Alerts", "Features", "Gradient flow", "Clipping", "rms")
+    browser.shows(f"Matches ({LAYERS})")
+    wait_for(lambda: browser.lines() >= LAYERS, "the lines of all layers")
 
 
 def test_pictures_are_shown(page: tuple[Browser, str]) -> None:
@@ -60,7 +62,7 @@ def test_pictures_are_shown(page: tuple[Browser, str]) -> None:
 def test_alerts_and_sites_are_tables(page: tuple[Browser, str]) -> None:
     browser, address = page
     browser.open(f"{address}#text")
-    browser.shows("alerts", "sites", "dead", "net.1")
+    browser.shows("alerts", "sites", "dead", "net.1", "what was seen, the likely cause, what to try:")
     assert browser.run("return all.filter(e => e.tagName === 'TD' && seen(e)).length") > 10
 
 
