@@ -8,7 +8,10 @@ from torch import Tensor
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, merge_tallies, tally
 
 PAGE = 32
-"""Steps kept before they are tallied: few, so that memory is small, and enough that the tally's cost is spread thin."""
+"""Steps kept before they are tallied, enough that the tally's cost is spread thin; fewer where there are many parameters."""
+
+NUMBERS = 8192
+"""Norms that a page holds at most, but for four steps at least: few, so that memory is small."""
 
 
 class ClipLedger:
@@ -21,7 +24,8 @@ class ClipLedger:
     """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
-        self._before = torch.zeros((PAGE, n_parameters), device=device, dtype=dtype)
+        self._page = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
+        self._before = torch.zeros((self._page, n_parameters), device=device, dtype=dtype)
         self._after = torch.zeros_like(self._before)
         self._taken: list[bool] = []
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
@@ -40,7 +44,7 @@ class ClipLedger:
         self._before[line] = before
         self._after[line] = after
         self._taken.append(taken)
-        if skips_nonfinite or line + 1 == PAGE:
+        if skips_nonfinite or line + 1 == self._page:
             self._close_page(skips_nonfinite)
 
     def _close_page(self, skips_nonfinite: bool = False) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import Callback
+from torch.profiler import ProfilerActivity, profile
 
 from lightning_hooks import monitors
 from lightning_hooks.statistics.native import native
@@ -85,6 +86,17 @@ def step_seconds(task: Task, loader: Any, workload: Workload, callbacks: list[An
     return clock.seconds(period)
 
 
+def counts(task: Task, workload: Workload, callbacks: list[Any]) -> tuple[float, float]:
+    """Per step: how often the host waits for a number, and how many kernels are launched (on the CPU: operations)."""
+    steps = 20
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
+    with profile(activities=activities, acc_events=True) as seen:
+        step_seconds(task, batches(workload.batch, workload.batch_size, steps), workload, callbacks, 1)
+    found = {event.key: event.count for event in seen.key_averages()}
+    launched = [count for key, count in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
+    return found.get("aten::_local_scalar_dense", 0) / steps, sum(launched) / steps
+
+
 def variants(peers: bool) -> dict[str, tuple[Variant, int]]:
     """By name: the callbacks, and the period in which their steps differ."""
     found: dict[str, tuple[Variant, int]] = {
@@ -111,18 +123,31 @@ def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
             on = step_seconds(task, loader, workload, make(), period)
             plain.append(off)
             ratios[label].append(on / off)
+    nothing = counts(task, workload, [])
+    counted = {label: counts(task, workload, make()) for label, (make, _) in every.items()}
     result = {
         "workload": name,
         "step_ms": 1e3 * statistics.median(plain),
         "percent": {label: 100 * (statistics.median(values) - 1) for label, values in ratios.items()},
+        "syncs": {label: count[0] - nothing[0] for label, count in counted.items()},
+        "launches": {label: count[1] - nothing[1] for label, count in counted.items()},
         "quartiles": {label: [100 * (q - 1) for q in statistics.quantiles(values, n=4)[::2]] for label, values in ratios.items()},
     }
     print(f"\n{name}: {result['step_ms']:.2f} ms a step", flush=True)
     lines = [
-        (label, f"{value:+.1f} %", "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]))
+        (
+            label,
+            f"{value:+.1f} %",
+            "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]),
+            f"{result['syncs'][label]:.0f}",
+            f"{result['launches'][label]:.0f}",
+        )
         for label, value in result["percent"].items()
     ]
-    print("\n".join("  " + line for line in table_lines(("", "median", "quartiles"), lines)), flush=True)
+    print(
+        "\n".join("  " + line for line in table_lines(("", "median", "quartiles", "syncs a step", "kernels a step"), lines)),
+        flush=True,
+    )
     return result
 
 
