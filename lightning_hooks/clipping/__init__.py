@@ -13,6 +13,7 @@ from lightning_hooks.clipping.policies import (
     make_policy,
 )
 from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_tallies, tally
+from lightning_hooks.clipping.watch import NormWatch, StepEvents, step_events
 
 __all__ = [
     "AGC",
@@ -22,11 +23,14 @@ __all__ = [
     "ClipPolicy",
     "ClipStats",
     "GlobalNorm",
+    "NormWatch",
     "PerTensor",
+    "StepEvents",
     "Value",
     "ZClip",
     "clip_stats",
     "make_policy",
     "merge_tallies",
+    "step_events",
     "tally",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, merge_tallies, tally
+from lightning_hooks.clipping.watch import NormWatch
 
 PAGE = 32
 """Steps kept before they are tallied, enough that the tally's cost is spread thin; fewer where there are many parameters."""
@@ -28,9 +29,12 @@ class ClipLedger:
         self._before = torch.zeros((self._page, n_parameters), device=device, dtype=dtype)
         self._after = torch.zeros_like(self._before)
         self._taken: list[bool] = []
+        self._batches: list[int] = []
+        self._skips: list[bool] = []
+        self.watch = NormWatch(device, dtype)
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
-    def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False) -> None:
+    def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0) -> None:
         """Enter one optimizer step.
 
         Args:
@@ -39,24 +43,32 @@ class ClipLedger:
             taken: Whether the optimizer took it.
             skips_nonfinite: The optimizer itself skips a step whose gradients are not finite (fused optimizers under a
                 loss scaler), so ``taken`` is told by the norms.
+            batch: The training batch, from 0.
         """
         line = len(self._taken)
         self._before[line] = before
         self._after[line] = after
         self._taken.append(taken)
-        if skips_nonfinite or line + 1 == self._page:
-            self._close_page(skips_nonfinite)
+        self._batches.append(batch)
+        self._skips.append(skips_nonfinite)
+        if line + 1 == self._page:
+            self._close_page()
 
-    def _close_page(self, skips_nonfinite: bool = False) -> None:
+    def _close_page(self) -> None:
         lines = len(self._taken)
         if not lines:
             return
         before, after = self._before[:lines], self._after[:lines]
         taken = torch.tensor(self._taken).to(before.device, non_blocking=True)
-        if skips_nonfinite:
-            taken[-1:] &= torch.isfinite(before[-1:].sum(1))
+        if any(self._skips):
+            taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(self._skips).to(before.device, non_blocking=True)
         self._total = merge_tallies(torch.stack((self._total, tally(before, after, taken))))
-        self._taken.clear()
+        self.watch.read(before, self._batches, taken)
+        self._clear_page()
+
+    def _clear_page(self) -> None:
+        for entries in (self._taken, self._batches, self._skips):
+            entries.clear()
 
     @property
     def total(self) -> Tensor:
@@ -64,11 +76,18 @@ class ClipLedger:
         self._close_page()
         return self._total
 
+    @property
+    def events(self) -> Tensor:
+        """What happened at single steps so far, shape ``(n_event_columns,)``, on the device."""
+        self._close_page()
+        return self.watch.events
+
     def load(self, total: Tensor) -> None:
         """Take up the tally of an earlier run, of the same parameters."""
         self._total = self._total.clone().copy_(total)
 
     def reset(self) -> None:
         """Start anew."""
-        self._taken.clear()
+        self._clear_page()
+        self.watch.reset()
         self._total = torch.zeros_like(self._total)  # a new one: a total already given out stays as it is

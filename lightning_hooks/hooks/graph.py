@@ -1,0 +1,72 @@
+"""Questions to the autograd graph of a loss, asked without running it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+NEAR = 64
+"""How many operations of a graph are looked at, those nearest the loss first."""
+
+# An operation that ends in a softmax or sigmoid of its own -> what must not come right before it.
+_SQUASHED = {
+    "LogSoftmaxBackward": ("SoftmaxBackward", "SigmoidBackward"),
+    "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "SoftmaxBackward"),
+}
+# Operations that only move or cast numbers.
+_MOVES = (
+    *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
+    *("Select", "Index", "Clone", "ToCopy", "Alias", "AsStrided", "Contiguous", "Split", "Unbind", "MaskedSelect"),
+)
+
+
+def squashed_twice(loss: Tensor) -> Any | None:
+    """The softmax or sigmoid whose result a cross entropy squashes once more, if there is one near the loss.
+
+    Args:
+        loss: The loss, before backward.
+
+    Returns:
+        The graph's node of that softmax or sigmoid, or None.
+    """
+    for node in _nearest(loss.grad_fn):
+        wrong = _SQUASHED.get(_name(node))
+        if wrong is not None:
+            before = _input(node)
+            while before is not None and _name(before).removesuffix("Backward") in _MOVES:
+                before = _input(before)
+            if before is not None and _name(before) in wrong:
+                return before
+    return None
+
+
+def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:
+    """Of the nodes that something is known of, what is known of the one nearest to ``node`` on the way to the inputs."""
+    return next((known[found] for found in _nearest(node) if found in known), None)
+
+
+def _nearest(node: Any) -> Iterator[Any]:
+    """The nodes of a graph from ``node`` on, nearest first."""
+    queue, seen = deque([node] if node is not None else []), {node}
+    for _ in range(NEAR):
+        if not queue:
+            return
+        current = queue.popleft()
+        yield current
+        for following, _ in current.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                queue.append(following)
+
+
+def _input(node: Any) -> Any | None:
+    return node.next_functions[0][0] if node.next_functions else None
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rstrip("0123456789")

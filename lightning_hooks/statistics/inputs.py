@@ -1,0 +1,119 @@
+"""What a model is fed: the size of its inputs in training and in validation, and whether its samples differ at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
+from lightning_hooks.statistics.summarize import accumulate
+
+PARTS = ("training", "validation")
+
+COMPARED = 8
+"""Samples of a batch that are compared with one another."""
+
+LEAST = 4
+"""A batch with fewer samples is not compared: few may be alike by chance."""
+
+
+class InputTable:
+    """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
+
+    The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
+    samples are taken to be along its first dimension.
+
+    Args:
+        clock: Tells the training batch.
+        device: Where the numbers live.
+
+    Attributes:
+        place: Where in the batch the input is, such as ``[0]`` or ``['image']``; empty while none was found.
+    """
+
+    def __init__(self, clock: Clock, device: torch.device | str = "cpu") -> None:
+        self._rows = empty_table(len(PARTS), device)
+        self._same = torch.zeros(1, dtype=self._rows.dtype, device=device)  # 0: not compared, 1: the same, 2: not
+        self._clock = clock
+        self.place = ""
+
+    def train(self, batch: Any, compare: bool) -> None:
+        """Take up a training batch; no host sync, no tensor is kept.
+
+        Args:
+            batch: As the model gets it.
+            compare: Whether to compare its samples.
+        """
+        found = {place: tensor for place, tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.dim() > 1}
+        if not found:
+            return
+        self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
+        values = self._add(0, found[self.place])
+        if compare and values.shape[0] >= LEAST and values[0].numel() > 1:
+            differs = (values[1:COMPARED] != values[:1]).any()
+            self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
+
+    def validate(self, batch: Any) -> None:
+        """Take up a validation batch."""
+        found = dict(tensors_in(batch)).get(self.place)
+        if found is not None and found.is_floating_point():
+            self._add(1, found)
+
+    def _add(self, line: int, tensor: Tensor) -> Tensor:
+        values = plain_values(tensor)
+        accumulate(self._rows, line, values, self._clock, None, 0, True, False)
+        return values
+
+    @property
+    def length(self) -> int:
+        """How many numbers :meth:`pack` gives."""
+        return self._rows.numel() + 1
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector."""
+        return torch.cat((self._same, self._rows.flatten()))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        self._same.copy_(packed[:1])
+        self._rows.copy_(packed[1:].view_as(self._rows))
+
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the vectors of several ranks, ``(world, m)`` to ``(m,)``; samples are the same if they are on each of them."""
+        return torch.cat((packed[:, :1].amax(0), merge(packed[:, 1:].reshape(-1, *self._rows.shape)).flatten()))
+
+    def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], bool | None]:
+        """Name the numbers of a packed vector on the host.
+
+        Returns:
+            ``training`` and ``validation`` to the statistics of the inputs, where there were some; and whether all samples
+            compared were the same to the bit, None if none were compared.
+        """
+        rows = packed[1:].view(-1, N_COLUMNS).tolist()
+        same = packed[0].item()
+        return {
+            part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]
+        }, same < 2 if same else None
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self._rows.copy_(empty_table(len(PARTS), self._rows.device))
+        self._same.zero_()
+
+
+def tensors_in(batch: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch of lists, tuples and dictionaries, each with the place where it is."""
+    if isinstance(batch, Tensor):
+        if batch.layout == torch.strided:
+            yield place or "batch", batch
+    elif isinstance(batch, Mapping):
+        for key, inner in batch.items():
+            yield from tensors_in(inner, f"{place}[{key!r}]")
+    elif isinstance(batch, list | tuple):
+        for number, inner in enumerate(batch):
+            yield from tensors_in(inner, f"{place}[{number}]")

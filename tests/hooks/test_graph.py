@@ -1,0 +1,63 @@
+"""What the graph of a loss says of the softmax before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_hooks.hooks.graph import nearest_known, squashed_twice
+
+W = torch.randn(4, 3, requires_grad=True)
+X = torch.randn(5, 4)
+Y = torch.tensor([0, 1, 2, 0, 1])
+ONE = torch.rand(5, 3)
+
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax, cross entropy": lambda z: F.cross_entropy(z.softmax(1), Y),
+    "reshaped between": lambda z: F.cross_entropy(z.softmax(1).view(1, 5, 3).flatten(0, 1)[:, :], Y),
+    "cast between": lambda z: F.cross_entropy(z.softmax(1).double(), Y),
+    "sigmoid, with logits": lambda z: F.binary_cross_entropy_with_logits(z.sigmoid(), ONE),
+    "softmax, log_softmax, nll": lambda z: F.nll_loss(z.softmax(1).log_softmax(1), Y),
+    "one term of several": lambda z: 0.1 * z.square().mean() + F.cross_entropy(z.softmax(1), Y) / 2,
+}
+ONCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "cross entropy": lambda z: F.cross_entropy(z, Y),
+    "sigmoid and binary cross entropy": lambda z: F.binary_cross_entropy(z.sigmoid(), ONE),
+    "log of a softmax": lambda z: F.nll_loss(z.softmax(1).log(), Y),
+    "attention before a layer": lambda z: F.cross_entropy(z.softmax(1) @ torch.eye(3), Y),
+    "scaled by a temperature": lambda z: F.cross_entropy(z.softmax(1) * 20, Y),  # cosine-like logits: a decision
+    "no graph": lambda z: z.detach().sum(),
+}
+
+
+@pytest.mark.parametrize("loss", TWICE.values(), ids=TWICE)
+def test_squashed_twice(loss: Callable[[Tensor], Tensor]) -> None:
+    node = squashed_twice(loss(X @ W))
+    assert node is not None
+    assert node.name().startswith(("SoftmaxBackward", "SigmoidBackward"))
+
+
+@pytest.mark.parametrize("loss", ONCE.values(), ids=ONCE)
+def test_squashed_once(loss: Callable[[Tensor], Tensor]) -> None:
+    assert squashed_twice(loss(X @ W)) is None
+
+
+def test_a_graph_of_any_size_is_looked_at_near_the_loss_only() -> None:
+    z = (X @ W).softmax(1)
+    for _ in range(200):
+        z = z + 1
+    assert squashed_twice(F.cross_entropy(z, Y)) is None
+
+
+def test_the_nearest_node_of_which_something_is_known() -> None:
+    first = X @ W
+    second = first.relu()
+    third = second.softmax(1)
+    known = {first.grad_fn: "first", second.grad_fn: "second"}
+    assert nearest_known(third.grad_fn, known) == "second"
+    assert nearest_known(first.grad_fn, known) == "first"
+    assert nearest_known(third.grad_fn, {}) is None

@@ -1,0 +1,76 @@
+"""Gains of initial weights against a loop over elements, and modules that stand in several places."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.initial import initial_gains, shared_modules
+
+
+def slow_gain(weight: Tensor, fan_in: int) -> float:
+    values = weight.double().flatten().tolist()
+    return math.sqrt(sum(value * value for value in values) / len(values)) * math.sqrt(fan_in)
+
+
+def test_gain_of_every_kind_of_layer() -> None:
+    torch.manual_seed(0)
+    linear, conv, turned = nn.Linear(12, 5), nn.Conv2d(6, 4, (3, 2), groups=2), nn.ConvTranspose2d(6, 4, 3)
+    rnn, bilinear = nn.LSTM(7, 3), nn.MultiheadAttention(8, 2)
+    layers = {"linear": linear, "conv": conv, "turned": turned, "rnn": rnn, "attention": bilinear}
+    gains = initial_gains(list(layers.items()))
+    assert gains == pytest.approx(
+        {
+            "linear": slow_gain(linear.weight, 12),
+            "conv": slow_gain(conv.weight, 3 * 3 * 2),
+            "turned": slow_gain(turned.weight, 6 * 9),
+            "rnn": max(slow_gain(rnn.weight_ih_l0, 7), slow_gain(rnn.weight_hh_l0, 3)),
+            "attention": slow_gain(bilinear.in_proj_weight, 8),
+        },
+        rel=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("init", "gain"), [(nn.init.kaiming_normal_, math.sqrt(2)), (None, 1 / math.sqrt(3)), (nn.init.zeros_, 0.0)]
+)
+def test_gain_of_known_initialisations(init: object, gain: float) -> None:
+    torch.manual_seed(0)
+    wide, narrow = nn.Linear(2000, 300), nn.Conv2d(64, 64, 3)
+    for layer in (wide, narrow):
+        if callable(init):
+            init(layer.weight)
+    assert list(initial_gains([("wide", wide), ("narrow", narrow)]).values()) == pytest.approx([gain, gain], rel=0.02)
+
+
+def test_what_has_no_gain() -> None:
+    frozen = nn.Linear(3, 3).requires_grad_(False)
+    sites: list[tuple[str, nn.Module]] = [
+        ("frozen", frozen),
+        ("embedding", nn.Embedding(5, 3)),
+        ("bag", nn.EmbeddingBag(5, 3)),
+        ("norm", nn.LayerNorm(3)),
+        ("act", nn.ReLU()),
+        ("lazy", nn.LazyLinear(3)),
+    ]
+    assert initial_gains(sites) == {}
+    assert initial_gains([]) == {}
+
+
+def test_modules_that_stand_in_several_places() -> None:
+    layer = nn.Linear(3, 3)
+    repeated = nn.Sequential(*[nn.Linear(3, 3)] * 3, nn.ReLU(), nn.Linear(3, 3))
+    act = nn.ReLU()
+    root = nn.ModuleDict(
+        {
+            "repeated": repeated,
+            "acts": nn.Sequential(act, act),  # nothing is learned there
+            "tied_in": nn.ModuleDict({"one": layer}),
+            "tied_out": nn.ModuleDict({"other": layer}),  # other parents: a decision
+        }
+    )
+    assert shared_modules(root) == {"repeated.0": ("repeated.1", "repeated.2")}
+    assert shared_modules(repeated) == {"0": ("1", "2")}

@@ -1,0 +1,115 @@
+"""What a model is fed, against the concatenated batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.inputs import COMPARED, LEAST, InputTable, tensors_in
+from lightning_hooks.statistics.rows import Clock
+
+
+def table() -> InputTable:
+    return InputTable(Clock())
+
+
+def test_moments_of_both_parts() -> None:
+    torch.manual_seed(0)
+    train, val = [torch.randn(6, 5) * 3 + 1 for _ in range(4)], [torch.randn(6, 5) * 30 for _ in range(3)]
+    inputs = table()
+    for batch in train:
+        inputs.train({"y": torch.rand(6, 1), "x": [batch]}, compare=True)
+    for batch in val:
+        inputs.validate({"y": torch.rand(6, 1), "x": [batch]})
+    assert inputs.place == "['x'][0]"
+    found, same = inputs.read(inputs.pack())
+    for part, batches in (("training", train), ("validation", val)):
+        values = torch.cat(batches).double()
+        stats = found[part]
+        assert (stats.calls, stats.count) == (len(batches), values.numel())
+        assert [stats.mean, stats.std, stats.rms, stats.min, stats.max] == pytest.approx(
+            torch.stack(
+                (values.mean(), values.std(correction=0), values.square().mean().sqrt(), values.min(), values.max())
+            ).tolist()
+        )
+    assert same is False
+
+
+def same_of(*batches: Any) -> bool | None:
+    inputs = table()
+    for batch in batches:
+        inputs.train(batch, compare=True)
+    return inputs.read(inputs.pack())[1]
+
+
+def nearly(n: int, at: int) -> Tensor:
+    x = torch.ones(n, 3)
+    x[at, 1] = 1 + 1e-6
+    return x
+
+
+@pytest.mark.parametrize(
+    ("batch", "same"),
+    [
+        ([torch.ones(LEAST, 3), torch.arange(LEAST)], True),
+        ([torch.ones(LEAST - 1, 3)], None),  # too few to tell
+        ([torch.ones(8, 1)], None),  # one number a sample may be alike
+        ([torch.ones(8)], None),
+        ([torch.ones(8, 3, dtype=torch.long)], None),  # tokens
+        ([nearly(COMPARED, COMPARED - 1)], False),
+        ([nearly(COMPARED + 1, COMPARED)], True),  # not compared any more
+        ([torch.full((8, 3), torch.nan)], False),
+        ("a text", None),
+        ([torch.ones(8, 3).to_sparse()], None),
+    ],
+)
+def test_whether_samples_are_the_same(batch: Any, same: bool | None) -> None:
+    assert same_of(batch) is same
+
+
+def test_the_largest_tensor_is_the_input_and_stays_it() -> None:
+    inputs = table()
+    inputs.train([torch.zeros(4, 2), torch.ones(4, 5)], compare=False)
+    inputs.train([torch.zeros(4, 9), torch.ones(4, 5)], compare=False)
+    inputs.validate([torch.zeros(4, 2)])  # has none there
+    inputs.validate([torch.zeros(4, 2), torch.arange(4)])
+    found, same = inputs.read(inputs.pack())
+    assert (inputs.place, found["training"].mean, found["training"].calls, same) == ("[1]", 1.0, 2, None)
+    assert list(found) == ["training"]
+
+
+def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 3)
+    one, left, right = table(), table(), table()
+    one.train(x, compare=True)
+    left.train(x[:8], compare=True)
+    right.train(torch.ones(8, 3), compare=True)
+    merged = left.merge_packed(torch.stack((left.pack(), right.pack())))
+    both = left.read(merged)
+    assert both[1] is False  # on one rank they differ
+    assert both[0]["training"].count == 48
+    alone = right.merge_packed(torch.stack((right.pack(), table().pack())))
+    assert right.read(alone)[1] is True
+    halves = [table(), table()]
+    for half, part in zip(halves, (x[:8], x[8:]), strict=True):
+        half.train(part, compare=True)
+    assert left.read(left.merge_packed(torch.stack([half.pack() for half in halves])))[0]["training"].rms == pytest.approx(
+        one.read(one.pack())[0]["training"].rms
+    )
+    again = table()
+    again.unpack(one.pack())
+    assert again.read(again.pack()) == one.read(one.pack())
+    again.reset()
+    assert again.read(again.pack()) == ({}, None)
+
+
+def test_places() -> None:
+    x, y, z = torch.zeros(1), torch.ones(1), torch.ones(2)
+    assert [place for place, _ in tensors_in(x)] == ["batch"]
+    found = list(tensors_in({"a": (x, {"b": y}), 3: [z, "no tensor", None]}))
+    assert [place for place, _ in found] == ["['a'][0]", "['a'][1]['b']", "[3][0]"]
+    assert all(one is other for (_, one), other in zip(found, (x, y, z), strict=True))
