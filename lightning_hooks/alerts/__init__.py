@@ -4,11 +4,15 @@ from lightning_hooks.alerts.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
-from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
+from lightning_hooks.alerts.setups import ParameterSetup
+from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts.update_rules import NotOptimized, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.windows import AlertWindow
 
 __all__ = [
@@ -22,7 +26,10 @@ __all__ = [
     "ClipIneffective",
     "ClipReport",
     "Constant",
+    "ConstantTargets",
     "Dead",
+    "Diverging",
+    "DoubleSoftmax",
     "Exploding",
     "FeatureReport",
     "GradientFlowReport",
@@ -30,12 +37,25 @@ __all__ = [
     "Mute",
     "NonfiniteFeatures",
     "NonfiniteGradients",
+    "NonfiniteSteps",
+    "NotOptimized",
+    "NotZeroed",
+    "ParameterSetup",
+    "PoorInit",
     "RangeReport",
     "Rule",
     "RuleBook",
+    "SameSamples",
     "Saturated",
+    "Shared",
     "Silent",
+    "Spike",
     "StepsSkipped",
+    "Stretching",
+    "UpdateTooLarge",
+    "UpdateTooSmall",
+    "ValidationShift",
     "Vanishing",
+    "WastedClip",
     "Zero",
 ]

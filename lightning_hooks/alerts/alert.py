@@ -13,9 +13,12 @@ Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From what is worth knowing to what ends a training."""
 
-FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent")
-GRADIENT_KINDS = ("vanishing", "exploding", "nonfinite", "zero", "missing")
-CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped")
+FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift")
+GRADIENT_KINDS = (
+    *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
+    *("update_too_small", "update_too_large", "not_optimized", "double_softmax"),
+)
+CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 
 ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + GRADIENT_KINDS + CLIP_KINDS))
 """Every kind that the built-in rules raise."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport, Report
+from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 
 FORWARD, BACKWARD, STEP = 0, 1, 2
 
@@ -96,7 +96,9 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
     told: list[list[Alert]] = [[] for _ in reports]
     roots = []
     for node in sorted((node for node in nodes if node.cause is None), key=_rank):
-        alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
+        message = node.alert.message + _earlier_step(node, reports)
+        consequences = tuple(n.alert.name for n in node.follows)
+        alert = dataclasses.replace(node.alert, message=message, cause="", consequences=consequences)
         told[node.report].append(alert)
         roots.append((node.report, alert))
     for node in nodes:
@@ -110,6 +112,18 @@ def _root(node: Node) -> Node:
     while node.cause is not None:
         node = node.cause
     return node
+
+
+def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
+    """Of what is not finite, the step at which that began, if it is one before the site was looked at."""
+    events = [event for report in reports if isinstance(report, ClipReport) for event in report.events.values()]
+    first = min((_first(event, "first_nonfinite_batch") for event in events), default=math.inf)
+    if node.kind != "nonfinite" or not first < node.batch < math.inf:
+        return ""
+    return (
+        f" A step with such a gradient was taken at training batch {first:.0f} already, before this was looked at: it may have "
+        "begun elsewhere. every_n_steps=1 tells where."
+    )
 
 
 # Where each alert stands.
@@ -152,6 +166,8 @@ def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]
         return Node(number, alert, place, FORWARD, _first(report.sites.get(alert.site), "first_nonfinite_batch"))
     if isinstance(report, GradientFlowReport) and alert.site in report.modules:
         return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
+    if isinstance(report, ClipReport) and alert.site in report.events:
+        return Node(number, alert, place, STEP)  # no layer: one that is looked at later says more, and is told with this batch
     return Node(number, alert, place, STEP, _first(alert, "batch"))
 
 
@@ -166,11 +182,12 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(
         (
-            "missing", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero",
-            "clip_ineffective", "always_clipped", "steps_skipped", "silent",
+            *("poor_init", "shared", "double_softmax", "not_optimized", "missing", "not_zeroed"),  # how it was built
+            *("spike", "update_too_large", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
+            *("clip_ineffective", "always_clipped", "steps_skipped", "update_too_small", "validation_shift", "silent"),
         )
     )
-}  # fmt: skip
+}
 
 
 def _rank(node: Node) -> tuple[int, tuple[float, int, float]]:
@@ -187,6 +204,8 @@ _FIRST: Mapping[str, Callable[[Node], Any]] = {
     "saturated": lambda node: (node.place, node.number),
     "vanishing": _backward,
     "exploding": _backward,
+    "not_optimized": lambda node: (node.place, node.number),
+    "update_too_large": lambda node: node.number,  # the largest
 }
 """Kinds that spread from one place over the rest of the model: what comes first along the pass is the cause of the others."""
 
@@ -225,6 +244,10 @@ def _whole(node: Node) -> bool:
     return node.kind == "constant" or node.alert.value >= 1.0
 
 
+def _always(_: Node, __: Node) -> bool:
+    return True
+
+
 def _let_nothing_through(_: Node, cause: Node) -> bool:
     return _whole(cause)
 
@@ -253,6 +276,13 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("saturated", "vanishing"): _upstream,
     ("saturated", "zero"): _upstream,
     ("vanishing", "zero"): _upstream,
+    ("constant", "exploding"): _upstream,  # the normalisation after a constant divides by next to nothing
+    ("missing", "update_too_small"): _always,
+    ("constant", "update_too_small"): _always,
+    ("dead", "update_too_small"): _let_nothing_through,
+    ("vanishing", "update_too_small"): _always,
+    ("zero", "update_too_small"): _always,
+    ("always_clipped", "update_too_small"): _always,
 }
 """From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
 them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one."""

@@ -6,17 +6,31 @@ from typing import Any
 
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
-from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
-
-FEATURE_RULES: tuple[Rule, ...] = (NonfiniteFeatures(), Dead(), Saturated(), Constant(), Silent())
-GRADIENT_RULES: tuple[Rule, ...] = (NonfiniteGradients(), Exploding(), Vanishing(), Zero(), Missing())
-CLIP_RULES: tuple[Rule, ...] = (StepsSkipped(), ClipIneffective(), AlwaysClipped())
+from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts.update_rules import NotOptimized, UpdateTooLarge, UpdateTooSmall
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
-    FeatureReport: FEATURE_RULES,
-    GradientFlowReport: GRADIENT_RULES,
-    ClipReport: CLIP_RULES,
+    FeatureReport: (
+        *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
+        *(PoorInit(), ValidationShift(), Shared(), Silent()),
+    ),
+    GradientFlowReport: (
+        *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
+        *(UpdateTooLarge(), UpdateTooSmall(), ConstantTargets(), DoubleSoftmax()),
+    ),
+    ClipReport: (
+        NonfiniteSteps(),
+        Diverging(),
+        Spike(),
+        NotZeroed(),
+        StepsSkipped(),
+        ClipIneffective(),
+        WastedClip(),
+        AlwaysClipped(),
+    ),
 }
 """By the report that they read."""

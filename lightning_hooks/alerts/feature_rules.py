@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from lightning_hooks.alerts.alert import Alert, Severity
 from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.statistics import FeatureStats
 
 
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
@@ -20,7 +21,7 @@ def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
 class Dead(Rule):
     """Units of a rectifier that never fired in the epoch.
 
-    Half of a layer is the share at which the hook literature and SageMaker's dead-ReLU rule flag it.
+    The hook literature and SageMaker's dead-ReLU rule flag half of a layer. Small healthy nets, such as a VAE's encoder, get there.
 
     Attributes:
         threshold: Share of a rectifier's units, in [0, 1].
@@ -29,7 +30,7 @@ class Dead(Rule):
     kind: ClassVar[str] = "dead"
     reads: ClassVar[type[Any] | None] = FeatureReport
 
-    threshold: float = 0.5
+    threshold: float = 0.6
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
@@ -104,6 +105,12 @@ class Constant(Rule):
                 )  # fmt: skip
 
 
+def _batch(stats: FeatureStats, report: FeatureReport) -> str:
+    """Where it was first seen, and how exact that is."""
+    sampled = "" if report.every_n_steps == 1 else f" (every {report.every_n_steps}th is looked at)"
+    return f"training batch {stats.first_nonfinite_batch} of the epoch{sampled}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NonfiniteFeatures(Rule):
     """NaN or infinite outputs.
@@ -124,10 +131,10 @@ class NonfiniteFeatures(Rule):
             if stats.nonfinite_fraction > self.threshold:
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
-                    f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite. Usually the input has such values, "
-                    "weights have blown up, or an operation met a bad argument (log of 0, division by 0, overflow in "
-                    "half precision). Where several modules are ill, look at the one with the smallest share first: it spread "
-                    "from there or from the step after. Check the inputs; try a lower learning rate or gradient clipping.",
+                    f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite, first seen in {_batch(stats, report)}. "
+                    "Usually the input has such values, weights have blown up, or an operation met a bad argument (log of 0, "
+                    "division by 0, overflow in half precision). Check the inputs of that batch and this module's operation; "
+                    "try a lower learning rate or gradient clipping.",
                     batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 

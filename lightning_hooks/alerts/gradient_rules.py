@@ -190,6 +190,36 @@ class Exploding(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Stretching(Rule):
+    """One module through which gradients grow far more than through any in health, as a recurrent one whose weights stretch.
+
+    Attributes:
+        threshold: Norm that comes out of it on the way back over the norm that goes in. A normalisation of small values reaches
+            120 in health.
+    """
+
+    kind: ClassVar[str] = "exploding"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    threshold: float = 300.0
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per such module, unless gradients explode over all."""
+        if any(Exploding()(report)):
+            return
+        flow = _Flow(report)
+        for site, (norm, arriving) in zip(flow.sites[1:], pairwise(flow.norm), strict=True):
+            if norm > self.threshold * arriving:
+                yield self.alert(
+                    report, site, norm / arriving, self.threshold, "warning",
+                    f"the gradient's norm grows {norm / arriving:.2g} times on the way back through it, from {arriving:.1e} to "
+                    f"{norm:.1e}. Usually it is recurrent and its weights stretch, step by step, or it divides by something very "
+                    "small. Try an orthogonal initialisation of gain 1 or gradient_clip_val=1.0 for the former, a larger eps for "
+                    "the latter.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NonfiniteGradients(Rule):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
@@ -257,8 +287,10 @@ class Missing(Rule):
     reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per parameter whose gradient was None at every measured step."""
+        """Yield an alert per parameter whose gradient was None at every step, as far as it was looked at."""
         for site, gradient in report.parameters.items():
+            if site in report.setups and report.setups[site].has_gradient:
+                continue  # at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
                 yield self.alert(
                     report, site, gradient.missing_steps, 0.0, "warning",

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.plain import PlainReport
+from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.statistics import ActivationRange, FeatureStats, GradientStats, ParameterGradientStats
 
 
@@ -23,6 +25,13 @@ class FeatureReport(PlainReport):
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found, causes first.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
+        inputs: ``training`` and ``validation`` to the statistics of what the model was fed, in the sampled training batches and
+            in the first validation batches of the epoch; empty where batches hold no floating-point tensor.
+        input_place: Where in a batch that was found, such as ``[0]``.
+        same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not looked at.
+        initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
+            fan-in.
+        shared: Modules that one parent holds under several names: the first name to the others.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
         every_n_steps: The sampling in force at the epoch's end.
@@ -38,6 +47,11 @@ class FeatureReport(PlainReport):
     order: tuple[str, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    inputs: dict[str, FeatureStats] = field(default_factory=dict)
+    input_place: str = ""
+    same_samples: bool | None = None
+    initial_gains: dict[str, float] = field(default_factory=dict)
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,8 @@ class GradientFlowReport(PlainReport):
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found, causes first.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
+        setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
+        squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
         every_n_steps: The sampling in force at the epoch's end.
@@ -75,6 +91,8 @@ class GradientFlowReport(PlainReport):
     order: tuple[str, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    setups: dict[str, ParameterSetup] = field(default_factory=dict)
+    squashed_twice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,7 @@ class ClipReport(PlainReport):
         epoch: The epoch, from 0.
         step: The trainer's ``global_step`` at its end.
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
+        events: Optimizer name to what happened at single steps of it.
         alerts: What the rules found, causes first.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
@@ -97,6 +116,7 @@ class ClipReport(PlainReport):
     alerts: tuple[Alert, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    events: dict[str, StepEvents] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,15 @@ class RuleBook:
         group.append(rule)
 
     def _take(self, entry: RuleSpec, open_ended: bool) -> None:
+        if isinstance(entry, dict) and "class_path" not in entry and "mute" not in entry:
+            for rule in self._rules_of(entry):
+                self._add(rule)
+            return
         if isinstance(entry, str):
             entry = _mute_of(entry)
         elif isinstance(entry, dict):
-            entry = _instance_of(entry) if "class_path" in entry else self._rule_of(entry)
+            fields = dict(entry)
+            entry = _instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
         if isinstance(entry, Mute):
             if entry.kind not in ("*", *ALERT_KINDS) and not open_ended:
                 raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, ALERT_KINDS)}")
@@ -152,23 +157,24 @@ class RuleBook:
                 f"'-silent', or functions from a report to alerts; got {entry!r}."
             )
 
-    def _rule_of(self, entry: dict[str, Any]) -> Rule | Mute:
+    def _rules_of(self, entry: dict[str, Any]) -> list[Rule]:
+        """The built-in rules of a kind that have all the fields that are given, with these."""
         fields = dict(entry)
-        if "mute" in fields:
-            return Mute(fields.pop("mute"), **fields)
         kind = fields.pop("kind", None)
-        known = {rule.kind: rule for rule in self.defaults if isinstance(rule, Rule)}
-        if kind not in known:
+        known = [rule for rule in self.defaults if isinstance(rule, Rule)]
+        of_kind = [rule for rule in known if rule.kind == kind]
+        if not of_kind:
+            kinds = list(dict.fromkeys(rule.kind for rule in known))
             raise ValueError(
-                f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(known)}), or 'mute'."
-                f"{_closest(str(kind), known)}"
+                f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(kinds)}), or 'mute'."
+                f"{_closest(str(kind), kinds)}"
             )
-        rule = known[kind]
-        fits = [field.name for field in dataclasses.fields(rule)]
-        unknown = [field for field in fields if field not in fits]
-        if unknown:
-            raise ValueError(f"rules: {type(rule).__name__} has the fields {', '.join(fits)}; got {unknown[0]!r} in {entry!r}.")
-        return dataclasses.replace(rule, **fields)
+        fits = [rule for rule in of_kind if {field.name for field in dataclasses.fields(rule)} >= {*fields}]
+        if not fits:
+            names = {type(rule).__name__: [field.name for field in dataclasses.fields(rule)] for rule in of_kind}
+            have = ", ".join(f"{rule} has the fields {', '.join(known)}" for rule, known in names.items())
+            raise ValueError(f"rules: {have}; got {', '.join(map(repr, fields))} in {entry!r}.")
+        return [dataclasses.replace(rule, **fields) for rule in fits]
 
 
 def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]]) -> dict[type[Any], list[RuleSpec]]:

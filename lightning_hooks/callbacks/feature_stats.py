@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
@@ -17,8 +19,10 @@ from lightning_hooks.callbacks.early import BatchChecks
 from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import Listener, guarded
-from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.selection import clean_name, compiled_regions
 from lightning_hooks.statistics import FeatureTable
+from lightning_hooks.statistics.initial import initial_gains, shared_modules
+from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
     from lightning_hooks.callbacks.publishing import Figures
 
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
+
+
+VALIDATION_BATCHES = 4
+"""Validation batches of an epoch that are listened to, the first ones, to be held against training."""
 
 
 class FeatureStatsMonitor(Monitor[FeatureReport]):
@@ -73,11 +81,21 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min"),
     )
-    fit_only: ClassVar[tuple[str, ...]] = ("_table", "_checks", "_check", "histogram_table")
+    fit_only: ClassVar[tuple[str, ...]] = (
+        "_table",
+        "_checks",
+        "_check",
+        "_inputs",
+        "_train_input",
+        "_validation_input",
+        "histogram_table",
+    )
     checks_early: ClassVar[bool] = True
     _table: FeatureTable
+    _inputs: InputTable
     _checks: BatchChecks | None = None
     _check: guarded | None = None
+    _gains: Mapping[str, float] = MappingProxyType({})  # of the weights that training started from
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -89,6 +107,12 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         if self.early is not None:
             self._checks = BatchChecks(self.early, self._world_size, partial(self.look, trainer))
             self._check = guarded(self._checks.batch_ends, "the check within the epoch", self.faults, passes=(AlertError,))
+        self._inputs = InputTable(self._table.clock, pl_module.device)
+        self._train_input = guarded(self._inputs.train, "the batch", self.faults)
+        self._validation_input = guarded(self._inputs.validate, "the batch", self.faults)
+        if not trainer.global_step:  # else those of the checkpoint that training goes on from
+            self._gains = initial_gains(sites)
+        self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(pl_module).items()}
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
 
@@ -107,6 +131,15 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.gate.sampled:
             self._table.clock.set(self.batches - 1)
+            self._train_input(batch, compare=self.sampled_batches == 1)
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
+        if self.attached and not dataloader_idx and batch_idx < VALIDATION_BATCHES:
+            self._validation_input(batch)
 
     @override
     def unheard(self) -> list[str]:
@@ -114,11 +147,13 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def pack(self) -> Tensor:
-        return self._table.pack(self._table.capacity if self._world_size > 1 else None)
+        features = self._table.pack(self._table.capacity if self._world_size > 1 else None)
+        return torch.cat((self._inputs.pack(), features))
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        self._table.unpack(packed)
+        self._inputs.unpack(packed[: self._inputs.length])
+        self._table.unpack(packed[self._inputs.length :])
 
     @property
     @override
@@ -127,18 +162,43 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        return self._table.merge_packed(packed)
+        split = self._inputs.length
+        return torch.cat((self._inputs.merge_packed(packed[:, :split]), self._table.merge_packed(packed[:, split:])))
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
-        sites, silent = self._table.read(packed)
-        return FeatureReport(epoch, step, sites, silent, self.sampled_batches, self.batches, order=self._table.called())
+        inputs, same = self._inputs.read(packed[: self._inputs.length])
+        sites, silent = self._table.read(packed[self._inputs.length :])
+        return FeatureReport(
+            epoch,
+            step,
+            sites,
+            silent,
+            self.sampled_batches,
+            self.batches,
+            order=self._table.called(),
+            inputs=inputs,
+            input_place=self._inputs.place,
+            same_samples=same,
+            initial_gains=dict(self._gains),
+            shared=dict(self._shared),
+        )
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "initial_gains": dict(self._gains)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._gains = dict(state_dict.get("initial_gains", {}))
 
     @override
     def reset(self) -> None:
         self._table.reset()
         if self._checks is not None:
             self._checks.epoch_ends()
+        self._inputs.reset()
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:

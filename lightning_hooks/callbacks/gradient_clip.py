@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -20,7 +20,8 @@ from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
-from lightning_hooks.clipping import ClipLedger, clip_stats
+from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
@@ -85,6 +86,9 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         figures: bool | int = False,
     ) -> None:
         super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir, figures=figures)
+        self._optimizer_names: list[str] = []
+        self._ledgers = []
+        self._loaded_past: dict[str, Tensor] = {}
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,6 +96,11 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         self._names, self._optimizer_names = probe.names, probe.optimizer_names
         device = pl_module.device
         self._ledgers = [ClipLedger(len(probe.names), device, row_dtype(device)) for _ in probe.optimizer_names]
+        for name, ledger in zip(probe.optimizer_names, self._ledgers, strict=True):
+            if name in self._loaded_past:
+                ledger.watch.load(self._loaded_past[name])
+        self._loaded_past = {}
+        self._careless = [[0, 0] for _ in self._ledgers]  # steps with gradients not zeroed, or changed in vain
         self._before: dict[int, Tensor] = {}
         self._after: dict[int, Tensor] = {}
         self._limit = configured_norm(trainer, pl_module)
@@ -117,16 +126,22 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         before = self._before.pop(step.optimizer, after)
         if before is not None and step.indices:
             ledger = self._ledgers[step.optimizer]
-            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite)
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.batches - 1)
+            self._careless[step.optimizer][0] += step.unzeroed
+            self._careless[step.optimizer][1] += step.wasted
 
     @override
     def pack(self) -> Tensor:
-        return torch.stack([ledger.total for ledger in self._ledgers])
+        careless = torch.tensor(self._careless, dtype=self._ledgers[0].total.dtype)
+        rows = zip(self._ledgers, careless.to(self._ledgers[0].total.device, non_blocking=True), strict=True)
+        return torch.stack([torch.cat((ledger.events, known, ledger.total)) for ledger, known in rows])
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        for ledger, total in zip(self._ledgers, packed, strict=True):
-            ledger.load(total)
+        for place, (ledger, row) in enumerate(zip(self._ledgers, packed, strict=True)):
+            ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
+            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS : N_EVENT_COLUMNS + 2]]
+            ledger.load(row[N_EVENT_COLUMNS + 2 :])
 
     @property
     @override
@@ -139,13 +154,33 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
-        rows = zip(self._optimizer_names, packed.tolist(), strict=True)
-        return ClipReport(epoch, step, {name: clip_stats(row, self._names, self._limit) for name, row in rows})
+        optimizers, events = {}, {}
+        for name, row in zip(self._optimizer_names, packed.tolist(), strict=True):
+            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:][:2], row[N_EVENT_COLUMNS + 2 :]
+            optimizers[name] = clip_stats(total, self._names, self._limit)
+            events[name] = step_events(head, self._names, *map(int, careless))
+        return ClipReport(epoch, step, optimizers, events=events)
 
     @override
     def reset(self) -> None:
         for ledger in self._ledgers:
             ledger.reset()
+        self._careless = [[0, 0] for _ in self._ledgers]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "past": dict(self._past())}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._loaded_past = state_dict.get("past", {})
+
+    def _past(self) -> Iterator[tuple[str, Tensor]]:
+        """Each optimizer's steps before, for those to come."""
+        for name, ledger in zip(self._optimizer_names, self._ledgers or (), strict=False):  # a copy has no ledgers
+            _ = ledger.events  # what is still on an open page
+            yield name, ledger.watch.state().to("cpu", copy=True)
 
     @override
     def scalars(self, report: ClipReport) -> dict[str, float]:

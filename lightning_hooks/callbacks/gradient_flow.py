@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,12 +18,15 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, Exploding, GradientFlowReport
 from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.alerts.reports import Report
+from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.early import StepChecks
 from lightning_hooks.callbacks.logged import stat_scalars
+from lightning_hooks.callbacks.setups import SetupWatch
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
 from lightning_hooks.callbacks.steps import loss_scaler
 from lightning_hooks.hooks import Listener, float_tensors, guarded
+from lightning_hooks.hooks.graph import nearest_known, squashed_twice
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics import (
     GradientTable,
@@ -94,11 +98,12 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
-    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "_checks", "histogram_table")
+    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "_outputs", "_watch", "_checks", "histogram_table")
     checks_early: ClassVar[bool] = True
     _modules: GradientTable
     _parameters: ParameterTable
     _checks: StepChecks | None = None
+    _loaded_setups: Mapping[str, Any] = MappingProxyType({})
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,16 +126,23 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             absolute = min((rule.absolute for rule in rules), default=math.inf)  # a rule may be for some places only:
             relative = min((rule.relative for rule in rules), default=math.inf)  # what is found is held against it
             self._checks = StepChecks(self.early, probe.names, (absolute, relative), self._world_size, partial(self.look, trainer))
+        self._watch, self._optimizer_names = SetupWatch(probe.names), probe.optimizer_names
+        self._watch.load(self._loaded_setups)
+        self._loaded_setups = {}
+        self._setups: dict[str, ParameterSetup] = {}
+        self._squashed = ""
+        self._outputs = _Outputs() if not compiled else None
         for index, (name, module) in enumerate(sites):
-            self.listen(
-                name, module, _GradientListener(guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter))
-            )
+            arrived = guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter)
+            self.listen(name, module, _GradientListener(arrived, name, self._outputs))
 
     @override
     def released(self) -> None:
         super().released()
         self._checks = None
-        table = self.__dict__.get("_modules")
+        outputs, table = self.__dict__.get("_outputs"), self.__dict__.get("_modules")
+        if outputs is not None:
+            outputs.close()
         if table is not None:
             table.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
@@ -138,10 +150,19 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
         self._modules.listening = True
+        if self._outputs is not None and self._outputs.of:
+            self._look_at_loss(loss)
+
+    def _look_at_loss(self, loss: Tensor) -> None:
+        """In a fit's first batch: whether a loss squashes what is squashed already, and where that was."""
+        node = squashed_twice(loss)
+        if node is not None and self._outputs is not None:
+            self._squashed = nearest_known(node, self._outputs.of) or "the loss"
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
+        self._watch.after_backward()
         self._modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
 
     @override
@@ -149,7 +170,14 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.gate.sampled:
             self._modules.clock.set(self.batches - 1)
+            self._watch.batch_starts(trainer, pl_module)
             self._due.update(range(self._parameters.totals.shape[0]))
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._outputs is not None:
+            self._outputs.close()
 
     @override
     def on_gradients(self, step: Step) -> None:
@@ -169,6 +197,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         valid = torch.isfinite(step.norms().sum()) if step.skips_nonfinite else None
         if step.loss_scale is not None:
             self._modules.commit(step.loss_scale, valid)
+        self._watch.step_taken(step, self._optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
         if measured is not None:
             self._due.discard(step.optimizer)
@@ -233,8 +262,33 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         modules, silent = self._modules.read(rows)
         parameters, total_norm = self._parameters.read(packed[split:])
         return GradientFlowReport(
-            epoch, step, modules, parameters, total_norm, silent, self.sampled_batches, self.batches, order=self._modules.called()
+            epoch,
+            step,
+            modules,
+            parameters,
+            total_norm,
+            silent,
+            self.sampled_batches,
+            self.batches,
+            order=self._modules.called(),
+            setups=self._setups,
+            squashed_twice=self._squashed,
         )
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._setups = self._watch.epoch_ends(trainer, pl_module)
+        super().on_train_epoch_end(trainer, pl_module)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        watch = self.__dict__.get("_watch")  # a copy has none
+        return {**super().state_dict(), "setups": {} if watch is None else watch.state()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._loaded_setups = dict(state_dict.get("setups", {}))
 
     @override
     def reset(self) -> None:
@@ -336,16 +390,32 @@ class _Measured:
         table.add_ratios(self.indices, self.weights.ratios(step.parameters), valid)
 
 
+class _Outputs:
+    """Which node of the autograd graph is which module's output: noted in the fit's first batch, until backward."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.of: dict[Any, str] = {}
+
+    def close(self) -> None:
+        """The first batch is over."""
+        self.open = False
+        self.of.clear()
+
+
 class _GradientListener(Listener):
     """Forward hook of one site: asks each output tensor for its gradient."""
 
-    def __init__(self, arrived: guarded) -> None:
+    def __init__(self, arrived: guarded, name: str, outputs: _Outputs | None) -> None:
         self.hook = arrived
+        self.name, self.outputs = name, outputs
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         for tensor in float_tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a place of its own
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+                if self.outputs is not None and self.outputs.open:
+                    self.outputs.of[tensor.grad_fn] = self.name
 
 
 class _Arrived(Listener):

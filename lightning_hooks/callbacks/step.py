@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,12 @@ from lightning_hooks.statistics import gradient_norms, norms_and_zeros
 from lightning_hooks.statistics.gradients import WeightPlan, located
 from lightning_hooks.statistics.native import Places, fixed
 from lightning_hooks.statistics.shards import Shards, whole_where_partial
+
+
+def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Which gradients these parameters have, and how often each was changed in place."""
+    # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
+    return [(id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -45,6 +52,8 @@ class Step:
             reading them is a collective.
         known: What the steps before it left.
         withheld: Whether the update is to find no gradients: the fit ends here, and they are not finite.
+        unzeroed: The gradients had not been zeroed since the step before.
+        wasted: They were changed after the step before, and then zeroed.
     """
 
     optimizer: int
@@ -59,6 +68,8 @@ class Step:
     shards: Shards | None = None
     known: Known = field(default_factory=Known)
     withheld: bool = False
+    unzeroed: bool = False
+    wasted: bool = False
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
@@ -94,8 +105,7 @@ class Step:
         return self._mark is not None and self._mark == self._versions()
 
     def _versions(self) -> list[tuple[int, int]]:
-        # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
-        return [(id(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
+        return versions(self.parameters)
 
     def norms(self) -> Tensor:
         """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once per look.

@@ -69,6 +69,12 @@ class StepMonitor(Monitor[R]):
             self._probe.before_backward(self)
 
     @override
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        super().on_before_zero_grad(trainer, pl_module, optimizer)
+        if self._probe is not None:
+            self._probe.before_zero_grad(optimizer)
+
+    @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
         if self._probe is not None:

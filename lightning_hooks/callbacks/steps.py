@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hooks.callbacks.gradient_trace import GradientTrace
 from lightning_hooks.callbacks.step import Known, Step
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
@@ -43,6 +44,7 @@ class _Watch:
     step: Step | None = None
     known: Known = field(default_factory=Known)
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
+    left: GradientTrace | None = None  # the gradients that the last step left behind
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
@@ -147,11 +149,22 @@ class StepProbe:
         """Backward starts."""
         self._backward = True
         for watch in self._watches.values():
+            if watch.left is not None:
+                watch.left.before_backward()
             if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
                 self._skip(watch)
 
+    def before_zero_grad(self, optimizer: Any) -> None:
+        """Lightning is about to zero an optimizer's gradients."""
+        watch = self._watch(_unwrapped(optimizer))
+        if watch is not None and watch.left is not None:
+            watch.left.before_zero_grad()
+
     def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        for watch in self._watches.values():
+            if watch.left is not None:
+                watch.left.after_backward()
         if pl_module.automatic_optimization or not self._first("after_backward", owner):
             return
         for optimizer in trainer.optimizers:
@@ -181,6 +194,7 @@ class StepProbe:
         else:  # looked at after a manual backward, when gradients were still scaled
             watch.step.carries_scale = watch.step.skips_nonfinite
             watch.step.look_again()
+        watch.left = None  # what is done to the gradients from here on is for this step, taken or not
 
     def current(self, optimizer: Any) -> Step | None:
         """The optimizer's step under way."""
@@ -227,6 +241,8 @@ class StepProbe:
             step.give_back()
             self._tell("skipped", step)
         elif step is not None and (step.indices or self._backward):
+            if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
+                watch.left = GradientTrace(step.parameters)
             self._tell("taken", step)
         self._backward = False
 
@@ -264,6 +280,7 @@ class StepProbe:
         scaler = loss_scaler(trainer)
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        left = self._watches[position].left
         present: list[Tensor] = []
         indices: list[int] = []
         missing: list[int] = []
@@ -285,6 +302,8 @@ class StepProbe:
             global_step=trainer.global_step,
             shards=self.shards,
             known=self._watches[position].known,
+            unzeroed=left is not None and left.unzeroed,
+            wasted=left is not None and left.wasted,
         )
 
 

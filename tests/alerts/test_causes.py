@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import Alert, ClipReport
+from lightning_hooks.alerts import Alert, ClipReport, NonfiniteSteps
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.clipping import StepEvents
 
 
 def ill(report: Any, *names: str, values: dict[str, float] | None = None) -> Any:
@@ -110,3 +111,67 @@ def test_kinds_that_nothing_is_known_of_and_optimizers_stand_alone(model: Any) -
     assert roots(features, clip) == {"dead at site0": (), "steps_skipped at 0-SGD": (), "loud at site3": ()}
     assert roots(clip) == {"steps_skipped at 0-SGD": ()}
     assert in_order_of_cause([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "expected"),
+    [
+        (
+            ["update_too_large at site2.weight", "update_too_large at site0.weight"],
+            {},
+            {"update_too_large at site2.weight": ("update_too_large at site0.weight",)},  # the largest was found first
+        ),
+        (
+            ["not_optimized at site2.weight", "not_optimized at site1.weight"],
+            {},
+            {"not_optimized at site1.weight": ("not_optimized at site2.weight",)},
+        ),
+        (["constant at site1", "exploding at site0"], {}, {"constant at site1": ("exploding at site0",)}),
+        (["constant at site1", "exploding at site2"], {}, {"exploding at site2": (), "constant at site1": ()}),
+        (["update_too_small at 0-SGD", "zero at site1.weight"], {}, {"zero at site1.weight": ("update_too_small at 0-SGD",)}),
+        (["update_too_small at 0-SGD", "dead at site1"], {}, {"dead at site1": ("update_too_small at 0-SGD",)}),
+        (["update_too_small at 0-SGD", "dead at site1"], {"site1": 0.6}, {"dead at site1": (), "update_too_small at 0-SGD": ()}),
+    ],
+)
+def test_updates(model: Any, names: list[str], values: Any, expected: Any) -> None:
+    found = roots(ill(model[0], *names, values=values))
+    assert found == expected
+    assert list(found) == list(expected)
+
+
+def test_what_was_built_wrongly_comes_before_what_it_did(model: Any) -> None:
+    late = ["silent at site3", "vanishing at site0", "nonfinite at site1", "update_too_large at site1.weight"]
+    early = ["missing at site3.weight", "double_softmax at site3", "shared at site1", "poor_init at site2"]
+    assert list(roots(ill(model[0], *late, *early))) == [*early[::-1], *late[::-1]]
+
+
+def nonfinite_step(share: float, batch: int, *parameters: str) -> ClipReport:
+    events = StepEvents(first_nonfinite_batch=batch, first_nonfinite_parameters=parameters, nonfinite_share=share)
+    report = ClipReport(3, 120, {}, events={"0-SGD": events})
+    return replace(report, alerts=tuple(NonfiniteSteps()(report)))
+
+
+def nonfinite_modules(model: Any, **batches: int) -> Any:
+    sites = {name: replace(stats, first_nonfinite_batch=batches.get(name)) for name, stats in model[0].sites.items()}
+    return ill(replace(model[0], sites=sites), *(f"nonfinite at {name}" for name in batches))
+
+
+def test_the_step_at_which_a_nan_was_born(model: Any) -> None:
+    born = nonfinite_step(0.5, 3, "site0.weight", "site1.weight")
+    spread = nonfinite_modules(model, site0=10, site2=10)
+    assert roots(spread, born) == {"nonfinite at site1.weight": ("nonfinite at site0", "nonfinite at site2")}
+    seen = nonfinite_modules(model, site2=3, site3=3)  # forward, in the same batch: that was before
+    assert roots(seen, born) == {"nonfinite at site2": ("nonfinite at site3", "nonfinite at site1.weight")}
+
+
+@pytest.mark.parametrize("batch", [3, 10])
+def test_a_step_that_names_no_layer_is_told_with_the_first_that_is_found(model: Any, batch: int) -> None:
+    whole = nonfinite_step(1.0, batch, "site0.weight", "site3.weight")
+    assert roots(whole) == {"nonfinite at 0-SGD": ()}
+    ((_, root),) = in_order_of_cause([nonfinite_modules(model, site1=10), whole]).roots
+    assert (root.name, root.consequences) == ("nonfinite at site1", ("nonfinite at 0-SGD",))
+    earlier = (
+        " A step with such a gradient was taken at training batch 3 already, before this was looked at: it may have begun "
+        "elsewhere. every_n_steps=1 tells where."
+    )
+    assert root.message == "seen" + (earlier if batch == 3 else "")

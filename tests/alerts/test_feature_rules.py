@@ -8,9 +8,9 @@ from lightning_hooks.alerts import Constant, Dead, NonfiniteFeatures, Saturated,
 
 RULES = [
     # rule, change that is still fine, change that is not, value, threshold, severity, words of the remedy
-    (Dead(), {"dead_fraction": 0.5}, {"dead_fraction": 0.51}, 0.51, 0.5, "warning", "LeakyReLU or GELU"),
+    (Dead(), {"dead_fraction": 0.6}, {"dead_fraction": 0.61}, 0.61, 0.6, "warning", "LeakyReLU or GELU"),
     (Dead(0.2), {"dead_fraction": 0.2}, {"dead_fraction": 0.21}, 0.21, 0.2, "warning", "lower learning rate or a warm-up"),
-    (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.5, "critical", "bias and initialisation"),
+    (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.6, "critical", "bias and initialisation"),
     (Saturated(), {"saturated_fraction": 0.5}, {"saturated_fraction": 0.51}, 0.51, 0.5, "warning", "normalisation layer"),
     (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
     (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "normalising the inputs"),
@@ -50,7 +50,7 @@ def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
 
 
 def test_alerts_come_in_model_order(features):
-    report = features({"dead_fraction": 0.6}, {}, {"dead_fraction": 0.9})
+    report = features({"dead_fraction": 0.65}, {}, {"dead_fraction": 0.9})
     assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lightning_hooks.alerts import Exploding, Missing, NonfiniteGradients, Vanishing, Zero
+from lightning_hooks.alerts import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
 
 
 def rms(*values):
@@ -156,3 +156,15 @@ def test_missing(gradients, steps, missing, nonfinite, found):
 def test_healthy_gradients_give_no_alert(gradients, rule):
     assert list(rule(gradients({}, {}, parameters=[{}]))) == []
     assert list(rule(gradients())) == []
+
+
+@pytest.mark.parametrize(("norms", "found"), [((300.0, 1.0), False), ((301.0, 1.0), True), ((1.0, 301.0), False)])
+def test_growth_through_one_module(gradients, norms, found):
+    """As through a recurrent module whose weights stretch; of three modules the middle one does it."""
+    first, after = ({"rms": norm / 5} for norm in norms)  # of 25 values a call
+    alerts = list(Stretching()(gradients(first, after, after)))
+    assert [(a.kind, a.site, a.severity) for a in alerts] == ([("exploding", "site1", "warning")] if found else [])
+    assert [a.value for a in alerts] == ([pytest.approx(301)] if found else [])
+    told = "the gradient's norm grows 3e+02 times on the way back through it, from 1.0e+00 to 3.0e+02. Usually it is recurrent"
+    assert all(a.message.startswith(told) for a in alerts)
+    assert list(Stretching()(gradients({"rms": 1e5}, after, after))) == []  # that is told already

@@ -9,14 +9,19 @@ import pytest
 from lightning_hooks.alerts import (
     RULES,
     Alert,
+    ClipIneffective,
     ClipReport,
     Constant,
+    ConstantTargets,
     Dead,
     FeatureReport,
     GradientFlowReport,
     Mute,
+    Rule,
     RuleBook,
+    SameSamples,
     Vanishing,
+    WastedClip,
 )
 from lightning_hooks.alerts.rulebook import hand_out
 
@@ -143,3 +148,18 @@ def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
 def test_a_name_with_brackets_is_matched_as_it_is() -> None:
     assert Constant(sites="blocks[0]").matches("blocks[0]")
     assert not Constant(sites="blocks[0]").matches("blocks1")
+
+
+def test_a_kind_that_several_rules_raise() -> None:
+    flow = RuleBook(RULES[GradientFlowReport], [{"kind": "constant", "threshold": 0.5}], GradientFlowReport)
+    assert [rule.threshold for rule in flow.rules if isinstance(rule, ConstantTargets)] == [0.5]
+    features = RuleBook(RULES[FeatureReport], [{"kind": "constant", "threshold": 0.5}], FeatureReport)
+    assert [type(rule) for rule in features.rules if isinstance(rule, Rule) and rule.kind == "constant"] == [Constant, SameSamples]
+    assert [rule.threshold for rule in features.rules if isinstance(rule, Constant)] == [0.5]
+    clips = RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "severity": "info"}], ClipReport)  # of both
+    assert {type(rule): rule.severity for rule in clips.rules if isinstance(rule, Rule) and rule.kind == "clip_ineffective"} == {
+        ClipIneffective: "info",
+        WastedClip: "info",
+    }
+    with pytest.raises(ValueError, match=r"WastedClip has the fields .*threshold; got 'often' in"):
+        RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "often": 3}], ClipReport)

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, monitors
+from lightning_hooks.alerts.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
 from tests.models import Classifier, loader, mlp, trainer
 
 MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
@@ -35,13 +36,13 @@ def expected_tags() -> set[str]:
         *(f"features/{m}/{s}" for m in MODULES for s in FEATURES),
         "features/net.1/dead_fraction",
         "features/net.3/saturated_fraction",
-        *(f"features/alerts/{kind}" for kind in ("dead", "saturated", "constant", "nonfinite", "silent")),
+        *(f"features/alerts/{kind}" for kind in FEATURE_KINDS),
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
         *(f"gradient_flow/{s}" for s in ("total_norm", "rms_min", "rms_median", "rms_max")),
-        *(f"gradient_flow/alerts/{kind}" for kind in ("vanishing", "exploding", "nonfinite", "zero", "missing")),
+        *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
         *(f"gradient_clip/{s}" for s in CLIP),
-        *(f"gradient_clip/alerts/{kind}" for kind in ("always_clipped", "clip_ineffective", "steps_skipped")),
+        *(f"gradient_clip/alerts/{kind}" for kind in CLIP_KINDS),
     }
 
 

@@ -1,0 +1,183 @@
+"""Rules over how a model is built and started, and what it is fed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.rule import Rule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoorInit(Rule):
+    """A layer that starts from weights much larger, or smaller, than those of all its siblings.
+
+    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Trainings differ by more in health
+    (GPT-2 starts the last layer of each residual branch small by design), so a layer counts only if no other is near it.
+
+    Attributes:
+        factor: Gain over the median gain of all layers, or the median over it. A new head with PyTorch's initialisation on a small
+            body with BERT's (a fixed 0.02) is at 5.
+        near: Factor within which another layer's gain makes it a matter of design.
+        min_layers: A model with fewer layers is not judged.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+    reads: ClassVar[type[Any] | None] = FeatureReport
+
+    factor: float = 7.0
+    near: float = 2.0
+    min_layers: int = 3
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per layer whose initial weights stand alone. Zeros are a choice, or have rules of their own."""
+        gains = {site: gain for site, gain in report.initial_gains.items() if 0 < gain < math.inf}
+        if report.epoch > 0 or len(gains) < self.min_layers:
+            return
+        usual = statistics.median(gains.values())
+        for site, gain in gains.items():
+            ratio = max(gain / usual, usual / gain)
+            alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
+            if ratio > self.factor and alone:
+                size = f"{gain / usual:.2g} times" if gain > usual else f"1/{usual / gain:.2g} of"
+                yield self.alert(
+                    report, site, gain / usual, self.factor, "warning",
+                    f"its weights started {size} the size of the other layers' (gain {gain:.2g} against a median of {usual:.2g}), "
+                    "and no other layer is near it: signals through it grow or shrink by as much. Usually an initialisation was "
+                    "scaled by mistake or made for another fan-in. Use the one of the other layers.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared(Rule):
+    """One layer in several places where several were meant, as ``[layer] * 4`` makes it."""
+
+    kind: ClassVar[str] = "shared"
+    reads: ClassVar[type[Any] | None] = FeatureReport
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per module that one parent holds several times."""
+        for site, others in report.shared.items():
+            listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
+            yield self.alert(
+                report, site, len(others) + 1, 1, "warning",
+                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Usually a list "
+                "was multiplied ([layer] * n repeats one layer). Make each its own: "
+                "[make_layer() for _ in range(n)]; where weights are shared on purpose, mute this with rules=['-shared'].",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DoubleSoftmax(Rule):
+    """A softmax (or sigmoid) before a loss that applies one itself."""
+
+    kind: ClassVar[str] = "double_softmax"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss squashes what is squashed already."""
+        if report.squashed_twice:
+            yield self.alert(
+                report, report.squashed_twice, 2.0, 1.0, "warning",
+                "the loss applies a softmax or sigmoid to what comes out of one already (cross_entropy and "
+                "binary_cross_entropy_with_logits take logits): gradients are small and the loss cannot reach 0. Remove it "
+                "before the loss, or use nll_loss of log_softmax, or binary_cross_entropy.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameSamples(Rule):
+    """A model that is fed the same sample again and again."""
+
+    kind: ClassVar[str] = "constant"
+    reads: ClassVar[type[Any] | None] = FeatureReport
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the module called first if a batch's samples do not differ."""
+        for site in _first_called(report) if report.same_samples else ():
+            yield self.alert(
+                report, site, 0.0, 0.0, "warning",
+                f"all samples of a batch (its tensor at {report.input_place}) were the same to the last bit: the model is fed "
+                "one and the same sample, or zeros. Usually the dataset's __getitem__ ignores its index, or the data are lost on "
+                "the way (integer division, a mask). Look at a batch.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantTargets(Rule):
+    """A last layer whose gradient points the same way for every sample: the targets do not vary.
+
+    The gradient of a bias is the sum over the samples of the gradients at the layer's output. Where the samples pull in
+    different directions that sum is about a root of n smaller than if they all pulled in one; in health they soon do.
+
+    Attributes:
+        threshold: Norm of the bias's gradient over what it would be if all samples pulled in one direction, in (0, 1].
+        min_samples: Samples per batch below which they may agree by chance.
+    """
+
+    kind: ClassVar[str] = "constant"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    threshold: float = 0.9
+    min_samples: int = 8
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the module nearest the loss."""
+        arrived = [site for site in report.order if site in report.modules] or list(reversed(report.modules))
+        if not arrived or report.sampled_batches < 2:
+            return
+        site = arrived[0]
+        stats, bias, setup = report.modules[site], report.parameters.get(f"{site}.bias"), report.setups.get(f"{site}.bias")
+        if bias is None or setup is None or not bias.steps or not stats.norm > 0:
+            return
+        samples = stats.count / stats.calls / setup.elements
+        calls = stats.calls / report.sampled_batches * max(1.0, report.batches / max(1, setup.steps))  # that add up to a step
+        agreement = bias.norm / (calls * math.sqrt(samples) * stats.norm)
+        if samples >= self.min_samples and agreement > self.threshold:
+            yield self.alert(
+                report, site, agreement, self.threshold, "warning",
+                f"the gradient at its output points the same way for all samples ({agreement:.0%} of what complete agreement would "
+                "give), batch after batch: whatever the input, the target is the same. Usually the labels are constant: one "
+                "class only, a column mixed up, or targets that are not shuffled. Look at the targets of a batch.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValidationShift(Rule):
+    """Validation data that are unlike the training data in size.
+
+    Held against each other is what the model is fed. What its modules put out shifts in health too, by dropout, batch
+    normalisation and what was learned over the epoch.
+
+    Attributes:
+        factor: Root mean square of the inputs in validation over that in training, or the inverse.
+    """
+
+    kind: ClassVar[str] = "validation_shift"
+    reads: ClassVar[type[Any] | None] = FeatureReport
+
+    factor: float = 5.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the module called first if the inputs' size differs between training and validation."""
+        training, validation = report.inputs.get("training"), report.inputs.get("validation")
+        if training is None or validation is None or not (training.rms > 0 and validation.rms > 0):
+            return
+        ratio = validation.rms / training.rms
+        for site in _first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
+            yield self.alert(
+                report, site, ratio, self.factor, "warning",
+                f"its input (the batch's tensor at {report.input_place}) has a root mean square of {validation.rms:.3g} in "
+                f"validation and {training.rms:.3g} in training: the validation data are prepared in another way. Usually one of "
+                "the two is not normalised, or in other units. Use the same transforms for both.",
+            )  # fmt: skip
+
+
+def _first_called(report: FeatureReport) -> list[str]:
+    """The module called first, if one was."""
+    return [site for site in report.order or report.sites if site in report.sites][:1]

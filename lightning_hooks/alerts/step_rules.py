@@ -1,0 +1,165 @@
+"""Rules over what happened at single optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.reports import ClipReport
+from lightning_hooks.alerts.rule import Rule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spike(Rule):
+    """A step whose gradient is far larger than any before it.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
+    128 steps before, once it has seen 64. Small trainings have such steps in health, most of all when they have all but
+    converged; so a warning also asks that the step be larger than all before it, by ``ratio``.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the window.
+        ratio: Norm over the largest norm of all steps before.
+        min_steps: Steps there must have been before.
+    """
+
+    kind: ClassVar[str] = "spike"
+    reads: ClassVar[type[Any] | None] = ClipReport
+
+    sigmas: float = 6.0
+    ratio: float = 10.0
+    min_steps: int = 16
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer with such a step."""
+        for site, events in report.events.items():
+            enough = events.jump_before >= self.min_steps and events.jump_sigmas > self.sigmas
+            if enough and events.jump > self.ratio:
+                yield self.alert(
+                    report, site, events.jump, self.ratio, "warning",
+                    f"at training batch {events.jump_batch} of the epoch the gradient's norm was {events.jump_norm:.3g}, "
+                    f"{events.jump:.3g} times the largest before and {events.jump_sigmas:.3g} standard deviations above the mean "
+                    f"({events.jump_mean:.3g}) of the {events.jump_before} steps before; most of it in {events.jump_parameter}. "
+                    "Usually that batch holds data unlike the rest (not normalised, corrupt), or the weights took a wild step "
+                    "just before. Look at the batch; gradient_clip_val bounds what such a step does.",
+                    batch=events.jump_batch,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diverging(Rule):
+    """Gradients that have grown out of all proportion to those of the training's first steps.
+
+    Attributes:
+        threshold: Norm over the largest norm of the first steps.
+    """
+
+    kind: ClassVar[str] = "exploding"
+    reads: ClassVar[type[Any] | None] = ClipReport
+    urgent: ClassVar[bool] = True
+
+    threshold: float = 1e3
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer whose gradients have grown so."""
+        for site, events in report.events.items():
+            if events.growth > self.threshold:
+                yield self.alert(
+                    report, site, events.growth, self.threshold, "critical",
+                    f"at training batch {events.growth_batch} of the epoch the gradient's norm was {events.growth_norm:.3g}, "
+                    f"{events.growth:.1e} times the largest of the training's first steps: it diverges, and weights may end as "
+                    "NaN. Usual causes are a learning rate too large, or a recurrent net without clipping. Try a lower learning "
+                    "rate, a warm-up, or gradient_clip_val=1.0 if nothing clips yet.",
+                    batch=events.growth_batch,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NonfiniteSteps(Rule):
+    """Steps that were taken with a NaN or infinite gradient; every step is looked at, so the batch is exact."""
+
+    kind: ClassVar[str] = "nonfinite"
+    reads: ClassVar[type[Any] | None] = ClipReport
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that took such a step.
+
+        Where some gradients were finite and others not, the fault is on the way back, between the last parameter that is not
+        finite and those after it: the alert stands there. Where none was finite, it came from the loss or from the forward
+        pass, and the alert stands at the optimizer.
+        """
+        for site, events in report.events.items():
+            if events.first_nonfinite_batch is None:
+                continue
+            where = f"at training batch {events.first_nonfinite_batch} of the epoch"
+            if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters:
+                last = events.first_nonfinite_parameters[-1]
+                yield self.alert(
+                    report, last, events.nonfinite_share, 0.0, "critical",
+                    f"{where} a step was taken with a gradient that is NaN or infinite here and in the layers before, and finite "
+                    "in those after: it broke on the way back, between this layer and the next. Usually the slope of an "
+                    "operation there is infinite (sqrt at 0, a norm of zeros, a power below 1, division) though its value is "
+                    "not. Add an eps inside it.",
+                    batch=events.first_nonfinite_batch,
+                )  # fmt: skip
+            else:
+                yield self.alert(
+                    report, site, events.nonfinite_share, 0.0, "critical",
+                    f"{where} a step was taken with gradients none of which was finite: the loss was not, or the forward pass "
+                    "before it; the weights are lost from there on. Look at that batch, at the loss's arguments (log of 0, "
+                    "division by 0), and at the steps before for a learning rate too large.",
+                    batch=events.first_nonfinite_batch,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotZeroed(Rule):
+    """Gradients that are never zeroed, and so add up from step to step.
+
+    Attributes:
+        threshold: Steps of the epoch with gradients that were not zeroed.
+    """
+
+    kind: ClassVar[str] = "not_zeroed"
+    reads: ClassVar[type[Any] | None] = ClipReport
+
+    threshold: int = 2
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that steps with the gradients of earlier steps."""
+        for site, events in report.events.items():
+            if events.unzeroed_steps >= self.threshold:
+                yield self.alert(
+                    report, site, events.unzeroed_steps, self.threshold, "warning",
+                    f"at {events.unzeroed_steps} steps its gradients had not been zeroed since the step before: each step follows "
+                    "the sum of all gradients so far. Usually a manual loop without optimizer.zero_grad(), or an "
+                    "optimizer_zero_grad override that does nothing. Call zero_grad() before manual_backward().",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WastedClip(Rule):
+    """Gradients that are changed when the step has been taken, and zeroed before the next: clipping at the wrong place.
+
+    Attributes:
+        threshold: Steps of the epoch.
+    """
+
+    kind: ClassVar[str] = "clip_ineffective"
+    reads: ClassVar[type[Any] | None] = ClipReport
+
+    threshold: int = 2
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer whose gradients are changed in vain."""
+        for site, events in report.events.items():
+            if events.wasted_clips >= self.threshold:
+                yield self.alert(
+                    report, site, events.wasted_clips, self.threshold, "warning",
+                    f"{events.wasted_clips} times its gradients were changed between a step and the next zero_grad, so that the "
+                    "change was thrown away. Usually clip_grad_norm_ is called in training_step, where the gradients are still "
+                    "those of the last step. Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping.",
+                )  # fmt: skip

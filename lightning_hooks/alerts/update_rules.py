@@ -1,0 +1,132 @@
+"""Rules over what the optimizers do to the parameters: too little, too much, or nothing because none holds them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.feature_rules import only_the_first_step
+from lightning_hooks.alerts.reports import GradientFlowReport
+from lightning_hooks.alerts.rule import Rule
+
+
+def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
+    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
+
+    Biases and scales are left out: what starts at 0 grows by any factor.
+    """
+    return {
+        name: stats.update_ratio
+        for name, stats in report.parameters.items()
+        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateTooSmall(Rule):
+    """Updates so small that nothing is learned, though a gradient is there.
+
+    SageMaker's rule asks for less than 1e-8, which in float32 is less than one rounding of a weight and comes too late. A
+    training that has converged is none: its gradient is small too, against that of its first epoch. Nor is one whose schedule
+    has the learning rate low for the moment.
+
+    Attributes:
+        threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
+        scheduled: Share of its peak below which a learning rate is low on purpose.
+        converged: Share of the first epoch's total gradient norm below which there is little left to learn.
+    """
+
+    kind: ClassVar[str] = "update_too_small"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    threshold: float = 1e-6
+    scheduled: float = 0.5
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer none of whose weights moves."""
+        first = history[0] if history else report
+        if not report.total_norm > self.converged * first.total_norm:
+            return
+        by_optimizer: dict[str, dict[str, float]] = {}
+        for name, ratio in weight_ratios(report).items():
+            setup = report.setups[name]
+            if setup.lr and setup.lr_peak is not None and setup.lr >= self.scheduled * setup.lr_peak:  # a rate of 0 is meant
+                for optimizer in setup.optimizers:
+                    by_optimizer.setdefault(optimizer, {})[name] = ratio
+        for optimizer, ratios in by_optimizer.items():
+            largest = max(ratios, key=ratios.__getitem__)
+            if ratios[largest] < self.threshold:
+                rate = report.setups[largest].lr
+                yield self.alert(
+                    report, optimizer, ratios[largest], self.threshold, "warning",
+                    f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}); around 1e-3 "
+                    f"is usual, and below 6e-8 a float32 weight does not move at all. The learning rate is {rate:.1e}: raise it, "
+                    "or look for what makes the gradients so small.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateTooLarge(Rule):
+    """Weights that are all but replaced by a step.
+
+    SageMaker's rule asks for a ratio of 10.
+
+    Attributes:
+        threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
+            healthy training.
+        decay: The share of a weight that decoupled weight decay takes at each step, above which it counts: at 0.02, 50 steps take
+            what is not learned anew down to a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
+    """
+
+    kind: ClassVar[str] = "update_too_large"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    threshold: float = 0.4
+    decay: float = 0.02
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
+        decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay > self.decay}
+        for optimizer, decay in decays.items():
+            yield self.alert(
+                report, optimizer, decay, self.decay, "warning",
+                f"its weight decay takes {decay:.2g} of every weight at each step (learning rate times weight_decay): what is "
+                "learned is forgotten faster than it can be learned again. Usually weight_decay was meant for another optimizer "
+                "or another learning rate. Try weight_decay=0.01.",
+            )  # fmt: skip
+        if only_the_first_step(report):
+            return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
+        ratios = weight_ratios(report)
+        usual = statistics.median(ratios.values()) if ratios else 0.0
+        for name in sorted(ratios, key=lambda name: -ratios[name]):
+            if ratios[name] > self.threshold:
+                rate = report.setups[name].lr
+                yield self.alert(
+                    report, name, ratios[name], self.threshold, "warning",
+                    f"a step changes it by {ratios[name]:.2g} of its size (the median of all weights is {usual:.1g}; around 1e-3 "
+                    f"is usual): what it had learned is overwritten. Its learning rate is {rate or 0.0:.2g}. Try a lower one, a "
+                    "warm-up, or less weight decay; where only this weight is told of, look at its own parameter group.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotOptimized(Rule):
+    """Parameters that get a gradient and that no optimizer holds."""
+
+    kind: ClassVar[str] = "not_optimized"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
+        for name, setup in report.setups.items():
+            if setup.trains and not setup.optimizers:
+                yield self.alert(
+                    report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
+                    "it requires a gradient and no optimizer holds it: it stays as it is. Usually configure_optimizers was given "
+                    "a part of the parameters, or it was unfrozen after the optimizer was made. Give it to an optimizer "
+                    "(optimizer.add_param_group), or freeze it with requires_grad_(False).",
+                )  # fmt: skip

@@ -1,0 +1,126 @@
+"""How each parameter is set up: whether it trains and had a gradient, which optimizers hold it, with what learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+
+from lightning_hooks.alerts.setups import ParameterSetup
+from lightning_hooks.callbacks.step import Step
+from lightning_hooks.hooks.selection import clean_name
+
+DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
+"""Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
+
+
+class SetupWatch:
+    """Follows, over an epoch, what is done with the parameters. Looks at lists on the host alone.
+
+    Args:
+        names: The parameters, as the steps number them.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._peaks: dict[int, float] = {}  # of each parameter group, by number, the largest learning rate so far
+        self._unheld: dict[str, nn.Parameter] | None = None
+        self._reached: set[str] = set()
+        self._steps: dict[str, int] = {}
+        self._never: dict[int, set[int]] = {}  # optimizer -> parameters without a gradient at any step so far
+
+    def batch_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
+        groups = _groups(trainer)
+        for number, (_, _, group) in enumerate(groups):
+            known = [self._peaks.get(number), *(_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
+            if rates := [rate for rate in known if rate is not None]:
+                self._peaks[number] = max(rates)
+        if self._unheld is None:
+            held = {id(parameter) for _, _, group in groups for parameter in group["params"]}
+            self._unheld = {name: p for name, p in pl_module.named_parameters() if p.requires_grad and id(p) not in held}
+
+    def after_backward(self) -> None:
+        """Gradients are there now; at the epoch's end they are not, since validation zeroes them."""
+        for name, parameter in (self._unheld or {}).items():
+            if parameter.grad is not None:
+                self._reached.add(name)
+
+    def step_taken(self, step: Step, optimizer: str) -> None:
+        """An optimizer has stepped, sampled or not."""
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        never = self._never.get(step.optimizer)
+        if never is None:
+            self._never[step.optimizer] = {*step.missing}
+        elif never:
+            never.intersection_update(step.missing)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed fit goes on from, in plain types."""
+        return {
+            "peaks": dict(self._peaks),
+            "reached": sorted(self._reached),
+            "steps": dict(self._steps),
+            "never": {place: sorted(missing) for place, missing in self._never.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up the :meth:`state` of an earlier run."""
+        self._peaks, self._steps = dict(state.get("peaks", {})), dict(state.get("steps", {}))
+        self._reached = set(state.get("reached", ()))
+        self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
+
+    def epoch_ends(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, ParameterSetup]:
+        """The setup of every parameter of the model, by its name; a tied one once. Starts a new epoch."""
+        groups = _groups(trainer)
+        held: dict[int, list[_Held]] = {}
+        for number, (name, decay, group) in enumerate(groups):
+            for parameter in group["params"]:
+                held.setdefault(id(parameter), []).append(_Held(name, decay, _number(group.get("lr")), self._peaks.get(number)))
+        never = {self._names[index] for missing in self._never.values() for index in missing}
+        setups = {}
+        for raw, parameter in pl_module.named_parameters():
+            name, holders = clean_name(raw), held.get(id(parameter), [])
+            steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
+            setups[name] = ParameterSetup(
+                elements=parameter.numel(),
+                dimensions=parameter.dim(),
+                trains=parameter.requires_grad,
+                has_gradient=name not in never and steps > 0 if holders else raw in self._reached,
+                optimizers=tuple(holder.optimizer for holder in holders),
+                steps=steps,
+                lr=max((holder.lr for holder in holders if holder.lr is not None), default=None),
+                lr_peak=max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
+                decay=max((holder.decay for holder in holders), default=0.0),
+            )
+        self._unheld = None
+        self._reached, self._steps, self._never = set(), {}, {}
+        return setups
+
+
+class _Held(NamedTuple):
+    """One optimizer's hold on a parameter."""
+
+    optimizer: str
+    decay: float
+    lr: float | None
+    lr_peak: float | None
+
+
+def _groups(trainer: Trainer) -> list[tuple[str, float, dict[str, Any]]]:
+    """Each parameter group, with its optimizer's name and what decoupled weight decay takes of a weight at each step."""
+    found = []
+    for place, optimizer in enumerate(trainer.optimizers):
+        kind = type(optimizer).__name__
+        for group in getattr(optimizer, "param_groups", ()):
+            decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
+            decay = (_number(group.get("lr")) or 0.0) * (_number(group.get("weight_decay")) or 0.0) if decoupled else 0.0
+            found.append((f"{place}-{kind}", decay, group))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A number of a group's settings; None for a tensor, which might be on a device."""
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,147 @@
+"""Rules over how a model is built and what it is fed, just below and just above their thresholds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import (
+    ConstantTargets,
+    DoubleSoftmax,
+    FeatureReport,
+    GradientFlowReport,
+    ParameterSetup,
+    PoorInit,
+    SameSamples,
+    Shared,
+    ValidationShift,
+)
+from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+
+FED = FeatureStats(calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0)
+
+
+def features(**change: Any) -> FeatureReport:
+    base = FeatureReport(0, 40, {"stem": FED, "head": FED}, (), 4, 40, order=("late", "stem", "head"), input_place="[0]")
+    return replace(base, **change)
+
+
+def names(rule: Any, report: Any) -> list[tuple[str, str, float, str]]:
+    return [(alert.kind, alert.site, alert.value, alert.severity) for alert in rule(report)]
+
+
+@pytest.mark.parametrize(
+    ("gains", "ill"),
+    [
+        ({"a": 1.0, "b": 1.1, "c": 7.6}, {}),
+        ({"a": 1.0, "b": 1.1, "c": 7.8}, {"c": 7.8 / 1.1}),
+        ({"a": 1.0, "b": 1.1, "c": 0.14}, {"c": 0.14}),
+        ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 9.0, "e": 10.0}, {}),  # two of a kind: a matter of design
+        ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 9.0, "e": 20.0}, {"d": 9.0, "e": 20.0}),
+        ({"a": 1.0, "b": 99.0}, {}),  # too few to tell
+        ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0, "e": math.inf, "f": math.nan}, {}),
+        ({}, {}),
+    ],
+)
+def test_poor_init(gains: dict[str, float], ill: dict[str, float]) -> None:
+    report = features(initial_gains=gains)
+    assert {alert.site: alert.value for alert in PoorInit()(report)} == pytest.approx(ill)
+    assert list(PoorInit()(replace(report, epoch=1))) == []
+
+
+def test_poor_init_says_how_large() -> None:
+    (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}))
+    assert large.message.startswith("its weights started 10 times the size of the other layers' (gain 5 against a median of 0.5)")
+    (small,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 0.05}))
+    assert small.message.startswith("its weights started 1/10 of the size of the other layers' (gain 0.05 against a median of 0.5)")
+
+
+def test_shared() -> None:
+    report = features(shared={"layers.0": ("layers.1",), "blocks.0": tuple(f"blocks.{i}" for i in range(1, 6))})
+    assert names(Shared(), report) == [("shared", "layers.0", 2, "warning"), ("shared", "blocks.0", 6, "warning")]
+    one, many = (alert.message for alert in Shared()(report))
+    assert one.startswith("layers.1 is the same module, with the same weights.")
+    assert many.startswith("blocks.1, blocks.2, blocks.3, … are the same module")
+    assert one.endswith("mute this with rules=['-shared'].")
+
+
+def test_double_softmax() -> None:
+    report = GradientFlowReport(0, 40, {}, {}, 1.0)
+    assert list(DoubleSoftmax()(report)) == []
+    (alert,) = DoubleSoftmax()(replace(report, squashed_twice="net.softmax"))
+    assert (alert.kind, alert.site, alert.severity) == ("double_softmax", "net.softmax", "warning")
+    assert "cross_entropy and binary_cross_entropy_with_logits take logits" in alert.message
+
+
+def test_same_samples() -> None:
+    assert names(SameSamples(), features(same_samples=True)) == [("constant", "stem", 0.0, "warning")]  # the first that was called
+    assert names(SameSamples(), features(same_samples=False)) == names(SameSamples(), features()) == []
+    assert names(SameSamples(), features(same_samples=True, sites={})) == []
+    (alert,) = SameSamples()(features(same_samples=True))
+    assert alert.message.startswith("all samples of a batch (its tensor at [0]) were the same to the last bit")
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "found"),
+    [
+        (1.0, 5.0, None),
+        (1.0, 5.1, 5.1),
+        (5.0, 1.0, None),
+        (5.1, 1.0, 1 / 5.1),
+        (0.0, 1.0, None),
+        (1.0, 0.0, None),
+        (math.nan, 1.0, None),
+        (1.0, None, None),
+    ],
+)
+def test_validation_shift(training: float, validation: float | None, found: float | None) -> None:
+    inputs = {"training": replace(FED, rms=training)} | ({} if validation is None else {"validation": replace(FED, rms=validation)})
+    alerts = names(ValidationShift(), features(inputs=inputs))
+    assert alerts == ([] if found is None else [("validation_shift", "stem", pytest.approx(found), "warning")])
+
+
+def test_validation_shift_says_by_how_much() -> None:
+    (alert,) = ValidationShift()(features(inputs={"training": FED, "validation": replace(FED, rms=255.0)}))
+    assert alert.message.startswith(
+        "its input (the batch's tensor at [0]) has a root mean square of 255 in validation and 1 in training: the validation data"
+    )
+
+
+def flow(agreement: float, samples: int = 32, calls: int = 4, steps: int = 40, **change: Any) -> GradientFlowReport:
+    """A last layer of 10 outputs whose bias gets this share of what full agreement of the samples would give."""
+    head = GradientStats(
+        calls=calls, count=calls * samples * 10, mean=0.0, std=0.1, min=-1.0, max=1.0, rms=0.1, norm=0.3, norm_max=0.5,
+        zero_fraction=0.0, nonfinite_fraction=0.0,
+    )  # fmt: skip
+    accumulated = calls / 4 * 40 / steps
+    bias = ParameterGradientStats(
+        steps=4, norm=agreement * math.sqrt(samples) * 0.3 * accumulated, norm_max=9.0, rms=0.1, zero_fraction=0.0,
+        nonfinite_steps=0, missing_steps=0, update_ratio=1e-3,
+    )  # fmt: skip
+    setups = {"head.bias": ParameterSetup(10, 1, True, True, ("0-Adam",), steps=steps, lr=1e-3, lr_peak=1e-3)}
+    base = GradientFlowReport(
+        0, 40, {"stem": head, "head": head}, {"head.bias": bias}, 1.0, (), 4, 40, order=("head", "stem"), setups=setups
+    )
+    return replace(base, **change)
+
+
+def test_constant_targets() -> None:
+    assert names(ConstantTargets(), flow(0.899)) == []
+    assert names(ConstantTargets(), flow(0.91)) == [("constant", "head", pytest.approx(0.91), "warning")]
+    assert names(ConstantTargets(), flow(0.91, samples=7)) == []
+    assert names(ConstantTargets(), flow(0.91, samples=8)) != []
+    assert names(ConstantTargets(), flow(0.91, calls=8)) != []  # two calls a batch, both part of one step
+    assert names(ConstantTargets(), flow(0.91, steps=10)) != []  # four batches a step
+    accumulated = replace(flow(0.91), setups={"head.bias": replace(flow(0.91).setups["head.bias"], steps=10)})
+    assert names(ConstantTargets(), accumulated) == []
+    assert names(ConstantTargets(), flow(1.0, sampled_batches=1)) == []
+    assert names(ConstantTargets(), flow(1.0, setups={})) == []
+    assert names(ConstantTargets(), flow(1.0, parameters={})) == []
+    assert names(ConstantTargets(), flow(1.0, modules={})) == []
+    (alert,) = ConstantTargets()(flow(1.0))
+    assert alert.message.startswith(
+        "the gradient at its output points the same way for all samples (100% of what complete agreement"
+    )

@@ -1,0 +1,95 @@
+"""Rules over single steps, just below and just above their thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import ClipReport, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.clipping import StepEvents
+
+QUIET = StepEvents(
+    jump=1.2, jump_sigmas=2.0, jump_norm=1.2, jump_mean=0.8, jump_before=128, jump_batch=3, jump_parameter="head.weight",
+    growth=1.5, growth_norm=1.2, growth_batch=3,
+)  # fmt: skip
+
+
+def report(**change: Any) -> ClipReport:
+    return ClipReport(3, 120, {}, events={"0-SGD": QUIET, "1-Adam": replace(QUIET, **change)})
+
+
+def names(rule: Any, **change: Any) -> list[tuple[str, str, float, str]]:
+    return [(alert.kind, alert.site, alert.value, alert.severity) for alert in rule(report(**change))]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"jump": 10.0, "jump_sigmas": 99.0}, False),
+        ({"jump": 10.1, "jump_sigmas": 99.0}, True),
+        ({"jump": 10.1, "jump_sigmas": 6.0}, False),
+        ({"jump": 10.1, "jump_sigmas": 6.1}, True),
+        ({"jump": 99.0, "jump_sigmas": 99.0, "jump_before": 15}, False),
+        ({"jump": 99.0, "jump_sigmas": 99.0, "jump_before": 16}, True),
+    ],
+)
+def test_spike(change: dict[str, Any], found: bool) -> None:
+    assert names(Spike(), **change) == ([("spike", "1-Adam", change["jump"], "warning")] if found else [])
+
+
+def test_spike_says_where_and_how_large() -> None:
+    (alert,) = Spike()(report(jump=50.0, jump_sigmas=30.0, jump_norm=40.0, jump_batch=17))
+    assert alert.message == (
+        "at training batch 17 of the epoch the gradient's norm was 40, 50 times the largest before and 30 standard deviations "
+        "above the mean (0.8) of the 128 steps before; most of it in head.weight. Usually that batch holds data unlike the rest "
+        "(not normalised, corrupt), or the weights took a wild step just before. Look at the batch; gradient_clip_val bounds "
+        "what such a step does."
+    )
+
+
+@pytest.mark.parametrize(("growth", "found"), [(1e3, False), (1.1e3, True)])
+def test_diverging(growth: float, found: bool) -> None:
+    change = {"growth": growth, "growth_norm": 4.2e5, "growth_batch": 8}
+    assert names(Diverging(), **change) == ([("exploding", "1-Adam", growth, "critical")] if found else [])
+    for alert in Diverging()(report(**change)):
+        assert alert.message.startswith(
+            "at training batch 8 of the epoch the gradient's norm was 4.2e+05, 1.1e+03 times the largest of the training's first"
+        )
+        assert "Try a lower learning rate, a warm-up, or gradient_clip_val=1.0" in alert.message
+
+
+def test_a_step_with_a_gradient_that_is_not_finite() -> None:
+    ill = {"first_nonfinite_batch": 7, "first_nonfinite_parameters": ("stem.weight", "fc.bias")}
+    assert names(NonfiniteSteps(), **ill, nonfinite_share=1.0) == [("nonfinite", "1-Adam", 1.0, "critical")]
+    assert names(NonfiniteSteps(), **ill, nonfinite_share=0.5) == [("nonfinite", "fc.bias", 0.5, "critical")]
+    (whole,) = NonfiniteSteps()(report(**ill, nonfinite_share=1.0))
+    assert whole.message.startswith("at training batch 7 of the epoch a step was taken with gradients none of which was finite")
+    (part,) = NonfiniteSteps()(report(**ill, nonfinite_share=0.5))
+    assert "it broke on the way back, between this layer and the next" in part.message
+    assert part.message.endswith("Add an eps inside it.")
+
+
+@pytest.mark.parametrize(
+    ("rule", "field", "kind"), [(NotZeroed(), "unzeroed_steps", "not_zeroed"), (WastedClip(), "wasted_clips", "clip_ineffective")]
+)
+def test_careless_loops(rule: Any, field: str, kind: str) -> None:
+    assert names(rule, **{field: 1}) == []
+    assert names(rule, **{field: 2}) == [(kind, "1-Adam", 2, "warning")]
+    (alert,) = rule(report(**{field: 9}))
+    told = {
+        "not_zeroed": ("at 9 steps its gradients had not been zeroed", "Call zero_grad() before manual_backward()."),
+        "clip_ineffective": (
+            "9 times its gradients were changed between a step and the next zero_grad",
+            "configure_gradient_clipping.",
+        ),
+    }[kind]
+    assert alert.message.startswith(told[0])
+    assert alert.message.endswith(told[1])
+
+
+@pytest.mark.parametrize("rule", [Spike(), Diverging(), NonfiniteSteps(), NotZeroed(), WastedClip()], ids=repr)
+def test_quiet_steps_give_no_alert(rule: Any) -> None:
+    assert list(rule(report())) == []
+    assert list(rule(ClipReport(0, 0, {}, events={"0-SGD": StepEvents()}))) == []  # no step at all

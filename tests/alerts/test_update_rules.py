@@ -1,0 +1,115 @@
+"""Rules over what optimizers do to weights, just below and just above their thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import GradientFlowReport, Missing, NotOptimized, ParameterSetup, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.update_rules import weight_ratios
+from lightning_hooks.statistics import ParameterGradientStats
+
+MEASURED = ParameterGradientStats(
+    steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3
+)
+HELD = ParameterSetup(100, 2, True, True, ("0-Adam",), steps=40, lr=1e-3, lr_peak=1e-3)
+
+
+def report(
+    *ratios: float | None, setups: dict[int, dict[str, Any]] | None = None, total_norm: float = 1.0, **change: Any
+) -> GradientFlowReport:
+    """Weights with these update ratios: epoch 3, unless said otherwise."""
+    parameters = {f"{i}.weight": replace(MEASURED, update_ratio=ratio) for i, ratio in enumerate(ratios)}
+    held = {f"{i}.weight": replace(HELD, **(setups or {}).get(i, {})) for i in range(len(ratios))}
+    base = GradientFlowReport(3, 120, {}, parameters, total_norm, sampled_batches=4, batches=40, setups=held)
+    return replace(base, **change)
+
+
+def names(rule: Any, *args: Any, **kwargs: Any) -> list[tuple[str, str, float, str]]:
+    return [(alert.kind, alert.site, alert.value, alert.severity) for alert in rule(report(*args, **kwargs))]
+
+
+def test_weights_alone_are_judged() -> None:
+    assert weight_ratios(report(0.1, None, 0.3, setups={2: {"dimensions": 1}})) == {"0.weight": 0.1}
+    assert weight_ratios(replace(report(0.1), setups={})) == {}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "setups", "found"),
+    [
+        ((1e-6, 1e-9), {}, None),
+        ((9e-7, 1e-9), {}, 9e-7),
+        ((9e-7, 1e-3), {}, None),  # one that moves is enough
+        ((9e-7, 1e-3), {1: {"optimizers": ("1-SGD",)}}, 9e-7),  # not if it is another optimizer's
+        ((9e-7,), {0: {"lr": 5e-4}}, 9e-7),
+        ((9e-7,), {0: {"lr": 4.9e-4}}, None),  # low for the moment, by its schedule
+        ((9e-7,), {0: {"lr": None}}, None),
+        ((9e-7,), {0: {"lr": 0.0, "lr_peak": 0.0}}, None),  # meant
+        ((9e-7,), {0: {"optimizers": ()}}, None),
+        ((), {}, None),
+    ],
+)
+def test_update_too_small(ratios: tuple[float, ...], setups: dict[int, dict[str, Any]], found: float | None) -> None:
+    expected = [] if found is None else [("update_too_small", "0-Adam", found, "warning")]
+    assert names(UpdateTooSmall(), *ratios, setups=setups) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "found"), [(1.0, 1.0, True), (1.0, 0.011, True), (1.0, 0.01, False), (1.0, float("nan"), False)]
+)
+def test_what_has_converged_may_stand_still(first: float, now: float, found: bool) -> None:
+    ill = report(1e-8, total_norm=now)
+    assert bool(list(UpdateTooSmall()(ill, [report(1e-3, total_norm=first)]))) is found
+    (alert,) = UpdateTooSmall()(report(1e-8))
+    assert alert.message == (
+        "a step changes none of its weights by more than 1.0e-08 of their size (0.weight); around 1e-3 is usual, and below 6e-8 a "
+        "float32 weight does not move at all. The learning rate is 1.0e-03: raise it, or look for what makes the gradients so "
+        "small."
+    )
+
+
+def test_update_too_large() -> None:
+    assert names(UpdateTooLarge(), 0.4, 1e-3) == []
+    assert names(UpdateTooLarge(), 0.41, 1e-3, 0.9) == [
+        ("update_too_large", "2.weight", 0.9, "warning"),
+        ("update_too_large", "0.weight", 0.41, "warning"),
+    ]
+    assert names(UpdateTooLarge(), 0.9, setups={0: {"dimensions": 1}}) == []  # a bias starts at 0
+    assert names(UpdateTooLarge(), 0.9, epoch=0, sampled_batches=1) == []  # the first step of all
+    assert names(UpdateTooLarge(), 0.9, epoch=1, sampled_batches=1) != []
+    (alert,) = UpdateTooLarge()(report(0.9, 1e-3, 1e-3))
+    assert alert.message.startswith(
+        "a step changes it by 0.9 of its size (the median of all weights is 0.001; around 1e-3 is usual)"
+    )
+    assert "Its learning rate is 0.001." in alert.message
+
+
+def test_weight_decay_that_takes_too_much() -> None:
+    assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.02}}) == []
+    ill = report(1e-3, 1e-3, setups={0: {"decay": 0.3}, 1: {"decay": 0.3}}, epoch=0, sampled_batches=1)
+    (alert,) = UpdateTooLarge()(ill)
+    assert (alert.site, alert.value, alert.threshold) == ("0-Adam", 0.3, 0.02)
+    assert alert.message.startswith("its weight decay takes 0.3 of every weight at each step (learning rate times weight_decay)")
+
+
+def test_not_optimized() -> None:
+    alone = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
+    setups = {0: alone, 1: {**alone, "has_gradient": False}, 2: {**alone, "trains": False}}
+    assert names(NotOptimized(), 1e-3, 1e-3, 1e-3, 1e-3, setups=setups) == [
+        ("not_optimized", "0.weight", 100.0, "warning"),
+        ("not_optimized", "1.weight", 100.0, "info"),  # nothing asks for it, as yet
+    ]
+    (alert, *_) = NotOptimized()(report(1e-3, setups=setups))
+    assert alert.message.startswith("it requires a gradient and no optimizer holds it: it stays as it is.")
+    assert "(optimizer.add_param_group), or freeze it with requires_grad_(False)" in alert.message
+
+
+def test_missing_asks_every_step() -> None:
+    never = replace(MEASURED, steps=0, missing_steps=4)
+    ill = replace(report(1e-3), parameters={"0.weight": never})
+    assert list(Missing()(ill)) == []  # it had one at a step that was not sampled
+    ill = replace(ill, setups={"0.weight": replace(HELD, has_gradient=False)})
+    assert [alert.site for alert in Missing()(ill)] == ["0.weight"]
+    assert [alert.site for alert in Missing()(replace(ill, setups={}))] == ["0.weight"]
