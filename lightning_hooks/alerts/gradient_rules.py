@@ -194,8 +194,9 @@ class Stretching(Rule):
     """One module through which gradients grow far more than through any in health, as a recurrent one whose weights stretch.
 
     Attributes:
-        threshold: Norm that comes out of it on the way back over the norm that goes in. A normalisation of small values reaches
-            120 in health.
+        threshold: Norm that comes out of it on the way back over the largest norm at any module after it (at its neighbour's
+            alone would not do: the gradients of queries and keys are thousands of times below those of values, in health). A
+            normalisation of small values reaches 120 in health.
     """
 
     kind: ClassVar[str] = "exploding"
@@ -208,7 +209,8 @@ class Stretching(Rule):
         if any(Exploding()(report)):
             return
         flow = _Flow(report)
-        for site, (norm, arriving) in zip(flow.sites[1:], pairwise(flow.norm), strict=True):
+        largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
+        for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
             if norm > self.threshold * arriving:
                 yield self.alert(
                     report, site, norm / arriving, self.threshold, "warning",

@@ -18,11 +18,13 @@ class PoorInit(Rule):
     """A layer that starts from weights much larger, or smaller, than those of all its siblings.
 
     SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Trainings differ by more in health
-    (GPT-2 starts the last layer of each residual branch small by design), so a layer counts only if no other is near it.
+    (GPT-2 starts the last layer of each residual branch small by design), so a layer counts only if no other is near it, and if
+    its own gain is no textbook's: a new head with PyTorch's initialisation on a small body with BERT's (a fixed 0.02) is well.
 
     Attributes:
-        factor: Gain over the median gain of all layers, or the median over it. A new head with PyTorch's initialisation on a small
-            body with BERT's (a fixed 0.02) is at 5.
+        factor: Gain over the median gain of all layers, or the median over it.
+        textbook: Gains that are well whatever the others are: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's
+            (1998, 2010), 1.4 is He's (2015).
         near: Factor within which another layer's gain makes it a matter of design.
         min_layers: A model with fewer layers is not judged.
     """
@@ -31,6 +33,7 @@ class PoorInit(Rule):
     reads: ClassVar[type[Any] | None] = FeatureReport
 
     factor: float = 7.0
+    textbook: tuple[float, float] = (0.5, 1.6)
     near: float = 2.0
     min_layers: int = 3
 
@@ -43,7 +46,8 @@ class PoorInit(Rule):
         for site, gain in gains.items():
             ratio = max(gain / usual, usual / gain)
             alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
-            if ratio > self.factor and alone:
+            low, high = self.textbook
+            if ratio > self.factor and alone and not low <= gain <= high:
                 size = f"{gain / usual:.2g} times" if gain > usual else f"1/{usual / gain:.2g} of"
                 yield self.alert(
                     report, site, gain / usual, self.factor, "warning",

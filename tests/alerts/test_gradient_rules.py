@@ -168,3 +168,9 @@ def test_growth_through_one_module(gradients, norms, found):
     told = "the gradient's norm grows 3e+02 times on the way back through it, from 1.0e+00 to 3.0e+02. Usually it is recurrent"
     assert all(a.message.startswith(told) for a in alerts)
     assert list(Stretching()(gradients({"rms": 1e5}, after, after))) == []  # that is told already
+
+
+def test_a_branch_beside_a_small_one_does_not_stretch():
+    """The gradients of queries and keys are thousands of times below those of values and of the layers behind them."""
+    assert list(Stretching()(gradients({"norm": 1.0}, {"norm": 1e-4}, {"norm": 1e-4}, {"norm": 1.0}))) == []
+    assert [alert.site for alert in Stretching()(gradients({"norm": 1.0}, {"norm": 1e-4}, {"norm": 2e-3}))] == ["site1"]

@@ -52,6 +52,13 @@ def test_poor_init(gains: dict[str, float], ill: dict[str, float]) -> None:
     assert list(PoorInit()(replace(report, epoch=1))) == []
 
 
+def test_a_textbooks_gain_is_well_whatever_the_others_are() -> None:
+    """A new head with PyTorch's initialisation on a small body with BERT's fixed one."""
+    body = {f"layer{index}": 0.07 for index in range(5)}
+    assert list(PoorInit()(features(initial_gains={**body, "head": 0.58}))) == []
+    assert [alert.site for alert in PoorInit()(features(initial_gains={**body, "head": 1.7}))] == ["head"]
+
+
 def test_poor_init_says_how_large() -> None:
     (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}))
     assert large.message.startswith("its weights started 10 times the size of the other layers' (gain 5 against a median of 0.5)")
