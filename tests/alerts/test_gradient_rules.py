@@ -170,7 +170,7 @@ def test_growth_through_one_module(gradients, norms, found):
     assert list(Stretching()(gradients({"rms": 1e5}, after, after))) == []  # that is told already
 
 
-def test_a_branch_beside_a_small_one_does_not_stretch():
+def test_a_branch_beside_a_small_one_does_not_stretch(gradients):
     """The gradients of queries and keys are thousands of times below those of values and of the layers behind them."""
-    assert list(Stretching()(gradients({"norm": 1.0}, {"norm": 1e-4}, {"norm": 1e-4}, {"norm": 1.0}))) == []
-    assert [alert.site for alert in Stretching()(gradients({"norm": 1.0}, {"norm": 1e-4}, {"norm": 2e-3}))] == ["site1"]
+    assert list(Stretching()(gradients({"rms": 1.0}, {"rms": 1e-4}, {"rms": 1e-4}, {"rms": 1.0}))) == []
+    assert [alert.site for alert in Stretching()(gradients({"rms": 1.0}, {"rms": 1e-4}, {"rms": 2e-3}))] == ["site1"]
