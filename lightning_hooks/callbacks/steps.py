@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.callbacks.gradient_trace import GradientTrace
+from lightning_hooks.callbacks.gradient_trace import TRACED_EVERY, TRACED_FIRST, GradientTrace
 from lightning_hooks.callbacks.step import Known, Step
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
@@ -46,6 +46,7 @@ class _Watch:
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     left: GradientTrace | None = None  # the gradients that the last step left behind
     ready: bool = False  # on_before_optimizer_step has come
+    taken: int = 0  # how many steps it has taken in this fit
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
 
@@ -241,7 +242,10 @@ class StepProbe:
             step.give_back()
             self._tell("skipped", step)
         elif step is not None and (step.indices or self._backward):
-            if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
+            watch.left = None
+            watch.taken += 1
+            # What is written to a shard does not count as written to the whole.
+            if step.parameters and step.shards is None and (watch.taken <= TRACED_FIRST or watch.taken % TRACED_EVERY == 0):
                 watch.left = GradientTrace(step.parameters)
             self._tell("taken", step)
         self._backward = False

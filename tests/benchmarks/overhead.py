@@ -86,15 +86,19 @@ def step_seconds(task: Task, loader: Any, workload: Workload, callbacks: list[An
     return clock.seconds(period)
 
 
-def counts(task: Task, workload: Workload, callbacks: list[Any]) -> tuple[float, float]:
+def counts(task: Task, workload: Workload, callbacks: Callable[[], list[Any]]) -> tuple[float, float]:
     """Per step: how often the host waits for a number, and how many kernels are launched (on the CPU: operations)."""
-    steps = 20
+    few, many = (_counted(task, workload, callbacks, steps) for steps in (20, 40))
+    return (many[0] - few[0]) / 20, (many[1] - few[1]) / 20  # so that an epoch's start and end do not count
+
+
+def _counted(task: Task, workload: Workload, callbacks: Callable[[], list[Any]], steps: int) -> tuple[int, int]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
     with profile(activities=activities, acc_events=True) as seen:
-        step_seconds(task, batches(workload.batch, workload.batch_size, steps), workload, callbacks, 1)
+        step_seconds(task, batches(workload.batch, workload.batch_size, steps), workload, callbacks(), 1)
     found = {event.key: event.count for event in seen.key_averages()}
     launched = [count for key, count in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
-    return found.get("aten::_local_scalar_dense", 0) / steps, sum(launched) / steps
+    return found.get("aten::_local_scalar_dense", 0), sum(launched)
 
 
 def variants(peers: bool) -> dict[str, tuple[Variant, int]]:
@@ -123,8 +127,8 @@ def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
             on = step_seconds(task, loader, workload, make(), period)
             plain.append(off)
             ratios[label].append(on / off)
-    nothing = counts(task, workload, [])
-    counted = {label: counts(task, workload, make()) for label, (make, _) in every.items()}
+    nothing = counts(task, workload, list)
+    counted = {label: counts(task, workload, make) for label, (make, _) in every.items()}
     result = {
         "workload": name,
         "step_ms": 1e3 * statistics.median(plain),
