@@ -134,7 +134,7 @@ class NotZeroed(Rule):
             if events.unzeroed_steps >= self.threshold:
                 yield self.alert(
                     report, site, events.unzeroed_steps, self.threshold, "warning",
-                    f"{events.unzeroed_steps} times its gradients had not been zeroed since the step before: each step follows "
+                    f"at {events.unzeroed_steps} steps its gradients had not been zeroed since the step before: each step follows "
                     "the sum of all gradients so far. Usually a manual loop without optimizer.zero_grad(), or an "
                     "optimizer_zero_grad override that does nothing. Call zero_grad() before manual_backward().",
                 )  # fmt: skip

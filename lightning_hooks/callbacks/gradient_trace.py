@@ -11,9 +11,6 @@ from lightning_hooks.callbacks.step import versions
 LOOKED_AT = 8
 """How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""
 
-TRACED_FIRST, TRACED_EVERY = 16, 8
-"""What a step leaves behind is followed at a fit's first steps, and at every so many later on: a loop does the same at each."""
-
 
 class GradientTrace:
     """Follows the gradients of one optimizer from one step to the next by torch's own count of changes in place; reads no number.

@@ -98,14 +98,11 @@ class Step:
     def mark(self) -> None:
         """Remember which gradients these are, for :meth:`unchanged`."""
         if self.shards is None:  # what is written to a shard does not count as written to the whole
-            self._mark = self._versions()
+            self._mark = versions(self.parameters)
 
     def unchanged(self) -> bool:
         """Whether the gradients are those of :meth:`mark`, as far as autograd's version counters tell (not through ``.data``)."""
-        return self._mark is not None and self._mark == self._versions()
-
-    def _versions(self) -> list[tuple[int, int]]:
-        return versions(self.parameters)
+        return self._mark is not None and self._mark == versions(self.parameters)
 
     def norms(self) -> Tensor:
         """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once per look.
@@ -129,7 +126,7 @@ class Step:
             self._norms = self._placed(norms)
             if self.shards is not None:
                 self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)
-                gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+                gradients = self._found()
             self._sizes = [gradient.numel() for gradient in gradients]
         return self._zeros
 

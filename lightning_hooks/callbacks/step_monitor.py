@@ -72,7 +72,7 @@ class StepMonitor(Monitor[R]):
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         super().on_before_zero_grad(trainer, pl_module, optimizer)
         if self._probe is not None:
-            self._probe.before_zero_grad(optimizer)
+            self._probe.before_zero_grad(self, optimizer)
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.callbacks.gradient_trace import TRACED_EVERY, TRACED_FIRST, GradientTrace
+from lightning_hooks.callbacks.gradient_trace import GradientTrace
 from lightning_hooks.callbacks.step import Known, Step
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
@@ -46,7 +46,6 @@ class _Watch:
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     left: GradientTrace | None = None  # the gradients that the last step left behind
     ready: bool = False  # on_before_optimizer_step has come
-    taken: int = 0  # how many steps it has taken in this fit
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
 
@@ -148,6 +147,8 @@ class StepProbe:
 
     def before_backward(self, owner: object) -> None:
         """Backward starts."""
+        if not self._first("before_backward", owner):
+            return
         self._backward = True
         for watch in self._watches.values():
             if watch.left is not None:
@@ -155,18 +156,21 @@ class StepProbe:
             if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
                 self._skip(watch)
 
-    def before_zero_grad(self, optimizer: Any) -> None:
+    def before_zero_grad(self, owner: object, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
-        watch = self._watch(_unwrapped(optimizer))
-        if watch is not None and watch.left is not None:
+        optimizer = _unwrapped(optimizer)
+        watch = self._watch(optimizer)
+        if watch is not None and watch.left is not None and self._first(f"before_zero_grad_{id(optimizer)}", owner):
             watch.left.before_zero_grad()
 
     def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        if not self._first("after_backward", owner):
+            return
         for watch in self._watches.values():
             if watch.left is not None:
                 watch.left.after_backward()
-        if pl_module.automatic_optimization or not self._first("after_backward", owner):
+        if pl_module.automatic_optimization:
             return
         for optimizer in trainer.optimizers:
             position = self._positions.get(id(optimizer))
@@ -242,10 +246,7 @@ class StepProbe:
             step.give_back()
             self._tell("skipped", step)
         elif step is not None and (step.indices or self._backward):
-            watch.left = None
-            watch.taken += 1
-            # What is written to a shard does not count as written to the whole.
-            if step.parameters and step.shards is None and (watch.taken <= TRACED_FIRST or watch.taken % TRACED_EVERY == 0):
+            if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters)
             self._tell("taken", step)
         self._backward = False

@@ -286,7 +286,9 @@ class WeightSample:
         plan = self.plan
         if fast is not None and plan.places is not None:
             places = located(parameters, plan.places)
-            if places is None or places.dtype != plan.places.dtype or places.sizes.tolist() != plan.places.sizes.tolist():
+            if places is not plan.places and (
+                places is None or places.dtype != plan.places.dtype or places.sizes.tolist() != plan.places.sizes.tolist()
+            ):
                 raise RuntimeError("the parameters became others during an update; there is no ratio of it to them")
             return fast.ratios(places, plan.counts, plan.strides, self._taken)
         after = [every(p, stride) for p, stride in zip(parameters, plan.strides.tolist(), strict=True)]

@@ -79,7 +79,7 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
     assert names(rule, **{field: 2}) == [(kind, "1-Adam", 2, "warning")]
     (alert,) = rule(report(**{field: 9}))
     told = {
-        "not_zeroed": ("9 times its gradients had not been zeroed", "Call zero_grad() before manual_backward()."),
+        "not_zeroed": ("at 9 steps its gradients had not been zeroed", "Call zero_grad() before manual_backward()."),
         "clip_ineffective": (
             "9 times its gradients were changed between a step and the next zero_grad",
             "configure_gradient_clipping.",
