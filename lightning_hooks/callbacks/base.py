@@ -69,7 +69,7 @@ class HookedCallback(Callback, ABC):
         self.every_n_steps = every_n_steps
         self.stride = every_n_steps  # what is in force
         self.hooks = HookManager()
-        self.gate = Gate()
+        self.gate = Gate(hooks=self.hooks)
         self.faults = Faults()
         self.attached = False
         self._trackers: Trackers | None = None
@@ -96,7 +96,7 @@ class HookedCallback(Callback, ABC):
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
         safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
-        self.hooks.register(module, safe, kind, label=name, **options)
+        self.hooks.register(module, safe, kind, label=name, rests=kind == "forward" and not options, **options)
 
     @property
     def meter(self) -> Meter | None:
@@ -179,7 +179,8 @@ class HookedCallback(Callback, ABC):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.gate.stop()
-        self.tell_faults()
+        if self.faults.unreported:
+            self.tell_faults()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -414,7 +414,7 @@ class _GradientListener(Listener):
         for tensor in float_tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a place of its own
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
-                if self.outputs is not None and self.outputs.open:
+                if self.outputs is not None and self.outputs.open and not torch.compiler.is_compiling():
                     self.outputs.of[tensor.grad_fn] = self.name
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_hooks.callbacks.step import versions
 
-LOOKED_AT = 8
+LOOKED_AT = 4
 """How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""
 
 
@@ -24,7 +24,7 @@ class GradientTrace:
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters[:: max(1, len(parameters) // LOOKED_AT)]
+        self._parameters = parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._versions = versions(self._parameters)
         self.unzeroed = True
         self.wasted = False

@@ -49,25 +49,14 @@ class _Watch:
     stepping: bool = False  # between the step's pre-hook and its post-hook
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Callers:
-    """Lightning tells every callback of an event; the first to hand it on makes it happen."""
-
-    seen: set[int] = field(default_factory=set)
-
-    def first(self, caller: object) -> bool:
-        new_event = not self.seen or id(caller) in self.seen
-        if new_event:
-            self.seen.clear()
-        self.seen.add(id(caller))
-        return new_event
-
-
 _PROBES: WeakKeyDictionary[Trainer, StepProbe] = WeakKeyDictionary()
 
 
 class StepProbe:
-    """Watches the optimizer steps of one trainer for all callbacks that subscribe."""
+    """Watches the optimizer steps of one trainer for all callbacks that subscribe.
+
+    Lightning tells every callback of an event, and every subscriber hands it on; that of the first is taken, the others' are not.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -78,9 +67,9 @@ class StepProbe:
         self._watches: dict[int, _Watch] = {}
         self._positions: dict[int, int] = {}
         self._hooks = HookManager()
-        self._callers: dict[str, _Callers] = {}
         self._backward = False
         self._may_clip = True
+        self._leader: int | None = None
 
     @classmethod
     def of(cls, trainer: Trainer) -> StepProbe:
@@ -92,14 +81,15 @@ class StepProbe:
         if not self._observers:
             self._install(trainer, pl_module)
         self._observers[id(owner)] = observer
+        self._leader = next(iter(self._observers))
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
         self._observers.pop(id(owner), None)
+        self._leader = next(iter(self._observers), None)
         if not self._observers:
             self._hooks.remove_all()
             self._watches.clear()
-            self._callers.clear()
             self._backward = False
 
     def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -147,7 +137,7 @@ class StepProbe:
 
     def before_backward(self, owner: object) -> None:
         """Backward starts."""
-        if not self._first("before_backward", owner):
+        if id(owner) != self._leader:
             return
         self._backward = True
         for watch in self._watches.values():
@@ -158,14 +148,15 @@ class StepProbe:
 
     def before_zero_grad(self, owner: object, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
-        optimizer = _unwrapped(optimizer)
-        watch = self._watch(optimizer)
-        if watch is not None and watch.left is not None and self._first(f"before_zero_grad_{id(optimizer)}", owner):
+        if id(owner) != self._leader:
+            return
+        watch = self._watch(_unwrapped(optimizer))
+        if watch is not None and watch.left is not None:
             watch.left.before_zero_grad()
 
     def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
-        if not self._first("after_backward", owner):
+        if id(owner) != self._leader:
             return
         for watch in self._watches.values():
             if watch.left is not None:
@@ -183,9 +174,11 @@ class StepProbe:
 
     def before_optimizer_step(self, owner: object, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
+        if id(owner) != self._leader:
+            return
         optimizer = _unwrapped(optimizer)
         position = self._positions.get(id(optimizer))
-        if position is None or not self._first(f"before_step_{position}", owner):
+        if position is None:
             return
         watch = self._watches[position]
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
@@ -208,10 +201,11 @@ class StepProbe:
 
     def batch_end(self, owner: object) -> None:
         """A training batch is over: a step that was announced and not taken will not be."""
-        if self._first("batch_end", owner):
-            for watch in self._watches.values():
-                if watch.ready:
-                    self._skip(watch)
+        if id(owner) != self._leader:
+            return
+        for watch in self._watches.values():
+            if watch.ready:
+                self._skip(watch)
 
     # What the optimizers tell.
 
@@ -262,9 +256,6 @@ class StepProbe:
     def _tell(self, event: str, step: Step) -> None:
         for observer in list(self._observers.values()):
             getattr(observer, event)(step)
-
-    def _first(self, event: str, owner: object) -> bool:
-        return self._callers.setdefault(event, _Callers()).first(owner)
 
     def _members(self, position: int, optimizer: Optimizer) -> list[tuple[int, Tensor]]:
         """The optimizer's parameters that have a place, each once; looked up anew when its groups have changed."""

@@ -26,8 +26,8 @@ class ClipLedger:
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
         self._page = max(4, min(PAGE, NUMBERS // max(n_parameters, 1)))
-        self._before = torch.zeros((self._page, n_parameters), device=device, dtype=dtype)
-        self._after = torch.zeros_like(self._before)
+        self._before: list[Tensor] = []
+        self._after: list[Tensor] = []
         self._taken: list[bool] = []
         self._batches: list[int] = []
         self._skips: list[bool] = []
@@ -35,7 +35,7 @@ class ClipLedger:
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
     def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0) -> None:
-        """Enter one optimizer step.
+        """Enter one optimizer step. The norms are kept as they are until the page is closed; nobody writes into them.
 
         Args:
             before: Norms before clipping, shape ``(n_parameters,)``; 0 for a missing gradient.
@@ -45,20 +45,18 @@ class ClipLedger:
                 loss scaler), so ``taken`` is told by the norms.
             batch: The training batch, from 0.
         """
-        line = len(self._taken)
-        self._before[line] = before
-        self._after[line] = after
+        self._before.append(before)
+        self._after.append(after)
         self._taken.append(taken)
         self._batches.append(batch)
         self._skips.append(skips_nonfinite)
-        if line + 1 == self._page:
+        if len(self._taken) == self._page:
             self._close_page()
 
     def _close_page(self) -> None:
-        lines = len(self._taken)
-        if not lines:
+        if not self._taken:
             return
-        before, after = self._before[:lines], self._after[:lines]
+        before, after = (torch.stack(norms).to(self._total) for norms in (self._before, self._after))
         taken = torch.tensor(self._taken).to(before.device, non_blocking=True)
         if any(self._skips):
             taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(self._skips).to(before.device, non_blocking=True)
@@ -67,7 +65,7 @@ class ClipLedger:
         self._clear_page()
 
     def _clear_page(self) -> None:
-        for entries in (self._taken, self._batches, self._skips):
+        for entries in (self._before, self._after, self._taken, self._batches, self._skips):
             entries.clear()
 
     @property

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lightning_hooks.hooks.precompile import before_compiling, compiling_is_told
+from lightning_hooks.hooks.resting import Resting
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -52,6 +55,9 @@ class HookManager:
 
     def __init__(self) -> None:
         self._handles: list[tuple[str, str, RemovableHandle]] = []
+        self._rests: list[RemovableHandle] = []
+        self._at_rest: list[Resting] = []
+        self._always_awake = False
 
     def register(
         self,
@@ -60,6 +66,7 @@ class HookManager:
         kind: str = "forward",
         *,
         label: str = "",
+        rests: bool = False,
         **options: bool,
     ) -> RemovableHandle:
         """Register one hook.
@@ -69,6 +76,7 @@ class HookManager:
             hook: The function, with the signature PyTorch asks for that kind.
             kind: One of ``HOOK_KINDS``.
             label: A name for messages and :attr:`alive`, for instance the module's.
+            rests: Whether :meth:`rest` takes it out.
             **options: ``prepend``, ``with_kwargs`` or ``always_call``, where PyTorch has them for that kind.
 
         Returns:
@@ -95,6 +103,9 @@ class HookManager:
             raise TypeError(f"A {kind!r} hook takes {takes}; got {', '.join(unknown)}.")
         handle: RemovableHandle = getattr(target, method)(hook, **options)
         self._handles.append((label, kind, handle))
+        if rests:
+            self._rests.append(handle)
+            self._always_awake = not before_compiling(self) or self._always_awake
         return handle
 
     @contextmanager
@@ -111,17 +122,46 @@ class HookManager:
         """Remove every hook of this manager that is still there, last first."""
         self._remove(0)
 
+    def rest(self) -> None:
+        """Take the hooks that rest out of their modules until :meth:`wake`: without hooks a module is called without a detour.
+
+        A graph that is traced meanwhile would never see them, since torch guards on hooks that are there and not on those that are
+        not. So they wake, for good, before anything is traced; where torch does not tell of that they stay in place.
+        """
+        if self._always_awake or not self._rests:
+            return
+        if not compiling_is_told():
+            self.wake()
+        elif not self._at_rest:
+            self._at_rest = [resting for handle in self._rests if (resting := Resting.lay(handle))]
+
+    def wake(self) -> None:
+        """Put the hooks that are at rest back, each where it was among its module's hooks."""
+        at_rest, self._at_rest = self._at_rest, []
+        for resting in at_rest:
+            resting.wake()
+
+    def compiling(self) -> None:
+        """``torch.compile`` is about to trace something: no rest from here on."""
+        self._always_awake = True
+        self.wake()
+
     def _remove(self, keep: int) -> None:
+        self.wake()
         while len(self._handles) > keep:
-            self._handles.pop()[2].remove()
+            handle = self._handles.pop()[2]
+            handle.remove()
+            if self._rests and self._rests[-1] is handle:
+                self._rests.pop()
 
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
-        """The (label, kind) of each hook that is in place now, in the order of registration."""
-        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
+        """The (label, kind) of each hook that is in place now, or at rest, in the order of registration."""
+        resting = {entry.handle.id for entry in self._at_rest}
+        return tuple((label, kind) for label, kind, handle in self._handles if handle.id in resting or _in_place(handle))
 
     def __len__(self) -> int:
-        """The number of hooks in place now."""
+        """The number of hooks in place now, or at rest."""
         return len(self.alive)
 
     def __bool__(self) -> bool:

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from lightning_hooks.hooks.gate import Gate
 
 Hook = Callable[..., Any]
@@ -153,6 +155,8 @@ class guarded:  # noqa: N801
         if self.error is not None or (self.when is not None and not self.when.open):
             return None
         meter = self.meter
+        if meter is not None and torch.compiler.is_compiling():
+            meter = None  # a graph has no clock
         begin = 0.0 if meter is None else time.perf_counter()
         try:
             result = self.hook(*args, **kwargs)

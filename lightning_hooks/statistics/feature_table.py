@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.precompile import before_compiling
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
@@ -72,7 +73,13 @@ class FeatureTable:
                 self.saturation[index] = spec
         self._compiled = compiled
         if compiled:
-            self.fired = {i: torch.zeros(self.capacity, dtype=torch.bool, device=device) for i in self.rectifiers}
+            self.compiling()
+        before_compiling(self)
+
+    def compiling(self) -> None:
+        """Something is about to be traced: make the buffers that otherwise grow as units show up."""
+        for index in self.rectifiers:
+            self._known(index, self.capacity, self.rows.device)
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""

@@ -30,41 +30,86 @@ from tests.benchmarks.workloads import WORKLOADS, Task, Workload, batches
 
 Variant = Callable[[], list[Any]]
 
+WARM_UP = 2
+"""Steps of a block that do not count."""
 
-class StepClock(Callback):
-    """Seconds of each step from the third on, without the epoch's end. On CUDA by events, read at the end."""
 
-    def __init__(self) -> None:
-        self.marks: list[Any] = []
+class Blocks(Callback):
+    """Runs blocks of steps with other callbacks in turn, in one fit, and keeps each step's seconds. The last callback.
+
+    Args:
+        plan: Of each block: what it is called, the callbacks, and how many steps it has.
+    """
+
+    def __init__(self, plan: list[tuple[str, Variant, int]]) -> None:
+        self.plan = plan
+        self.steps = sum(steps for _, _, steps in plan)
+        self.seconds: list[tuple[str, list[tuple[int, float]]]] = []  # of each block: (batch, seconds)
+        self.block, self.left = 0, 0
+        self.marks: list[tuple[int, Any]] = []
+        self.on: list[Any] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.others = [each for each in trainer.callbacks if each is not self]
+        self._enter(trainer, pl_module)
+
+    def _enter(self, trainer: Any, pl_module: Any) -> None:
+        _, make, self.left = self.plan[self.block]
+        self.on = make()
+        trainer.callbacks = [*self.others, *self.on, self]
+        for callback in self.on:
+            callback.on_train_start(trainer, pl_module)
+        for callback in self.on:
+            callback.on_train_epoch_start(trainer, pl_module)
+
+    def _leave(self, trainer: Any, pl_module: Any) -> None:
+        for callback in self.on:
+            callback.on_train_end(trainer, pl_module)
+        for callback in self.on:
+            callback.teardown(trainer, pl_module, "fit")
+        self.on = []
+        trainer.callbacks = [*self.others, self]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if torch.cuda.is_available():
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.marks.append(event)
+            self.marks.append((batch_idx, event))
         else:
-            self.marks.append(time.perf_counter())
+            self.marks.append((batch_idx, time.perf_counter()))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.num_training_batches - 1:
-            self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self.left -= 1
+        if self.left:
+            return
+        self.on_train_batch_start(trainer, pl_module, batch, batch_idx + 1)
+        self.seconds.append((self.plan[self.block][0], list(zip(*self._steps(), strict=True))))
+        self.marks.clear()
+        self._leave(trainer, pl_module)
+        self.block += 1
+        if self.block < len(self.plan):
+            self._enter(trainer, pl_module)
+            gc.collect()
 
-    def seconds(self, period: int) -> float:
-        """Mean seconds of a step, by the median of those at each place in the sampling's period: outliers do not count."""
+    def _steps(self) -> tuple[list[int], list[float]]:
+        pairs = list(zip(self.marks, self.marks[1:], strict=False))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            steps = [a.elapsed_time(b) / 1e3 for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        else:
-            steps = [b - a for a, b in zip(self.marks, self.marks[1:], strict=False)]
-        sampled = [step for index, step in enumerate(steps) if index > 2 and index % period == 0]
-        others = [step for index, step in enumerate(steps) if index > 2 and index % period]
-        if not others:
-            return statistics.median(sampled)
-        return (statistics.median(sampled) + (period - 1) * statistics.median(others)) / period
+            return [batch for (batch, _), _ in pairs], [a.elapsed_time(b) / 1e3 for (_, a), (_, b) in pairs]
+        return [batch for (batch, _), _ in pairs], [b - a for (_, a), (_, b) in pairs]
 
 
-def step_seconds(task: Task, loader: Any, workload: Workload, callbacks: list[Any], period: int) -> float:
-    clock = StepClock()
+def mean_step(steps: list[tuple[int, float]], period: int) -> float:
+    """Mean seconds of a step, by the median of those at each place in the sampling's period: outliers do not count."""
+    steps = steps[WARM_UP:]
+    sampled = [seconds for batch, seconds in steps if batch % period == 0]
+    others = [seconds for batch, seconds in steps if batch % period]
+    if not others:
+        return statistics.median(sampled)
+    return (statistics.median(sampled) + (period - 1) * statistics.median(others)) / period
+
+
+def fit(task: Task, workload: Workload, callbacks: list[Any], steps: int) -> None:
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="gpu" if workload.cuda else "cpu",
@@ -75,15 +120,34 @@ def step_seconds(task: Task, loader: Any, workload: Workload, callbacks: list[An
         enable_progress_bar=False,
         enable_model_summary=False,
         gradient_clip_val=1.0,
-        callbacks=[clock, *callbacks],  # first, so that what the others do at a batch's start counts
+        callbacks=callbacks,
     )
     gc.collect()
     gc.disable()
     try:
-        trainer.fit(task, loader)
+        trainer.fit(task, batches(workload.batch, workload.batch_size, steps))
     finally:
         gc.enable()
-    return clock.seconds(period)
+
+
+def in_turn(
+    task: Task, workload: Workload, every: dict[str, tuple[Variant, int]], pairs: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of a step without and with each: blocks of steps off, on, off, on, ..., of one fit where hooks may come and go."""
+    found: dict[str, list[tuple[float, float]]] = {label: [] for label in every}
+    plan: list[tuple[str, Variant, int]] = [("", list, 10)]  # the first steps of all
+    for _ in range(pairs):
+        for label, (make, period) in every.items():
+            plan.append(("off", list, WARM_UP + workload.block))
+            plan.append((label, make, WARM_UP + max(period, workload.block)))
+    # Where a graph is compiled for the hooks that are there, each block is a fit of its own.
+    fits = [Blocks([block]) for block in plan] if workload.compiled else [Blocks(plan)]
+    for blocks in fits:
+        fit(task, workload, [blocks], blocks.steps)
+    seconds = [block for blocks in fits for block in blocks.seconds][1:]
+    for (_, off), (label, on) in zip(seconds[::2], seconds[1::2], strict=True):
+        found[label].append((mean_step(off, 1), mean_step(on, every[label][1])))
+    return found
 
 
 def counts(task: Task, workload: Workload, callbacks: Callable[[], list[Any]]) -> tuple[float, float]:
@@ -95,7 +159,7 @@ def counts(task: Task, workload: Workload, callbacks: Callable[[], list[Any]]) -
 def _counted(task: Task, workload: Workload, callbacks: Callable[[], list[Any]], steps: int) -> tuple[int, int]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
     with profile(activities=activities, acc_events=True) as seen:
-        step_seconds(task, batches(workload.batch, workload.batch_size, steps), workload, callbacks(), 1)
+        fit(task, workload, callbacks(), steps)
     found = {event.key: event.count for event in seen.key_averages()}
     launched = [count for key, count in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
     return found.get("aten::_local_scalar_dense", 0), sum(launched)
@@ -115,18 +179,10 @@ def variants(peers: bool) -> dict[str, tuple[Variant, int]]:
 def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
     workload = WORKLOADS[name]
     torch.manual_seed(0)
-    task, loader = Task(workload.build()), batches(workload.batch, workload.batch_size, workload.steps)
-    every = variants(peers)
-    for make, period in ((list, 1), *every.values()):  # each once, unmeasured
-        step_seconds(task, loader, workload, make(), period)
-    ratios: dict[str, list[float]] = {label: [] for label in every}
-    plain: list[float] = []
-    for _ in range(pairs):
-        for label, (make, period) in every.items():
-            off = step_seconds(task, loader, workload, [], period)
-            on = step_seconds(task, loader, workload, make(), period)
-            plain.append(off)
-            ratios[label].append(on / off)
+    task, every = Task(workload.build()), variants(peers)
+    seconds = in_turn(task, workload, every, pairs)
+    plain = [off for found in seconds.values() for off, _ in found]
+    ratios = {label: [on / off for off, on in found] for label, found in seconds.items()}
     nothing = counts(task, workload, list)
     counted = {label: counts(task, workload, make) for label, (make, _) in every.items()}
     result = {

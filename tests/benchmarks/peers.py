@@ -7,6 +7,7 @@ measuring is compared.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import tempfile
@@ -124,19 +125,24 @@ class WandbWatch(Callback):
     """``wandb.watch(log_freq=1)`` in an offline run: gradient histograms."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        import wandb
-
-        os.environ["WANDB_SILENT"] = "true"
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run = wandb.init(mode="offline", project="bench", dir=tempfile.mkdtemp())
-            self.run.watch(pl_module, log="gradients", log_freq=1)
+        self.run = _wandb_run()
+        self.run.watch(pl_module, log="gradients", log_freq=1)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.run.log({"step": batch_idx})
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.run.unwatch(pl_module)
-        self.run.finish()
+
+
+@functools.cache
+def _wandb_run() -> Any:
+    """One run for all blocks of steps: it takes a second to start."""
+    import wandb
+
+    os.environ["WANDB_SILENT"] = "true"
+    with contextlib.redirect_stdout(io.StringIO()):
+        return wandb.init(mode="offline", project="bench", dir=tempfile.mkdtemp())
 
 
 class TensorBoardHistograms(Callback):

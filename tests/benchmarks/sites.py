@@ -74,7 +74,7 @@ def _held_bytes(layers: int, steps: int, trio: list[Any]) -> int:
                 if trio:
                     features, flow, clip = trio[:3]
                     tables += [features._table.rows, *features._table.fired.values(), flow._modules.rows, flow._parameters.rows]
-                    tables += [clip._ledgers[0]._before, clip._ledgers[0]._after, clip._ledgers[0]._total]
+                    tables += [*clip._ledgers[0]._before, *clip._ledgers[0]._after, clip._ledgers[0]._total]
                 self.bytes = python + sum(table.numel() * table.element_size() for table in tables)
                 tracemalloc.stop()
 

@@ -143,14 +143,15 @@ def _compiled(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 @dataclass(frozen=True)
 class Workload:
-    """A net, what makes one batch of its input, the batch's size, and how many steps a run has."""
+    """A net, what makes one batch of its input, the batch's size, and how many steps in a row are measured."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Tensor]
     batch_size: int
-    steps: int
+    block: int
     cuda: bool = False
     precision: Any = "32-true"
+    compiled: bool = False
 
 
 def _pictures() -> Tensor:
@@ -166,14 +167,14 @@ def _tokens() -> Tensor:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "digits CNN": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 150),
-    "ResNet-18, 32x32": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 23),
-    "transformer, 6 layers": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 33),
-    "1000 tiny layers": Workload(ManyLayers, lambda: torch.randn(4, 4), 4, 33),
-    "ResNet-50, bf16": Workload(_resnet50, _pictures, 128, 43, True, "bf16-mixed"),
-    "GPT-2, bf16": Workload(GPT2, _tokens, 8, 43, True, "bf16-mixed"),
-    "ResNet-50, bf16, compiled": Workload(_compiled(_resnet50), _pictures, 128, 43, True, "bf16-mixed"),
-    "GPT-2, bf16, compiled": Workload(_compiled(GPT2), _tokens, 8, 43, True, "bf16-mixed"),
+    "digits CNN": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 30),
+    "ResNet-18, 32x32": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 5),
+    "transformer, 6 layers": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8),
+    "1000 tiny layers": Workload(ManyLayers, lambda: torch.randn(4, 4), 4, 10),
+    "ResNet-50, bf16": Workload(_resnet50, _pictures, 128, 40, True, "bf16-mixed"),
+    "GPT-2, bf16": Workload(GPT2, _tokens, 8, 40, True, "bf16-mixed"),
+    "ResNet-50, bf16, compiled": Workload(_compiled(_resnet50), _pictures, 128, 40, True, "bf16-mixed", True),
+    "GPT-2, bf16, compiled": Workload(_compiled(GPT2), _tokens, 8, 40, True, "bf16-mixed", True),
 }
 
 

@@ -145,3 +145,33 @@ def test_an_uncompiled_model_with_an_unused_branch_is_not_told_about_the_compile
     net.forward = lambda x: net[0](x)
     trainer(monitors(summary=False)).fit(Classifier(net), loader())
     assert not [w for w in recwarn if "compiler" in str(w.message)]
+
+
+class Within(Plain):
+    """Compiles its net within training_step, from some batch on, where nobody can see it from outside."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(mlp(), lr=0.01)
+        self.first, self.batches = first, 0
+        self.compiled: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.batches == self.first:
+            self.compiled = torch.compile(lambda x: self.net(x), backend="eager")
+        self.batches += 1
+        return nn.functional.cross_entropy((self.compiled or self.net)(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_what_is_compiled_within_a_step_is_heard_whether_or_not_that_step_is_sampled(first: int) -> None:
+    def reports(first: int) -> list[Any]:
+        torch.manual_seed(0)
+        ours = monitors(every_n_steps=4, summary=False)
+        trainer(ours, max_epochs=2).fit(Within(first), loader(n=96))
+        return [callback.report for callback in ours[:3]]
+
+    expected = reports(-1)
+    found = reports(first)
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
+    assert_same(tuple(found), tuple(expected), rel=1e-4, tiny=1e-6)
+    assert all(stats.calls == 3 for stats in found[0].sites.values())

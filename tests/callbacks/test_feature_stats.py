@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lightning_hooks import FeatureStatsMonitor
-from tests.models import NETS, Classifier, ResidualCNN, TinyTransformer, loader, mlp, trainer
+from lightning_hooks import FeatureStatsMonitor, monitors
+from tests.models import NETS, Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
 from tests.reference import Recorder, assert_stats, reference_stats
 
 
@@ -150,3 +152,16 @@ def test_attention_and_transformer_layers_are_heard() -> None:
     trainer([monitor]).fit(Classifier(TinyTransformer()), loader((5, 6)))
     assert monitor.report.silent == ()
     assert "net.encoder.layers.0.self_attn" in monitor.report.sites
+
+
+def test_in_batches_that_are_not_sampled_modules_have_no_hooks() -> None:
+    class Look(Callback):
+        def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            seen.append(sum(count for key, count in hook_counts(pl_module).items() if key.endswith("_forward_hooks")))
+
+    seen: list[int] = []
+    ours = monitors(every_n_steps=3, summary=False)
+    run = trainer([*ours, Look()], max_epochs=2)
+    run.fit(Classifier(mlp()), loader(n=56))
+    assert seen == 2 * [10, 0, 0, 10, 0, 0, 10]
+    assert [stats.calls for stats in ours[0].report.sites.values()] == 5 * [3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,7 +270,7 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
 
 
 @pytest.mark.parametrize("clipper_first", [True, False])
-def test_beside_a_monitor_each_tag_is_written_once(clipper_first: bool) -> None:
+def test_beside_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
     rows: list[dict[str, float]] = []
 
     class Keep(CSVLogger):
@@ -277,7 +278,7 @@ def test_beside_a_monitor_each_tag_is_written_once(clipper_first: bool) -> None:
             rows.append(metrics)
 
     pair = [GradientClipper(threshold=0.1, summary=False), GradientClipMonitor(summary=False)]
-    trainer(pair if clipper_first else pair[::-1], logger=Keep("unused")).fit(Classifier(mlp()), loader())
+    trainer(pair if clipper_first else pair[::-1], logger=Keep(tmp_path)).fit(Classifier(mlp()), loader())
     tags = [tag for row in rows for tag in row if tag.startswith("gradient_clip/")]
     assert len(tags) == len(set(tags)) == len(LOGGED) + len(CLIP_KINDS)
     assert [row["gradient_clip/rate"] for row in rows if "gradient_clip/rate" in row] == [1.0]
