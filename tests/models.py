@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -125,3 +126,19 @@ def hook_counts(model: nn.Module) -> dict[str, int]:
         counts[f"{name}:tensor"] = len(parameter._backward_hooks or ())
         counts[f"{name}:accumulate"] = len(parameter._post_accumulate_grad_hooks or ())
     return counts
+
+
+class Collecting(Logger):
+    """A logger of a user's own: no experiment, keeps what it is given."""
+
+    name, version = "collecting", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass

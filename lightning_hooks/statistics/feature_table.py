@@ -13,9 +13,8 @@ from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.histograms import HistogramTable
-from lightning_hooks.statistics.host import number
 from lightning_hooks.statistics.native import native
-from lightning_hooks.statistics.rows import N_COLUMNS, ROW_BYTES, Clock, Column, empty_table, merge
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
 from lightning_hooks.statistics.units import (
     Saturation,
@@ -83,24 +82,13 @@ class FeatureTable:
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
-        spec = self.saturation.get(index)
         compiling = torch.compiler.is_compiling()
         if not compiling:  # a traced hook may not remember: it would be traced anew
             self.order.setdefault(index)
             self._before = self.producers.get(index, self._before)
-            fast = native()
-            if fast is not None and self.rows.is_cpu and self.histograms is None and fast.reads(output) and output.numel():
-                at_bound = boundable = units = 0
-                if spec is not None:
-                    read = output if spec.reads == "output" else _first_float(args, compiling)
-                    counted, boundable = (0, 0) if read is None else spec.count(read)
-                    at_bound = int(number(counted)) if isinstance(counted, Tensor) else counted
-                if index in self.rectifiers:
-                    units = self._look_for_units(index, output, self._units_last(index, output), compiling)
-                place = self.rows.data_ptr() + index * ROW_BYTES
-                fast.accumulate(output, place, 1, self.clock.batch, units, at_bound, boundable)
-                return
-        for position, values in enumerate(_values_in(output, compiling)):
+        spec, rectifies = self.saturation.get(index), index in self.rectifiers
+        found, readable = _values_in(output, compiling)
+        for position, values in enumerate(found):
             if self.histograms is not None:
                 self.histograms.add(index, values)
             if values.is_cuda and not compiling and self._add_fused(index, values, position == 0):
@@ -110,9 +98,9 @@ class FeatureTable:
                 read = values if spec.reads == "output" else _first_float(args, compiling)
                 saturated = None if read is None else spec.count(read)
             units = 0
-            if index in self.rectifiers and values.numel():
+            if rectifies and values.numel():
                 units = self._look_for_units(index, values, self._units_last(index, values, compiling), compiling)
-            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling)
+            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling, readable)
 
     def _units_last(self, index: int, values: Tensor, compiling: bool = False) -> bool | None:
         # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
@@ -281,15 +269,15 @@ def _units_of(module: nn.Module) -> int:
     return max((shape[0] for shape in shapes if len(shape)), default=0)
 
 
-def _values_in(output: Any, compiling: bool) -> list[Tensor]:
-    """The numbers in a module's output; most often it is one tensor that can be read as it is."""
+def _values_in(output: Any, compiling: bool) -> tuple[list[Tensor], bool]:
+    """The numbers in a module's output, and whether it is one tensor that the compiled path can read as it is: most often."""
     if not compiling:
         fast = native()
         if fast is not None and fast.reads(output):
-            return [output]
-    return [plain_values(tensor) for tensor in float_tensors(output)]
+            return [output], True
+    return [plain_values(tensor) for tensor in float_tensors(output)], False
 
 
 def _first_float(args: tuple[Any, ...], compiling: bool) -> Tensor | None:
-    found = _values_in(args[0] if args else None, compiling) or _values_in(args, compiling)
+    found = _values_in(args[0] if args else None, compiling)[0] or _values_in(args, compiling)[0]
     return found[0] if found else None

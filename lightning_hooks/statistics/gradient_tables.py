@@ -21,7 +21,6 @@ from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
-    ROW_BYTES,
     Clock,
     Column,
     ParameterColumn,
@@ -60,24 +59,17 @@ class GradientTable:
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        values, compiling = gradient, torch.compiler.is_compiling()
-        if compiling:  # a traced hook is traced before backward begins, and may not remember
-            values = plain_values(gradient)
-        else:
+        compiling = torch.compiler.is_compiling()
+        readable = False
+        if not compiling:  # a traced hook is traced before backward begins, and may not remember
             if not self.listening:
                 return
             self.order.setdefault(index)
             fast = native()
-            if fast is not None and fast.reads(gradient):
-                rows = self.rows if self.pending is None else self.pending
-                if rows.is_cpu:
-                    fast.accumulate(gradient, rows.data_ptr() + index * ROW_BYTES, 1, self.clock.batch)
-                    if self.histograms is not None:
-                        self.histograms.add(index, gradient)
-                    return
-            else:
-                values = plain_values(gradient)
-        accumulate(self.rows if self.pending is None else self.pending, index, values, self.clock, compiling=compiling)
+            readable = fast is not None and fast.reads(gradient)
+        values = gradient if readable else plain_values(gradient)
+        rows = self.rows if self.pending is None else self.pending
+        accumulate(rows, index, values, self.clock, compiling=compiling, readable=readable)
         if self.histograms is not None:
             self.histograms.add(index, values)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.host import number, summarize_on_host
 from lightning_hooks.statistics.native import native
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge, row_dtype
+from lightning_hooks.statistics.rows import ROW_BYTES, Clock, Column, empty_table, merge, row_dtype
 
 
 def summarize(values: Tensor) -> Tensor:
@@ -60,6 +60,7 @@ def accumulate(
     units: int = 0,
     new_call: bool = True,
     compiling: bool | None = None,
+    readable: bool = False,
 ) -> None:
     """Merge the summary of ``values`` into row ``index`` of ``table``, in place and without a host sync.
 
@@ -72,6 +73,7 @@ def accumulate(
         units: How many units a rectifier has in ``values``.
         new_call: False for the second and later tensors of one call's output.
         compiling: Whether ``torch.compile`` is tracing this call, where the caller knows.
+        readable: That the compiled path can read ``values`` where they lie, where the caller knows.
     """
     traced = torch.compiler.is_compiling() if compiling is None else compiling
     if not traced and table.is_cpu and values.is_cpu:
@@ -80,8 +82,8 @@ def accumulate(
         if isinstance(at_bound, Tensor):
             at_bound = int(number(at_bound))
         fast = native()
-        if fast is not None and fast.readable(values):
-            place = table.data_ptr() + index * N_COLUMNS * table.element_size()
+        if fast is not None and (readable or fast.readable(values)):
+            place = table.data_ptr() + index * ROW_BYTES
             fast.accumulate(values, place, new_call, now, units, at_bound, boundable)
         else:
             _accumulate_on_host(table, index, values, now, at_bound, boundable, units, new_call)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, monitors
 from lightning_hooks.alerts.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
-from tests.models import Classifier, loader, mlp, trainer
+from tests.models import Classifier, Collecting, loader, mlp, trainer
 
 MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
 PARAMETERS = [f"net.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")]
@@ -135,22 +135,6 @@ def test_silent_modules_keep_their_tags_as_nan(tmp_path: Path) -> None:
     run.fit(Classifier(net), loader())
     assert math.isnan(run.callback_metrics["features/net.unused/mean"])
     assert run.callback_metrics["features/alerts/silent"] == 1
-
-
-class Collecting(Logger):
-    """A logger of a user's own: no experiment, keeps what it is given."""
-
-    name, version = "collecting", 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows.append((step, metrics))
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
 
 class Raising(Collecting):

@@ -12,31 +12,16 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hooks.trackers import Tracker, Trackers
 from lightning_hooks.trackers.csv import CSVTracker
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
+from tests.models import Collecting
 from tests.trackers.story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
 
 # Where a disk is full TensorBoard's writing thread ends, and pytest hears of it some tests later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-class Collecting(Logger):
-    """A user's own: no experiment, keeps what it is given."""
-
-    name, version = "collecting", 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows.append((step, metrics))
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
 
 class WithoutExperiment(Collecting):
