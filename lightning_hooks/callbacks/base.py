@@ -88,6 +88,8 @@ class HookedCallback(Callback, ABC):
     def listen(self, name: str, module: nn.Module, hook: Any, kind: str = "forward", **options: bool) -> None:
         """Register a hook that runs in sampled training batches and cannot hurt training.
 
+        A forward hook without options is taken out of its module for the batches that are not sampled, and put back where it was.
+
         Args:
             name: The site's name, told if the hook fails.
             module: Where.

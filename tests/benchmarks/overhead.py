@@ -183,33 +183,32 @@ def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
     seconds = in_turn(task, workload, every, pairs)
     plain = [off for found in seconds.values() for off, _ in found]
     ratios = {label: [on / off for off, on in found] for label, found in seconds.items()}
-    nothing = counts(task, workload, list)
-    own = {label: make for label, (make, _) in every.items() if workload.block > 9 or label.startswith("trio")}  # others: too slow
-    counted = {label: counts(task, workload, make) for label, make in own.items()}
-    result = {
+    result: dict[str, Any] = {
         "workload": name,
         "step_ms": 1e3 * statistics.median(plain),
         "percent": {label: 100 * (statistics.median(values) - 1) for label, values in ratios.items()},
-        "syncs": {label: count[0] - nothing[0] for label, count in counted.items()},
-        "launches": {label: count[1] - nothing[1] for label, count in counted.items()},
         "quartiles": {label: [100 * (q - 1) for q in statistics.quantiles(values, n=4)[::2]] for label, values in ratios.items()},
     }
     print(f"\n{name}: {result['step_ms']:.2f} ms a step", flush=True)
-    lines = [
-        (
-            label,
-            f"{value:+.1f} %",
-            "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]),
-            f"{result['syncs'][label]:.0f}" if label in counted else "",
-            f"{result['launches'][label]:.0f}" if label in counted else "",
-        )
+    told = [
+        (label, f"{value:+.1f} %", "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]))
         for label, value in result["percent"].items()
     ]
-    print(
-        "\n".join("  " + line for line in table_lines(("", "median", "quartiles", "syncs a step", "kernels a step"), lines)),
-        flush=True,
+    show(("", "median", "quartiles"), told)
+    nothing = counts(task, workload, list)
+    own = [label for label in every if workload.block > 9 or label.startswith("trio")]  # the others take too long to count
+    counted = {label: counts(task, workload, every[label][0]) for label in own}
+    result["syncs"] = {label: count[0] - nothing[0] for label, count in counted.items()}
+    result["launches"] = {label: count[1] - nothing[1] for label, count in counted.items()}
+    show(
+        ("", "syncs a step", "kernels a step"),
+        [(label, f"{result['syncs'][label]:.0f}", f"{result['launches'][label]:.0f}") for label in own],
     )
     return result
+
+
+def show(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    print("\n".join("  " + line for line in table_lines(header, lines)), flush=True)
 
 
 def machine() -> dict[str, Any]:
