@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from lightning_hooks import monitors
 from lightning_hooks.trackers import table_lines
+from tests.benchmarks.peers import TensorBoardHistograms
 
 EPOCHS = 6
 
@@ -89,8 +90,9 @@ def logger_of(kind: str, folder: Path) -> Any:
     return loggers.MLFlowLogger(tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_location=str(folder / "artifacts"))
 
 
-def measure(n_sites: int, kind: str, **options: Any) -> dict[str, Any]:
+def measure(n_sites: int, kind: str, peer: bool = False, **options: Any) -> dict[str, Any]:
     torch.manual_seed(0)
+    measured = [TensorBoardHistograms()] if peer else monitors(every_n_steps=1, summary=False, **options)
     before, after = EpochEndClock(), EpochEndClock()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -102,7 +104,7 @@ def measure(n_sites: int, kind: str, **options: Any) -> dict[str, Any]:
             enable_progress_bar=False,
             enable_model_summary=False,
             gradient_clip_val=1.0,
-            callbacks=[before, *monitors(every_n_steps=1, summary=False, **options), after],
+            callbacks=[before, *measured, after],
         )
         trainer.fit(Task(Deep(n_sites)), DataLoader([torch.randn(8, 4)] * 2, batch_size=None))
         if kind == "wandb":
@@ -113,7 +115,7 @@ def measure(n_sites: int, kind: str, **options: Any) -> dict[str, Any]:
     cpu = [end - start for start, end in zip(before.cpu, after.cpu, strict=True)]
     return {
         "sites": n_sites,
-        "logger": kind,
+        "logger": "TensorBoard histograms, without us" if peer else kind,
         "histograms": "yes" if options.get("histograms") else "no",
         "first epoch, s": seconds[0],
         "later epochs, s": statistics.median(seconds[1:]),
@@ -146,6 +148,8 @@ def main() -> None:
                 with contextlib.redirect_stderr(None):
                     measured.append(measure(n_sites, kind, histograms=histograms == "yes"))
                 print(json.dumps(measured[-1]), flush=True)
+        if "tensorboard" in args.loggers:
+            measured.append(measure(n_sites, "tensorboard", peer=True))
     header = tuple(measured[0])
     print("\n".join(table_lines(header, [[row[column] for column in header] for row in measured])))
     if args.json:

@@ -146,17 +146,13 @@ def _wandb_run() -> Any:
 
 
 class TensorBoardHistograms(Callback):
-    """``add_histogram`` of every parameter and its gradient, once, in the middle of the epoch."""
+    """``add_histogram`` of every parameter and its gradient at an epoch's end."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.num_training_batches // 2:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with SummaryWriter(tempfile.mkdtemp()) as writer:
-                for name, parameter in pl_module.named_parameters():
-                    writer.add_histogram(name, parameter, 0)
-                    if parameter.grad is not None:
-                        writer.add_histogram(f"{name}.grad", parameter.grad, 0)
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for name, parameter in pl_module.named_parameters():
+            trainer.logger.experiment.add_histogram(name, parameter, trainer.current_epoch)
+            if parameter.grad is not None:
+                trainer.logger.experiment.add_histogram(f"{name}.grad", parameter.grad, trainer.current_epoch)
 
 
 FLOORS = {"hooks that do nothing": NothingFloor, "one sum of each tensor": SumFloor}
@@ -167,4 +163,3 @@ PEERS = {
     "torchinstruments": Instruments,
     "Lightning gradient statistics": GradientStatistics,
 }
-EPOCH_PEERS = {"TensorBoard histograms, once an epoch": TensorBoardHistograms}
