@@ -160,14 +160,10 @@ class Native:
             ]
         except RuntimeError:  # one is sparse by now
             return None
-        if len(now) != len(tensors):
+        if len(now) != len(tensors) or tuple([tensor.numel() for tensor in tensors]) != known.counts:
             return None
         found = array("q", now)
-        if found == known.numbers:
-            return known
-        if tuple([tensor.numel() for tensor in tensors]) != known.counts:
-            return None
-        return known._replace(numbers=found, address=found.buffer_info()[0])
+        return known if found == known.numbers else known._replace(numbers=found, address=found.buffer_info()[0])
 
     def accumulate(
         self, values: Tensor, row: int, calls: float, now: float, units: int = 0, saturated: int = 0, saturable: int = 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import (
     Column,
     GradientTable,
@@ -16,7 +17,7 @@ from lightning_hooks.statistics import (
     gradient_stats,
     norms_and_zeros,
 )
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE, located
 from lightning_hooks.statistics.host import CHUNK
 
 
@@ -257,3 +258,41 @@ def test_update_ratio_of_a_large_weight_is_close():
     after = [weight + 1e-3 * torch.randn_like(weight) for weight in before]
     for ratio, new, old in zip(WeightSample(before).ratios(after).tolist(), after, before, strict=True):
         assert ratio == pytest.approx(norm(new - old) / norm(old), rel=0.08)
+
+
+def _changed(how, tensors):
+    first, *others = tensors
+    if how == "the same":
+        return tensors
+    if how == "fewer":
+        return others
+    made = {
+        "elsewhere": first.clone(),
+        "other values": first.mul_(2.0),
+        "smaller, at its place": first.view(-1)[:5],
+        "another type": first.double(),
+        "expanded": torch.ones(1).expand(first.shape),
+        "transposed": first.t().contiguous().t(),
+        "negative view": torch.complex(torch.zeros_like(first), first).conj().imag,
+        "sparse": first.to_sparse(),
+    }
+    return [made[how], *others]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("the same", "fewer", "elsewhere", "other values", "smaller, at its place", "another type", "expanded", "transposed"),
+        *("negative view", "sparse"),
+    ],
+)
+def test_tensors_are_looked_for_where_they_were_and_found_where_they_are(how):
+    tensors = [torch.arange(6.0).view(2, 3) + 1, torch.randn(5), torch.randn(())]
+    known = located(tensors)
+    now = _changed(how, tensors)
+    places = located(now, known)
+    if known is not None:  # else torch's kernels read them
+        assert (places is known) == (how in ("the same", "other values"))
+    plain = [plain_values(tensor) for tensor in now]
+    expected = torch.stack([torch.linalg.vector_norm(tensor.double()) for tensor in plain])
+    assert torch.allclose(gradient_norms(plain, places), expected, rtol=1e-6)
