@@ -70,6 +70,7 @@ class StepProbe:
         self._backward = False
         self._may_clip = True
         self._leader: int | None = None
+        self._backwards: dict[int, int] = {}  # how many each subscriber has told of
 
     @classmethod
     def of(cls, trainer: Trainer) -> StepProbe:
@@ -81,11 +82,13 @@ class StepProbe:
         if not self._observers:
             self._install(trainer, pl_module)
         self._observers[id(owner)] = observer
+        self._backwards[id(owner)] = max(self._backwards.values(), default=0)
         self._leader = next(iter(self._observers))
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
         self._observers.pop(id(owner), None)
+        self._backwards.pop(id(owner), None)
         self._leader = next(iter(self._observers), None)
         if not self._observers:
             self._hooks.remove_all()
@@ -137,8 +140,11 @@ class StepProbe:
 
     def before_backward(self, owner: object) -> None:
         """Backward starts."""
+        told = self._backwards[id(owner)] = self._backwards.get(id(owner), 0) + 1
         if id(owner) != self._leader:
-            return
+            if self._leader is not None and told <= self._backwards[self._leader]:
+                return
+            self._leader = id(owner)  # the first is not among the trainer's callbacks any more
         self._backward = True
         for watch in self._watches.values():
             if watch.left is not None:

@@ -157,8 +157,7 @@ class HookManager:
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
         """The (label, kind) of each hook that is in place now, or at rest, in the order of registration."""
-        resting = {entry.handle.id for entry in self._at_rest}
-        return tuple((label, kind) for label, kind, handle in self._handles if handle.id in resting or _in_place(handle))
+        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
 
     def __len__(self) -> int:
         """The number of hooks in place now, or at rest."""

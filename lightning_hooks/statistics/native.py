@@ -160,7 +160,7 @@ class Native:
             ]
         except RuntimeError:  # one is sparse by now
             return None
-        if len(now) != len(tensors) or tuple([tensor.numel() for tensor in tensors]) != known.counts:
+        if 0 in now or len(now) != len(tensors) or tuple([tensor.numel() for tensor in tensors]) != known.counts:
             return None
         found = array("q", now)
         return known if found == known.numbers else known._replace(numbers=found, address=found.buffer_info()[0])
@@ -179,9 +179,11 @@ class Native:
             saturated: How many values are at a bound.
             saturable: How many could be.
         """
-        n = values.numel()
+        n, place = values.numel(), values.data_ptr()
+        if not place and n:
+            raise RuntimeError("the tensor has no memory, though it has values")
         function = self._accumulate if n < _LARGE else self._accumulate_large
-        function(values.data_ptr(), n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
+        function(place, n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
 
     def beyond(self, values: Tensor, low: float | None, high: float | None) -> int:
         """How many values are at or below ``low`` or at or above ``high``."""

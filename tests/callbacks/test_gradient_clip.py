@@ -284,6 +284,18 @@ def test_beside_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first
     assert [row["gradient_clip/rate"] for row in rows if "gradient_clip/rate" in row] == [1.0]
 
 
+@pytest.mark.parametrize("flow_first", [True, False])
+def test_a_monitor_that_is_taken_out_in_the_middle_leaves_the_other_all_steps(flow_first: bool) -> None:
+    class TakeOut(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2:
+                trainer.callbacks = [each for each in trainer.callbacks if each is not flow]
+
+    flow, clip = GradientFlowMonitor(summary=False), GradientClipMonitor(summary=False)
+    trainer([*((flow, clip) if flow_first else (clip, flow)), TakeOut()]).fit(Classifier(mlp()), loader())
+    assert clip.report.optimizers["0-SGD"].steps == 7
+
+
 def test_probe_forgets_everything_after_the_fit() -> None:
     run = trainer([GradientClipMonitor(summary=False), GradientFlowMonitor(summary=False)])
     model = Classifier(mlp())

@@ -1,10 +1,12 @@
 """Hooks at rest: out of their modules, and back where they were; never blind to what is compiled."""
 
 import itertools
+import random
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.hooks import Gate, HookManager, precompile
 
@@ -66,13 +68,46 @@ def test_each_wakes_where_it_was_whoever_came_between(waking: tuple[str, ...]) -
     assert heard(layer) == ["first", "A", "B", "C", "D", "E", "last"]
 
 
-def test_one_that_others_removed_does_not_come_back() -> None:
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_one_that_others_removed_does_not_come_back(at_rest: bool) -> None:
     layer, hooks = nn.Linear(2, 2), HookManager()
-    hooks.register(layer, note("ours"), rests=True).remove()
+    handle = hooks.register(layer, note("ours"), rests=True)
+    if at_rest:
+        hooks.rest()
+    handle.remove()
+    assert not hooks.alive
     hooks.rest()
     hooks.wake()
     assert heard(layer) == []
-    assert not hooks.alive
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_order_of_others_is_theirs_and_ours_is_as_if_it_had_never_gone(seed: int) -> None:
+    """Hooks come, first or last, and go, while ours rest and wake; beside a layer where they never rest."""
+    random_, layers = random.Random(seed), [nn.Linear(2, 2), nn.Linear(2, 2)]
+    managers = [HookManager() for _ in range(2)]
+    handles: dict[str, list[RemovableHandle]] = {}
+
+    def add(name: str, prepend: bool = False) -> None:
+        handles[name] = [layer.register_forward_hook(note(name), prepend=prepend) for layer in layers]
+
+    add("a")
+    for number, manager in enumerate(managers):
+        manager.register(layers[0], note(f"ours {number}"), rests=True)
+        layers[1].register_forward_hook(note(f"ours {number}"))
+        add(f"b{number}")
+    for step in range(12):
+        awake = step % 3 == 0
+        for manager in random_.sample(managers, 2):
+            (manager.wake if awake else manager.rest)()
+        if random_.random() < 0.6:
+            add(f"c{step}", prepend=random_.random() < 0.5)
+        if random_.random() < 0.3:
+            for handle in handles.pop(random_.choice(list(handles)), []):
+                handle.remove()
+            add(f"d{step}")
+        found, expected = heard(layers[0]), heard(layers[1])
+        assert found == [name for name in expected if awake or not name.startswith("ours")]
 
 
 def test_a_gate_lays_them_to_rest_for_batches_that_are_not_sampled() -> None:
