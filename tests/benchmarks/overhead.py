@@ -122,6 +122,8 @@ def fit(task: Task, workload: Workload, callbacks: list[Any], steps: int) -> Non
         gradient_clip_val=1.0,
         callbacks=callbacks,
     )
+    if workload.compiled:  # a graph is made for the hooks that are there
+        torch.compiler.reset()
     gc.collect()
     gc.disable()
     try:
@@ -140,7 +142,7 @@ def in_turn(
         for label, (make, period) in every.items():
             plan.append(("off", list, WARM_UP + workload.block))
             plan.append((label, make, WARM_UP + max(period, workload.block)))
-    # Where a graph is compiled for the hooks that are there, each block is a fit of its own.
+    # What is compiled is compiled anew for the hooks that are there: each block is a fit of its own.
     fits = [Blocks([block]) for block in plan] if workload.compiled else [Blocks(plan)]
     for blocks in fits:
         fit(task, workload, [blocks], blocks.steps)
