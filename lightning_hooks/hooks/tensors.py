@@ -84,4 +84,4 @@ def plain_values(tensor: Tensor) -> Tensor:
         trigger_wait = getattr(values, "trigger_wait", None)
         values = values if trigger_wait is None else trigger_wait()
         return values if type(values) is Tensor else values.as_subclass(Tensor)
-    return values
+    return values.clone() if values._is_zerotensor() else values  # zeros that torch keeps no memory for; it has no public name

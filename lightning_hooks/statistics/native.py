@@ -107,7 +107,7 @@ class Native:
 
     def readable(self, values: Tensor) -> bool:
         """Whether ``values``, a strided CPU tensor, can be read where it lies. A subclass may have its data elsewhere."""
-        return type(values) in _PLAIN and values.dtype in self.types and not values.is_neg() and dense(values)
+        return type(values) in _PLAIN and values.dtype in self.types and not values.is_neg() and dense(values) and _lies(values)
 
     def reads(self, found: object) -> bool:
         """Whether ``found`` is a tensor that can be read as it is, without detaching it or looking into it."""
@@ -120,6 +120,7 @@ class Native:
             and found.dtype in self.types
             and found.is_contiguous()
             and not found.is_neg()
+            and _lies(found)
         )
 
     def _dense_on_the_host(self, tensor: Tensor) -> bool:
@@ -179,11 +180,9 @@ class Native:
             saturated: How many values are at a bound.
             saturable: How many could be.
         """
-        n, place = values.numel(), values.data_ptr()
-        if not place and n:
-            raise RuntimeError("the tensor has no memory, though it has values")
+        n = values.numel()
         function = self._accumulate if n < _LARGE else self._accumulate_large
-        function(place, n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
+        function(values.data_ptr(), n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
 
     def beyond(self, values: Tensor, low: float | None, high: float | None) -> int:
         """How many values are at or below ``low`` or at or above ``high``."""
@@ -268,6 +267,11 @@ def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 _PLAIN = (Tensor, Parameter)
+
+
+def _lies(values: Tensor) -> bool:
+    """Whether the values are in memory: for some zeros torch keeps none."""
+    return values.data_ptr() != 0 or not values.numel()
 
 
 def dense(values: Tensor) -> bool:

@@ -275,6 +275,7 @@ def _changed(how, tensors):
         "transposed": first.t().contiguous().t(),
         "negative view": torch.complex(torch.zeros_like(first), first).conj().imag,
         "sparse": first.to_sparse(),
+        "without memory": torch._efficientzerotensor(first.shape),
     }
     return [made[how], *others]
 
@@ -283,7 +284,7 @@ def _changed(how, tensors):
     "how",
     [
         *("the same", "fewer", "elsewhere", "other values", "smaller, at its place", "another type", "expanded", "transposed"),
-        *("negative view", "sparse"),
+        *("negative view", "sparse", "without memory"),
     ],
 )
 def test_tensors_are_looked_for_where_they_were_and_found_where_they_are(how):
