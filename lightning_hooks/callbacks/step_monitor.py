@@ -65,31 +65,31 @@ class StepMonitor(Monitor[R]):
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
-        if self._probe is not None:
-            self._probe.before_backward(self)
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.before_backward()
 
     @override
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         super().on_before_zero_grad(trainer, pl_module, optimizer)
-        if self._probe is not None:
-            self._probe.before_zero_grad(self, optimizer)
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.before_zero_grad(optimizer)
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
-        if self._probe is not None:
-            self._probe.after_backward(self, trainer, pl_module)
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.after_backward(trainer, pl_module)
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._probe is not None:
-            self._probe.before_optimizer_step(self, trainer, pl_module, optimizer)
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.before_optimizer_step(trainer, pl_module, optimizer)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._probe is not None:
-            self._probe.batch_end(self)
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.batch_end()
 
 
 def refuse_sharded(trainer: Trainer, pl_module: LightningModule, who: str) -> None:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_hooks.callbacks.gradient_trace import GradientTrace
 from lightning_hooks.callbacks.step import Known, Step
+from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
@@ -55,7 +56,7 @@ _PROBES: WeakKeyDictionary[Trainer, StepProbe] = WeakKeyDictionary()
 class StepProbe:
     """Watches the optimizer steps of one trainer for all callbacks that subscribe.
 
-    Lightning tells every callback of an event, and every subscriber hands it on; that of the first is taken, the others' are not.
+    Lightning tells every callback of an event; one of the subscribers, which :meth:`led_by` names, hands it on.
     """
 
     def __init__(self) -> None:
@@ -69,8 +70,6 @@ class StepProbe:
         self._hooks = HookManager()
         self._backward = False
         self._may_clip = True
-        self._leader: int | None = None
-        self._backwards: dict[int, int] = {}  # how many each subscriber has told of
 
     @classmethod
     def of(cls, trainer: Trainer) -> StepProbe:
@@ -82,14 +81,10 @@ class StepProbe:
         if not self._observers:
             self._install(trainer, pl_module)
         self._observers[id(owner)] = observer
-        self._backwards[id(owner)] = max(self._backwards.values(), default=0)
-        self._leader = next(iter(self._observers))
 
     def unsubscribe(self, owner: object) -> None:
         """Remove an observer; with the last one the hooks go."""
         self._observers.pop(id(owner), None)
-        self._backwards.pop(id(owner), None)
-        self._leader = next(iter(self._observers), None)
         if not self._observers:
             self._hooks.remove_all()
             self._watches.clear()
@@ -136,15 +131,17 @@ class StepProbe:
             self._index[id(parameter)] = len(self.names)
             self.names.append(name)
 
-    # What Lightning tells, handed on by every subscribed callback.
+    def led_by(self, owner: object, trainer: Trainer) -> bool:
+        """Whether ``owner`` is the subscriber that hands events on: the first among the trainer's callbacks as they are now."""
+        for callback in callbacks_of(trainer):
+            if id(callback) in self._observers:
+                return callback is owner
+        return id(owner) == next(iter(self._observers), None)  # all are told by callbacks of the user's own
 
-    def before_backward(self, owner: object) -> None:
+    # What Lightning tells, handed on by the leader.
+
+    def before_backward(self) -> None:
         """Backward starts."""
-        told = self._backwards[id(owner)] = self._backwards.get(id(owner), 0) + 1
-        if id(owner) != self._leader:
-            if self._leader is not None and told <= self._backwards[self._leader]:
-                return
-            self._leader = id(owner)  # the first is not among the trainer's callbacks any more
         self._backward = True
         for watch in self._watches.values():
             if watch.left is not None:
@@ -152,18 +149,14 @@ class StepProbe:
             if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
                 self._skip(watch)
 
-    def before_zero_grad(self, owner: object, optimizer: Any) -> None:
+    def before_zero_grad(self, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
-        if id(owner) != self._leader:
-            return
         watch = self._watch(_unwrapped(optimizer))
         if watch is not None and watch.left is not None:
             watch.left.before_zero_grad()
 
-    def after_backward(self, owner: object, trainer: Trainer, pl_module: LightningModule) -> None:
+    def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
-        if id(owner) != self._leader:
-            return
         for watch in self._watches.values():
             if watch.left is not None:
                 watch.left.after_backward()
@@ -178,10 +171,8 @@ class StepProbe:
                 self._watches[position].step = step
                 self._tell("gradients", step)
 
-    def before_optimizer_step(self, owner: object, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
-        if id(owner) != self._leader:
-            return
         optimizer = _unwrapped(optimizer)
         position = self._positions.get(id(optimizer))
         if position is None:
@@ -205,10 +196,8 @@ class StepProbe:
         watch = self._watch(_unwrapped(optimizer))
         return None if watch is None else watch.step
 
-    def batch_end(self, owner: object) -> None:
+    def batch_end(self) -> None:
         """A training batch is over: a step that was announced and not taken will not be."""
-        if id(owner) != self._leader:
-            return
         for watch in self._watches.values():
             if watch.ready:
                 self._skip(watch)

@@ -54,8 +54,7 @@ class HookManager:
     """
 
     def __init__(self) -> None:
-        self._handles: list[tuple[str, str, RemovableHandle]] = []
-        self._rests: list[RemovableHandle] = []
+        self._handles: list[tuple[str, str, RemovableHandle, bool]] = []  # label, kind, handle, whether it rests
         self._at_rest: list[Resting] = []
         self._always_awake = False
 
@@ -102,9 +101,8 @@ class HookManager:
             takes = ", ".join(sorted(known)) or "no options"
             raise TypeError(f"A {kind!r} hook takes {takes}; got {', '.join(unknown)}.")
         handle: RemovableHandle = getattr(target, method)(hook, **options)
-        self._handles.append((label, kind, handle))
+        self._handles.append((label, kind, handle, rests))
         if rests:
-            self._rests.append(handle)
             self._always_awake = not before_compiling(self) or self._always_awake
         return handle
 
@@ -128,12 +126,9 @@ class HookManager:
         A graph that is traced meanwhile would never see them, since torch guards on hooks that are there and not on those that are
         not. So they wake, for good, before anything is traced; where torch does not tell of that they stay in place.
         """
-        if self._always_awake or not self._rests:
+        if self._always_awake or not compiling_is_told() or self._at_rest:
             return
-        if not compiling_is_told():
-            self.wake()
-        elif not self._at_rest:
-            self._at_rest = [resting for handle in self._rests if (resting := Resting.lay(handle))]
+        self._at_rest = [resting for *_, handle, rests in self._handles if rests and (resting := Resting.lay(handle))]
 
     def wake(self) -> None:
         """Put the hooks that are at rest back, each where it was among its module's hooks."""
@@ -149,15 +144,12 @@ class HookManager:
     def _remove(self, keep: int) -> None:
         self.wake()
         while len(self._handles) > keep:
-            handle = self._handles.pop()[2]
-            handle.remove()
-            if self._rests and self._rests[-1] is handle:
-                self._rests.pop()
+            self._handles.pop()[2].remove()
 
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
         """The (label, kind) of each hook that is in place now, or at rest, in the order of registration."""
-        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
+        return tuple((label, kind) for label, kind, handle, _ in self._handles if _in_place(handle))
 
     def __len__(self) -> int:
         """The number of hooks in place now, or at rest."""
