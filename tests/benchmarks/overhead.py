@@ -14,6 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class Blocks(Callback):
         if self.left:
             return
         self.on_train_batch_start(trainer, pl_module, batch, batch_idx + 1)
-        self.seconds.append((self.plan[self.block][0], list(zip(*self._steps(), strict=True))))
+        self.seconds.append((self.plan[self.block][0], self._steps()))
         self.marks.clear()
         self._leave(trainer, pl_module)
         self.block += 1
@@ -91,12 +92,11 @@ class Blocks(Callback):
             self._enter(trainer, pl_module)
             gc.collect()
 
-    def _steps(self) -> tuple[list[int], list[float]]:
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+    def _steps(self) -> list[tuple[int, float]]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            return [batch for (batch, _), _ in pairs], [a.elapsed_time(b) / 1e3 for (_, a), (_, b) in pairs]
-        return [batch for (batch, _), _ in pairs], [b - a for (_, a), (_, b) in pairs]
+            return [(batch, begin.elapsed_time(end) / 1e3) for (batch, begin), (_, end) in pairwise(self.marks)]
+        return [(batch, end - begin) for (batch, begin), (_, end) in pairwise(self.marks)]
 
 
 def mean_step(steps: list[tuple[int, float]], period: int) -> float:
