@@ -10,6 +10,7 @@ from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.statistics import ActivationRange, FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.statistics.loss import LossStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class FeatureReport(PlainReport):
         step: The trainer's ``global_step`` at its end.
         sites: Module name to its statistics, in model order; only modules that were called.
         silent: Selected modules whose hook never fired in a sampled batch, on any rank.
+        unmeasured: Of these, the modules that were called and put out no floating-point number.
         sampled_batches: Training batches that were listened to, on this rank.
         batches: Training batches of the epoch, on this rank.
         alerts: What the rules found, causes first.
@@ -31,6 +33,8 @@ class FeatureReport(PlainReport):
         same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not looked at.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
             fan-in.
+        initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
+            that no other is like.
         shared: Modules that one parent holds under several names: the first name to the others.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
@@ -51,7 +55,9 @@ class FeatureReport(PlainReport):
     input_place: str = ""
     same_samples: bool | None = None
     initial_gains: dict[str, float] = field(default_factory=dict)
+    initial_roles: dict[str, str] = field(default_factory=dict)
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ class GradientFlowReport(PlainReport):
         alerts: What the rules found, causes first.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
+        loss: The loss of the window's batches; None where no backward pass was announced.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
             hundredth), on this rank; None where it could not be told.
@@ -93,6 +100,7 @@ class GradientFlowReport(PlainReport):
     every_n_steps: int = 1
     setups: dict[str, ParameterSetup] = field(default_factory=dict)
     squashed_twice: str = ""
+    loss: LossStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. If its ``__call__`` takes a second argument, that is
-    the history: the reports of the epochs before, oldest first, a few of them. Its thresholds are fields.
+    the history: earlier reports, oldest first: that of the training's first epoch, and the last few. Its thresholds are fields.
 
     Attributes:
         sites: Glob patterns of the places it holds for. Elsewhere the rule of the same class that was there before holds on.

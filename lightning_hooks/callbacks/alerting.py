@@ -37,7 +37,7 @@ MOST_SHOWN = 200
 _UNWRITABLE: set[Path] = set()
 """Files that a fit under way could not write, and that this was told of."""
 HISTORY = 4
-"""How many earlier reports a rule is given."""
+"""How many earlier reports a rule is given: the first of the training, and the last ones."""
 FILE = Path("lightning_hooks", "alerts.jsonl")
 """Where in the log directory alerts are written, one JSON object a line."""
 
@@ -86,7 +86,8 @@ class Alerting:
             findings.append(finding)
         alerts = tuple(self.window.confirmed([*findings, *map(Finding, known.values())]))
         if self.book.wants_history:
-            self.history = [*self.history, report][-HISTORY:]
+            first, later = self.history[:1], [*self.history[1:], report]
+            self.history = [*first, *later[1 - HISTORY :]] if first else [report]
         return alerts
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:

@@ -24,7 +24,7 @@ from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.setups import SetupWatch
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
-from lightning_hooks.callbacks.steps import loss_scaler
+from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
 from lightning_hooks.hooks import Listener, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
 from lightning_hooks.hooks.selection import compiled_regions
@@ -34,6 +34,7 @@ from lightning_hooks.statistics import (
     WeightSample,
     scaled,
 )
+from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.statistics.shards import ShardedWeightSample
 from lightning_hooks.trackers import Table, some
@@ -98,7 +99,17 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
-    fit_only: ClassVar[tuple[str, ...]] = ("_probe", "_modules", "_parameters", "_outputs", "_watch", "_checks", "histogram_table")
+    fit_only: ClassVar[tuple[str, ...]] = (
+        "_probe",
+        "_modules",
+        "_parameters",
+        "_outputs",
+        "_watch",
+        "_checks",
+        "_loss",
+        "_take_loss",
+        "histogram_table",
+    )
     checks_early: ClassVar[bool] = True
     _modules: GradientTable
     _parameters: ParameterTable
@@ -113,6 +124,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         compiled = bool(compiled_regions(pl_module))
         self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None, compiled)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
+        self._loss = LossTable(device)
+        self._take_loss = guarded(self._loss.add, "the loss", self.faults)
         self._modules.listening = False  # but while the loss's backward runs
         self.histogram_table = self._modules.histograms = self.publishing.histogram_table(
             self._modules.names, device, type(self).__name__, loss_scaler(trainer) is not None
@@ -150,8 +163,16 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
         self._modules.listening = True
+        self._record_loss(trainer, pl_module, loss)
         if self._outputs is not None and self._outputs.of:
             self._look_at_loss(loss)
+
+    def _record_loss(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Take up the loss as ``training_step`` gave it: Lightning divides it by the accumulation, and a loss scaler scales it."""
+        if isinstance(loss, Tensor) and loss.is_floating_point():
+            scaler = loss_scaler(trainer)
+            factor = float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0
+            self._take_loss(loss, self.batches - 1, factor, None if scaler is None else loss_scale(scaler))
 
     def _look_at_loss(self, loss: Tensor) -> None:
         """In a fit's first batch: whether a loss squashes what is squashed already, and where that was."""
@@ -236,11 +257,12 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def pack(self) -> Tensor:
-        return torch.cat((self._modules.rows.flatten(), self._parameters.pack()))
+        return torch.cat((self._loss.pack(), self._modules.rows.flatten(), self._parameters.pack()))
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        split = self._modules.rows.numel()
+        self._loss.unpack(packed[:N_LOSS_COLUMNS])
+        packed, split = packed[N_LOSS_COLUMNS:], self._modules.rows.numel()
         self._modules.rows.copy_(packed[:split].view_as(self._modules.rows))
         self._parameters.unpack(packed[split:])
 
@@ -251,13 +273,14 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        split = self._modules.rows.numel()
+        loss, packed, split = packed[:, :N_LOSS_COLUMNS].sum(0), packed[:, N_LOSS_COLUMNS:], self._modules.rows.numel()
         modules = merge(packed[:, :split].reshape(-1, *self._modules.rows.shape))
-        return torch.cat((modules.flatten(), packed[0, split:]))  # parameters' gradients are the same on every rank
+        return torch.cat((loss, modules.flatten(), packed[0, split:]))  # parameters' gradients are the same on every rank
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        split = self._modules.rows.numel()
+        loss = loss_stats(packed[:N_LOSS_COLUMNS].tolist(), self.batches)
+        packed, split = packed[N_LOSS_COLUMNS:], self._modules.rows.numel()
         rows = scaled(packed[:split].view(-1, N_COLUMNS), self.value_scale)
         modules, silent = self._modules.read(rows)
         parameters, total_norm = self._parameters.read(packed[split:])
@@ -273,6 +296,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             order=self._modules.called(),
             setups=self._setups,
             squashed_twice=self._squashed,
+            loss=loss,
         )
 
     @override
@@ -292,6 +316,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def reset(self) -> None:
+        self._loss.reset()
         self._modules.reset()
         self._parameters.reset()
         if self._checks is not None:
