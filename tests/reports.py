@@ -31,8 +31,15 @@ def layer_names(n: int) -> list[str]:
     return ["model.embed", *blocks[: n - 2], "model.head"] if n > 1 else ["model.embed"][:n]
 
 
-def alert(kind: str, site: str, epoch: int, severity: str = "warning", message: str = "seen; likely cause. Try this.") -> Alert:
-    return Alert(kind, site, 1.0, 0.5, epoch, 10 * epoch + 10, severity, message)
+def alert(
+    kind: str,
+    site: str,
+    epoch: int,
+    severity: str = "warning",
+    diagnosis: str = "seen; likely cause.",
+    advice: tuple[str, ...] = ("Try this",),
+) -> Alert:
+    return Alert(kind, site, 1.0, 0.5, epoch, 10 * epoch + 10, severity, diagnosis=diagnosis, advice=advice)
 
 
 def features(epoch: int, names: Sequence[str], dead: Sequence[float | None] | None = None, broken: bool = False, **changes):

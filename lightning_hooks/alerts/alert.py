@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lightning_hooks.alerts.kinds import title_of
 from lightning_hooks.alerts.plain import to_plain
 
 Severity = Literal["info", "warning", "critical"]
@@ -37,12 +38,15 @@ class Alert:
         step: The global step at the end of that epoch.
         severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
             something changes).
-        message: What was seen, the likely cause, and what to try.
+        message: What was seen, the likely cause, and what to try: the diagnosis and the advice, unless given otherwise.
         since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
             end of the epoch that showed it first. None in what a rule returns; filled in when the alert is taken up.
         cause: The alert that this one follows from, as ``kind at site``; empty for a root.
         consequences: Of a root: the alerts that follow from it, as ``kind at site``.
         batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
+        title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.alerts.kinds.KINDS`.
+        diagnosis: What was seen and the likely cause; empty for the message.
+        advice: What to try, as short imperatives, the most likely remedy first.
     """
 
     kind: str
@@ -52,11 +56,23 @@ class Alert:
     epoch: int
     step: int
     severity: Severity
-    message: str
+    message: str = ""
     since_step: int | None = None
     cause: str = ""
     consequences: tuple[str, ...] = ()
     batch: int | None = None
+    title: str = ""
+    diagnosis: str = ""
+    advice: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # frozen for everybody else
+        if not self.title:
+            set_field(self, "title", title_of(self.kind))
+        if not self.message:
+            set_field(self, "message", " ".join([self.diagnosis, *(f"{step}." for step in self.advice)]).strip())
+        if not self.diagnosis:
+            set_field(self, "diagnosis", self.message)
 
     @property
     def name(self) -> str:

@@ -96,9 +96,10 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
     told: list[list[Alert]] = [[] for _ in reports]
     roots = []
     for node in sorted((node for node in nodes if node.cause is None), key=_rank):
-        message = node.alert.message + _earlier_step(node, reports)
-        consequences = tuple(n.alert.name for n in node.follows)
-        alert = dataclasses.replace(node.alert, message=message, cause="", consequences=consequences)
+        alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
+        earlier = _earlier_step(node, reports)
+        if earlier:
+            alert = dataclasses.replace(alert, diagnosis=alert.diagnosis + earlier, message="")
         told[node.report].append(alert)
         roots.append((node.report, alert))
     for node in nodes:

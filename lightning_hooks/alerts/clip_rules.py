@@ -35,8 +35,11 @@ class AlwaysClipped(Rule):
                     report, site, stats.rate, self.threshold,
                     "warning" if stats.coefficient < 0.1 else "info",
                     f"{stats.rate:.0%} of its steps were clipped, to {stats.coefficient:.2g} of their norm on average, most of "
-                    f"it due to {top}: the threshold, not the learning rate, sets the step size. Raise the clipping "
-                    f"threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning rate instead.",
+                    f"it due to {top}: the threshold, not the learning rate, sets the step size.",
+                    advice=(
+                        f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning "
+                        "rate instead",
+                    ),
                 )  # fmt: skip
 
 
@@ -61,8 +64,7 @@ class ClipIneffective(Rule):
                     report, site, stats.norm_after_max, stats.limit, "warning",
                     f"gradients are to be clipped to a norm of {stats.limit:.3g}, yet a step was taken with "
                     f"{stats.norm_after_max:.3g}. Usually a configure_gradient_clipping override does not clip, or gradients "
-                    "change after clipping. Call self.clip_gradients(optimizer, gradient_clip_val, "
-                    "gradient_clip_algorithm) there.",
+                    "change after clipping.",
                 )  # fmt: skip
 
 
@@ -90,6 +92,5 @@ class StepsSkipped(Rule):
                 yield self.alert(
                     report, site, share, self.threshold, "warning",
                     f"{stats.skipped_steps} of {attempted} optimizer steps ({share:.0%}) were skipped because gradients "
-                    "overflowed in half precision, so the model learned from fewer batches than it was given. Try "
-                    "precision='bf16-mixed', a lower learning rate, or look for the layer whose outputs are largest.",
+                    "overflowed in half precision, so the model learned from fewer batches than it was given.",
                 )  # fmt: skip

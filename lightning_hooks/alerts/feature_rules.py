@@ -41,8 +41,7 @@ class Dead(Rule):
                     report, site, stats.dead_fraction, self.threshold, severity,
                     f"{stats.dead_fraction:.0%} of its units gave zero for every sampled input of the epoch, so they pass "
                     "no gradient and cannot recover. Usually a learning rate too high or a large negative bias pushed "
-                    "them there. Try a lower learning rate or a warm-up, check the layer's bias and initialisation, or "
-                    "use a LeakyReLU or GELU.",
+                    "them there.",
                 )  # fmt: skip
 
 
@@ -69,8 +68,7 @@ class Saturated(Rule):
                     report, site, stats.saturated_fraction, self.threshold, severity,
                     f"{stats.saturated_fraction:.0%} of its values are at a bound of the activation, where the slope is "
                     "almost zero and gradients stop. Usually its inputs are too large: unnormalised data or weights "
-                    "initialised too wide. Try normalising the inputs, a normalisation layer before it, or a smaller "
-                    "initialisation.",
+                    "initialised too wide.",
                 )  # fmt: skip
 
 
@@ -100,14 +98,13 @@ class Constant(Rule):
                 yield self.alert(
                     report, site, spread, self.threshold, "warning",
                     f"every value it put out is {stats.mean:.4g}: it tells nothing about the input. Usually its input is "
-                    "constant, its weights are all zero, or everything before it is dead. Check the data that reaches it "
-                    "and the layers before it.",
+                    "constant, its weights are all zero, or everything before it is dead.",
                 )  # fmt: skip
 
 
 def _batch(stats: FeatureStats, report: FeatureReport) -> str:
     """Where it was first seen, and how exact that is."""
-    sampled = "" if report.every_n_steps == 1 else f" (every {report.every_n_steps}th is looked at)"
+    sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
     return f"training batch {stats.first_nonfinite_batch} of the epoch{sampled}"
 
 
@@ -133,8 +130,7 @@ class NonfiniteFeatures(Rule):
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite, first seen in {_batch(stats, report)}. "
                     "Usually the input has such values, weights have blown up, or an operation met a bad argument (log of 0, "
-                    "division by 0, overflow in half precision). Check the inputs of that batch and this module's operation; "
-                    "try a lower learning rate or gradient clipping.",
+                    "division by 0, overflow in half precision).",
                     batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 
@@ -153,5 +149,5 @@ class Silent(Rule):
                 report, site, 0.0, 1.0, "info",
                 "it was never called in a sampled training batch, so nothing is known about it (it is not zero and not "
                 "dead). Usually the branch is not used, the module is called as .forward(x) instead of module(x), only its "
-                "weights are used, or it was compiled before the hooks came (then call torch.compiler.reset() before fit).",
+                "weights are used, or it was compiled before the hooks came.",
             )  # fmt: skip

@@ -110,8 +110,7 @@ class Vanishing(Rule):
             report, site, value, threshold, "warning",
             f"the gradient at its output has an RMS of {report.modules[site].rms:.1e}, {what}: the layers from here back to the "
             f"input hardly learn.{course} Usual causes are saturating activations (sigmoid, tanh) in a deep stack, an "
-            "initialisation too small, or depth without shortcuts. Try ReLU or GELU, He initialisation, normalisation layers or "
-            "residual connections.",
+            "initialisation too small, or depth without shortcuts.",
         )  # fmt: skip
 
 
@@ -184,8 +183,7 @@ class Exploding(Rule):
             report, site, value, threshold, severity,
             f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
             f"weights may end as NaN.{course} Usual causes are a learning rate or an initialisation too large, or a recurrent net "
-            "without clipping. Try a lower learning rate, gradient_clip_val=1.0 if nothing clips yet, a smaller "
-            "initialisation or normalisation layers.",
+            "without clipping.",
         )  # fmt: skip
 
 
@@ -204,6 +202,11 @@ class Stretching(Rule):
 
     threshold: float = 300.0
 
+    advice: ClassVar[tuple[str, ...]] = (
+        "Try an orthogonal initialisation of gain 1, or gradient_clip_val=1.0, if it is recurrent",
+        "Use a larger eps if it divides",
+    )
+
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per such module, unless gradients explode over all."""
         if any(Exploding()(report)):
@@ -216,8 +219,7 @@ class Stretching(Rule):
                     report, site, norm / arriving, self.threshold, "warning",
                     f"the gradient's norm grows {norm / arriving:.2g} times on the way back through it, from {arriving:.1e} to "
                     f"{norm:.1e}. Usually it is recurrent and its weights stretch, step by step, or it divides by something very "
-                    "small. Try an orthogonal initialisation of gain 1 or gradient_clip_val=1.0 for the former, a larger eps for "
-                    "the latter.",
+                    "small.",
                 )  # fmt: skip
 
 
@@ -226,6 +228,10 @@ class NonfiniteGradients(Rule):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
     kind: ClassVar[str] = "nonfinite"
+    advice: ClassVar[tuple[str, ...]] = (
+        "Check the inputs and the loss for such operations and add an eps inside them",
+        "Try a lower learning rate",
+    )
     reads: ClassVar[type[Any] | None] = GradientFlowReport
     urgent: ClassVar[bool] = True
 
@@ -244,12 +250,11 @@ class NonfiniteGradients(Rule):
                     report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient", first, since_step=since
                 )
 
-    def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: int | None) -> Alert:
+    def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
         return self.alert(
             report, site, value, 0.0, "critical",
             f"{what} is NaN or infinite{first}; in a parameter's gradient one such step ruins the weights. Usually the loss or "
-            "an operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up. "
-            "Check the inputs and the loss for such operations, add an eps inside them, or lower the learning rate.",
+            "an operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up.",
             **when,
         )  # fmt: skip
 
@@ -277,7 +282,7 @@ class Zero(Rule):
                     report, site, gradient.zero_fraction, self.threshold, "warning",
                     "its gradient is exactly zero at every measured step: it is connected to the loss but does not learn. "
                     "Usually the units after it are dead or saturated, its output is multiplied by zero or masked, or its "
-                    "input is all zeros. Look at the layers after it.",
+                    "input is all zeros.",
                 )  # fmt: skip
 
 
@@ -298,5 +303,5 @@ class Missing(Rule):
                     report, site, gradient.missing_steps, 0.0, "warning",
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
                     "on it. Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
-                    "path. Use it, free the path, or freeze it with requires_grad_(False).",
+                    "path.",
                 )  # fmt: skip

@@ -53,7 +53,7 @@ class PoorInit(Rule):
                     report, site, gain / usual, self.factor, "warning",
                     f"its weights started {size} the size of the other layers' (gain {gain:.2g} against a median of {usual:.2g}), "
                     "and no other layer is near it: signals through it grow or shrink by as much. Usually an initialisation was "
-                    "scaled by mistake or made for another fan-in. Use the one of the other layers.",
+                    "scaled by mistake or made for another fan-in.",
                 )  # fmt: skip
 
 
@@ -71,8 +71,7 @@ class Shared(Rule):
             yield self.alert(
                 report, site, len(others) + 1, 1, "warning",
                 f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Usually a list "
-                "was multiplied ([layer] * n repeats one layer). Make each its own: "
-                "[make_layer() for _ in range(n)]; where weights are shared on purpose, mute this with rules=['-shared'].",
+                "was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
 
 
@@ -89,8 +88,7 @@ class DoubleSoftmax(Rule):
             yield self.alert(
                 report, report.squashed_twice, 2.0, 1.0, "warning",
                 "the loss applies a softmax or sigmoid to what comes out of one already (cross_entropy and "
-                "binary_cross_entropy_with_logits take logits): gradients are small and the loss cannot reach 0. Remove it "
-                "before the loss, or use nll_loss of log_softmax, or binary_cross_entropy.",
+                "binary_cross_entropy_with_logits take logits): gradients are small and the loss cannot reach 0.",
             )  # fmt: skip
 
 
@@ -108,7 +106,8 @@ class SameSamples(Rule):
                 report, site, 0.0, 0.0, "warning",
                 f"all samples of a batch (its tensor at {report.input_place}) were the same to the last bit: the model is fed "
                 "one and the same sample, or zeros. Usually the dataset's __getitem__ ignores its index, or the data are lost on "
-                "the way (integer division, a mask). Look at a batch.",
+                "the way (integer division, a mask).",
+                advice=("Look at a batch as the model gets it",),
             )  # fmt: skip
 
 
@@ -147,7 +146,8 @@ class ConstantTargets(Rule):
                 report, site, agreement, self.threshold, "warning",
                 f"the gradient at its output points the same way for all samples ({agreement:.0%} of what complete agreement would "
                 "give), batch after batch: whatever the input, the target is the same. Usually the labels are constant: one "
-                "class only, a column mixed up, or targets that are not shuffled. Look at the targets of a batch.",
+                "class only, a column mixed up, or targets that are not shuffled.",
+                advice=("Look at the targets of a batch",),
             )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ class ValidationShift(Rule):
                 report, site, ratio, self.factor, "warning",
                 f"its input (the batch's tensor at {report.input_place}) has a root mean square of {validation.rms:.3g} in "
                 f"validation and {training.rms:.3g} in training: the validation data are prepared in another way. Usually one of "
-                "the two is not normalised, or in other units. Use the same transforms for both.",
+                "the two is not normalised, or in other units.",
             )  # fmt: skip
 
 

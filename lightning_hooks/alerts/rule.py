@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import SEVERITIES, Alert, Severity
+from lightning_hooks.alerts.kinds import advice_for
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,6 +32,7 @@ class Rule:
 
     kind: ClassVar[str] = ""
     reads: ClassVar[type[Any] | None] = None  # the kind of report; None for any
+    advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
     urgent: ClassVar[bool] = False  # whether it is asked within an epoch too, where check_every_n_steps is set
 
     sites: str | Sequence[str] = "*"
@@ -59,13 +61,28 @@ class Rule:
         value: float,
         threshold: float,
         severity: Severity,
-        message: str,
+        diagnosis: str,
         since_step: int | None = None,
         batch: int | None = None,
+        advice: tuple[str, ...] = (),
     ) -> Alert:
-        """Make an alert of this rule's kind on a report's epoch and step."""
-        chosen = self.severity or severity
-        return Alert(self.kind, site, value, threshold, report.epoch, report.step, chosen, message, since_step, batch=batch)
+        """Make an alert of this rule's kind on a report's epoch and step.
+
+        Args:
+            report: The report.
+            site: Where.
+            value: What was measured.
+            threshold: What it was held against.
+            severity: The rule's own judgement.
+            diagnosis: What was seen and the likely cause.
+            since_step: The global step at which it was first seen, where that is known.
+            batch: The training batch at which it was first seen, where that is known.
+            advice: What to try, where that depends on what was seen; empty for the rule's, or its kind's.
+        """
+        return Alert(
+            self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
+            since_step=since_step, batch=batch, diagnosis=diagnosis, advice=advice or self.advice or advice_for(self.kind),
+        )  # fmt: skip
 
 
 def check_patterns(sites: Any, owner: str) -> None:

@@ -43,7 +43,7 @@ class Spike(Rule):
                     f"{events.jump:.3g} times the largest before and {events.jump_sigmas:.3g} standard deviations above the mean "
                     f"({events.jump_mean:.3g}) of the {events.jump_before} steps before; most of it in {events.jump_parameter}. "
                     "Usually that batch holds data unlike the rest (not normalised, corrupt), or the weights took a wild step "
-                    "just before. Look at the batch; gradient_clip_val bounds what such a step does.",
+                    "just before.",
                     batch=events.jump_batch,
                 )  # fmt: skip
 
@@ -62,6 +62,11 @@ class Diverging(Rule):
 
     threshold: float = 1e3
 
+    advice: ClassVar[tuple[str, ...]] = (
+        "Try a lower learning rate or a warm-up",
+        "Set gradient_clip_val=1.0 if nothing clips yet",
+    )
+
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert per optimizer whose gradients have grown so."""
         for site, events in report.events.items():
@@ -70,8 +75,7 @@ class Diverging(Rule):
                     report, site, events.growth, self.threshold, "critical",
                     f"at training batch {events.growth_batch} of the epoch the gradient's norm was {events.growth_norm:.3g}, "
                     f"{events.growth:.1e} times the largest of the training's first steps: it diverges, and weights may end as "
-                    "NaN. Usual causes are a learning rate too large, or a recurrent net without clipping. Try a lower learning "
-                    "rate, a warm-up, or gradient_clip_val=1.0 if nothing clips yet.",
+                    "NaN. Usual causes are a learning rate too large, or a recurrent net without clipping.",
                     batch=events.growth_batch,
                 )  # fmt: skip
 
@@ -102,15 +106,19 @@ class NonfiniteSteps(Rule):
                     f"{where} a step was taken with a gradient that is NaN or infinite here and in the layers before, and finite "
                     "in those after: it broke on the way back, between this layer and the next. Usually the slope of an "
                     "operation there is infinite (sqrt at 0, a norm of zeros, a power below 1, division) though its value is "
-                    "not. Add an eps inside it.",
+                    "not.",
+                    advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
             else:
                 yield self.alert(
                     report, site, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with gradients none of which was finite: the loss was not, or the forward pass "
-                    "before it; the weights are lost from there on. Look at that batch, at the loss's arguments (log of 0, "
-                    "division by 0), and at the steps before for a learning rate too large.",
+                    "before it; the weights are lost from there on.",
+                    advice=(
+                        "Look at that batch and at the loss's arguments (log of 0, division by 0)",
+                        "Look at the steps before for a learning rate too large",
+                    ),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
 
@@ -136,7 +144,7 @@ class NotZeroed(Rule):
                     report, site, events.unzeroed_steps, self.threshold, "warning",
                     f"at {events.unzeroed_steps} steps its gradients had not been zeroed since the step before: each step follows "
                     "the sum of all gradients so far. Usually a manual loop without optimizer.zero_grad(), or an "
-                    "optimizer_zero_grad override that does nothing. Call zero_grad() before manual_backward().",
+                    "optimizer_zero_grad override that does nothing.",
                 )  # fmt: skip
 
 
@@ -161,5 +169,6 @@ class WastedClip(Rule):
                     report, site, events.wasted_clips, self.threshold, "warning",
                     f"{events.wasted_clips} times its gradients were changed between a step and the next zero_grad, so that the "
                     "change was thrown away. Usually clip_grad_norm_ is called in training_step, where the gradients are still "
-                    "those of the last step. Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping.",
+                    "those of the last step.",
+                    advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
                 )  # fmt: skip

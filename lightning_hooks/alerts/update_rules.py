@@ -64,8 +64,7 @@ class UpdateTooSmall(Rule):
                 yield self.alert(
                     report, optimizer, ratios[largest], self.threshold, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}); around 1e-3 "
-                    f"is usual, and below 6e-8 a float32 weight does not move at all. The learning rate is {rate:.1e}: raise it, "
-                    "or look for what makes the gradients so small.",
+                    f"is usual, and below 6e-8 a float32 weight does not move at all. The learning rate is {rate:.1e}.",
                 )  # fmt: skip
 
 
@@ -96,7 +95,8 @@ class UpdateTooLarge(Rule):
                 report, optimizer, decay, self.decay, "warning",
                 f"its weight decay takes {decay:.2g} of every weight at each step (learning rate times weight_decay): what is "
                 "learned is forgotten faster than it can be learned again. Usually weight_decay was meant for another optimizer "
-                "or another learning rate. Try weight_decay=0.01.",
+                "or another learning rate.",
+                advice=("Try weight_decay=0.01",),
             )  # fmt: skip
         if only_the_first_step(report):
             return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
@@ -108,8 +108,7 @@ class UpdateTooLarge(Rule):
                 yield self.alert(
                     report, name, ratios[name], self.threshold, "warning",
                     f"a step changes it by {ratios[name]:.2g} of its size (the median of all weights is {usual:.1g}; around 1e-3 "
-                    f"is usual): what it had learned is overwritten. Its learning rate is {rate or 0.0:.2g}. Try a lower one, a "
-                    "warm-up, or less weight decay; where only this weight is told of, look at its own parameter group.",
+                    f"is usual): what it had learned is overwritten. Its learning rate is {rate or 0.0:.2g}.",
                 )  # fmt: skip
 
 
@@ -127,6 +126,5 @@ class NotOptimized(Rule):
                 yield self.alert(
                     report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
                     "it requires a gradient and no optimizer holds it: it stays as it is. Usually configure_optimizers was given "
-                    "a part of the parameters, or it was unfrozen after the optimizer was made. Give it to an optimizer "
-                    "(optimizer.add_param_group), or freeze it with requires_grad_(False).",
+                    "a part of the parameters, or it was unfrozen after the optimizer was made.",
                 )  # fmt: skip

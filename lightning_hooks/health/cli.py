@@ -50,7 +50,8 @@ def verdict_lines(run: Run) -> list[str]:
     for finding in verdict.findings:
         if finding.severity != "info":
             state = finding.severity if finding.lasts else "passed"
-            text = f"[{state}] {finding.what} at {finding.where}, {finding.when}. {finding.seen} {finding.advice}".rstrip()
+            text = f"[{state}] {finding.what} at {finding.where}, {finding.when}. {finding.seen}"
+            text = " ".join([text, *(f"{step}." for step in finding.advice)])
             lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
     return lines
 

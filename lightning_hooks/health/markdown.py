@@ -56,9 +56,10 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 def _finding(finding: Finding) -> list[str]:
     state = finding.severity if finding.lasts else "passed"
-    lines = [f"## {SIGNS.get(finding.severity, '●')} {_text(finding.what.capitalize())} ({state})", ""]
+    lines = [f"## {SIGNS.get(finding.severity, '●')} {_text(finding.title)} ({state})", ""]
     lines += [f"At {_text(finding.where)}, {finding.when}. {_text(finding.seen)}", ""]
-    return [*lines, f"**What to try:** {_text(finding.advice)}", ""] if finding.advice else lines
+    steps = [f"- {_text(step)}" for step in finding.advice]
+    return [*lines, "**What to try:**", "", *steps, ""] if steps else lines
 
 
 def _alerts(run: Run) -> list[str]:

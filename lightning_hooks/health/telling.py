@@ -38,11 +38,12 @@ def _finding(finding: Finding) -> Markup:
     places = [tag("p", "Also at ", listed(more), ".", class_="soft")] if more else []
     if finding.consequences:
         places.append(tag("p", "What follows from it: ", listed(finding.consequences), ".", class_="soft"))
+    steps = tag("ul", [tag("li", step) for step in finding.advice])
     return card(
-        tag("h3", mark(finding.severity), " ", finding.what[:1].upper() + finding.what[1:], state),
+        tag("h3", mark(finding.severity), " ", finding.title, state),
         tag("p", name(finding.sites[0]), f" · {finding.when}"),
         tag("p", finding.seen),
-        tag("p", tag("b", "What to try: "), finding.advice, class_="try") if finding.advice else None,
+        tag("div", tag("b", "What to try"), steps, class_="try") if finding.advice else None,
         places,
         kind=f"finding {finding.severity}{'' if finding.lasts else ' past'}",
     )

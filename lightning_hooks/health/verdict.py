@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.kinds import inside_a_sentence
 from lightning_hooks.health.run import Recorded, Run
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import TABLES
@@ -15,25 +15,8 @@ from lightning_hooks.plots.series import TABLES
 Status = Literal["critical", "warning", "healthy", "unknown"]
 GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 
-PHRASES = {
-    "dead": "dead units",
-    "saturated": "saturated activations",
-    "constant": "outputs that do not vary",
-    "nonfinite": "NaN or infinite values",
-    "silent": "modules that were never called",
-    "vanishing": "vanishing gradients",
-    "exploding": "exploding gradients",
-    "zero": "gradients that are exactly zero",
-    "missing": "parameters without a gradient",
-    "always_clipped": "clipping at nearly every step",
-    "clip_ineffective": "clipping that does not hold",
-    "steps_skipped": "skipped optimizer steps",
-}
-
 URGENT = ("nonfinite", "exploding", "dead", "vanishing")
 """What is told first where several kinds are equally grave: what breaks the rest of training, then what stops a layer."""
-
-_ADVICE = re.compile(r"(?<=[.!?] )(?=(?:Try|Raise|Call|Use|Check|Look|Lower|Free|Set|Warm|Give|Clip|Stop)\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +48,32 @@ class Finding:
 
     Attributes:
         kind: Of the alerts.
+        title: The kind in a few plain words.
         severity: The gravest among them.
         sites: Where, in the order in which they are told.
         since: The first epoch.
         until: The last.
         lasts: Whether the run ended with it.
         seen: What was seen at the first site, and its likely cause.
-        advice: What to try; may be empty.
+        advice: What to try, as short imperatives; may be empty.
         consequences: What follows from it, as ``kind at site``.
     """
 
     kind: str
+    title: str
     severity: str
     sites: tuple[str, ...]
     since: int
     until: int
     lasts: bool
     seen: str
-    advice: str
+    advice: tuple[str, ...]
     consequences: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
-        """The kind in plain words."""
-        return PHRASES.get(self.kind, self.kind.replace("_", " "))
+        """The kind in plain words, as in the middle of a sentence."""
+        return inside_a_sentence(self.title)
 
     @property
     def where(self) -> str:
@@ -193,25 +178,19 @@ def _order(finding: Finding) -> tuple[bool, bool, int, int]:
 def _finding(group: Sequence[Course]) -> Finding:
     ordered = sorted(group, key=lambda course: (GRAVITY.get(course.severity, 3), course.since))
     first = ordered[0]
-    seen, advice = split_advice(first.alert.message)
     follows = [name for course in ordered for name in getattr(course.alert, "consequences", ())]
     return Finding(
         first.alert.kind,
+        first.alert.title,
         first.severity,
         tuple(dict.fromkeys(course.alert.site for course in ordered)),
         min(course.since for course in ordered),
         max(course.until for course in ordered),
         first.lasts,
-        _capital(seen),
-        advice,
+        _capital(first.alert.diagnosis),
+        first.alert.advice,
         tuple(dict.fromkeys(follows)),
     )
-
-
-def split_advice(message: str) -> tuple[str, str]:
-    """What was seen and its likely cause, and what to try, of an alert's message."""
-    parts = _ADVICE.split(message, maxsplit=1)
-    return parts[0].strip(), parts[1].strip() if len(parts) > 1 else ""
 
 
 def _ending(run: Run) -> list[str]:

@@ -13,14 +13,14 @@ RULES = [
     (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.6, "critical", "bias and initialisation"),
     (Saturated(), {"saturated_fraction": 0.5}, {"saturated_fraction": 0.51}, 0.51, 0.5, "warning", "normalisation layer"),
     (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
-    (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "normalising the inputs"),
+    (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "Normalise the inputs"),
     (Constant(), {"std": 1.1e-6}, {"std": 0.9e-6}, 0.9e-6, 1e-6, "warning", "Check the data that reaches it"),
     (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "weights are all zero"),
     (Constant(), {"count": 1, "std": 0.0}, {"std": 0.0, "rms": 0.0, "mean": 0.0}, 0.0, 1e-6, "warning", "layers before it"),
     (Constant(), {"std": math.nan, "rms": math.nan, "count": 0}, {"std": 0.0}, 0.0, 1e-6, "warning", "every value it put out"),
     (
         NonfiniteFeatures(), {"nonfinite_fraction": 0.0}, {"nonfinite_fraction": 1e-6}, 1e-6, 0.0, "critical",
-        "try a lower learning rate or gradient clipping",
+        "Try a lower learning rate or gradient clipping",
     ),
     (
         NonfiniteFeatures(0.1), {"nonfinite_fraction": 0.1}, {"nonfinite_fraction": 0.11}, 0.11, 0.1, "critical",

@@ -44,8 +44,8 @@ def test_spike_says_where_and_how_large() -> None:
     assert alert.message == (
         "at training batch 17 of the epoch the gradient's norm was 40, 50 times the largest before and 30 standard deviations "
         "above the mean (0.8) of the 128 steps before; most of it in head.weight. Usually that batch holds data unlike the rest "
-        "(not normalised, corrupt), or the weights took a wild step just before. Look at the batch; gradient_clip_val bounds "
-        "what such a step does."
+        "(not normalised, corrupt), or the weights took a wild step just before. Look at the batch. Set gradient_clip_val, "
+        "which bounds what such a step does."
     )
 
 
@@ -57,7 +57,7 @@ def test_diverging(growth: float, found: bool) -> None:
         assert alert.message.startswith(
             "at training batch 8 of the epoch the gradient's norm was 4.2e+05, 1.1e+03 times the largest of the training's first"
         )
-        assert "Try a lower learning rate, a warm-up, or gradient_clip_val=1.0" in alert.message
+        assert "Try a lower learning rate or a warm-up. Set gradient_clip_val=1.0" in alert.message
 
 
 def test_a_step_with_a_gradient_that_is_not_finite() -> None:

@@ -65,8 +65,8 @@ def test_what_has_converged_may_stand_still(first: float, now: float, found: boo
     (alert,) = UpdateTooSmall()(report(1e-8))
     assert alert.message == (
         "a step changes none of its weights by more than 1.0e-08 of their size (0.weight); around 1e-3 is usual, and below 6e-8 a "
-        "float32 weight does not move at all. The learning rate is 1.0e-03: raise it, or look for what makes the gradients so "
-        "small."
+        "float32 weight does not move at all. The learning rate is 1.0e-03. Raise the learning rate. Look for what makes "
+        "the gradients so small."
     )
 
 
@@ -103,7 +103,7 @@ def test_not_optimized() -> None:
     ]
     (alert, *_) = NotOptimized()(report(1e-3, setups=setups))
     assert alert.message.startswith("it requires a gradient and no optimizer holds it: it stays as it is.")
-    assert "(optimizer.add_param_group), or freeze it with requires_grad_(False)" in alert.message
+    assert "(optimizer.add_param_group). Freeze it with requires_grad_(False)" in alert.message
 
 
 def test_missing_asks_every_step() -> None:

@@ -1,0 +1,169 @@
+"""The kinds of alerts: what each is called and what to try, in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of alert.
+
+    Attributes:
+        title: What is wrong, in a few plain words.
+        advice: What to try, as short imperatives without a full stop, the most likely remedy first.
+    """
+
+    title: str
+    advice: tuple[str, ...]
+
+
+KINDS: dict[str, Kind] = {
+    "dead": Kind(
+        "Dead units",
+        (
+            "Try a lower learning rate or a warm-up",
+            "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place",
+        ),
+    ),
+    "saturated": Kind(
+        "Saturated activations",
+        (
+            "Normalise the inputs",
+            "Put a normalisation layer before it",
+            "Try a smaller initialisation",
+        ),
+    ),
+    "constant": Kind(
+        "Outputs that do not vary",
+        ("Check the data that reaches it and the layers before it",),
+    ),
+    "nonfinite": Kind(
+        "NaN or infinite values",
+        (
+            "Check the inputs of that batch and this module's operation",
+            "Try a lower learning rate or gradient clipping",
+        ),
+    ),
+    "silent": Kind(
+        "Modules that were never called",
+        (
+            "Remove it if it is not used",
+            "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier",
+        ),
+    ),
+    "poor_init": Kind(
+        "Initial weights unlike those of the other layers",
+        ("Use the initialisation of the other layers",),
+    ),
+    "shared": Kind(
+        "One layer in several places",
+        (
+            "Make each its own: [make_layer() for _ in range(n)]",
+            "Where weights are shared on purpose, mute this with rules=['-shared']",
+        ),
+    ),
+    "validation_shift": Kind(
+        "Validation data unlike the training data",
+        ("Use the same transforms and units for training and validation",),
+    ),
+    "vanishing": Kind(
+        "Vanishing gradients",
+        (
+            "Try ReLU or GELU",
+            "Use He initialisation",
+            "Add normalisation layers or residual connections",
+        ),
+    ),
+    "exploding": Kind(
+        "Exploding gradients",
+        (
+            "Try a lower learning rate",
+            "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Use a smaller initialisation or normalisation layers",
+        ),
+    ),
+    "zero": Kind(
+        "Gradients that are exactly zero",
+        ("Look at the layers after it: dead units, masks, a multiplication by zero",),
+    ),
+    "missing": Kind(
+        "Parameters without a gradient",
+        (
+            "Use it in forward",
+            "Remove what cuts the path to the loss",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+    ),
+    "update_too_small": Kind(
+        "Updates too small to learn from",
+        (
+            "Raise the learning rate",
+            "Look for what makes the gradients so small",
+        ),
+    ),
+    "update_too_large": Kind(
+        "Updates as large as the weights",
+        (
+            "Try a lower learning rate, a warm-up, or less weight decay",
+            "Look at its parameter group if only this weight is named",
+        ),
+    ),
+    "not_optimized": Kind(
+        "Parameters that no optimizer holds",
+        (
+            "Give it to an optimizer (optimizer.add_param_group)",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+    ),
+    "double_softmax": Kind(
+        "A softmax before a loss that applies one",
+        ("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
+    ),
+    "always_clipped": Kind(
+        "Clipping at nearly every step",
+        ("Raise the clipping threshold above the usual norm, or lower the learning rate instead",),
+    ),
+    "clip_ineffective": Kind(
+        "Clipping that does not hold",
+        ("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
+    ),
+    "steps_skipped": Kind(
+        "Skipped optimizer steps",
+        (
+            "Try precision='bf16-mixed' or a lower learning rate",
+            "Look for the layer whose outputs are largest",
+        ),
+    ),
+    "spike": Kind(
+        "A gradient far larger than any before",
+        (
+            "Look at the batch",
+            "Set gradient_clip_val, which bounds what such a step does",
+        ),
+    ),
+    "not_zeroed": Kind(
+        "Gradients that are never zeroed",
+        ("Call zero_grad() before manual_backward()",),
+    ),
+}
+
+
+def title_of(kind: str) -> str:
+    """What a kind is called: its title here, or the name of a user's own kind in plain words."""
+    known = KINDS.get(kind)
+    return known.title if known is not None else kind.replace("_", " ").capitalize()
+
+
+def advice_for(kind: str) -> tuple[str, ...]:
+    """What to try; empty for a kind that is not known here."""
+    known = KINDS.get(kind)
+    return () if known is None else known.advice
+
+
+def inside_a_sentence(title: str) -> str:
+    """A title as it stands in the middle of a sentence."""
+    first, *_ = title.split(" ")
+    return title if first[1:] != first[1:].lower() else title[:1].lower() + title[1:]  # NaN stays as it is
