@@ -25,6 +25,7 @@ from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.statistics.shards import Shards, is_distributed
 
 
@@ -277,8 +278,9 @@ class StepProbe:
         missing: list[int] = []
         for index, parameter in self._members(position, optimizer):
             if parameter.grad is not None:
-                indices.append(index)
-                present.append(parameter)
+                if not is_freed(parameter.grad):  # where it was freed before the step there is a gradient, and nothing to read
+                    indices.append(index)
+                    present.append(parameter)
             elif parameter.requires_grad:
                 missing.append(index)
         return Step(

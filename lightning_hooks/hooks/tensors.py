@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils.rnn import PackedSequence
+
+_PLAIN = (Tensor, Parameter)
 
 MAX_DEPTH = 8
 """Containers nested deeper than this are not looked into; it also ends a container that holds itself."""
@@ -63,25 +66,48 @@ def plain_values(tensor: Tensor) -> Tensor:
 
     A sparse tensor gives its stored (coalesced) values, a nested one its buffer, a distributed one its local shard.
 
+    Zeros and negatives that torch marks and does not compute are computed. Where the storage was freed (as offloading optimizers
+    do with gradients) there are no numbers: the answer is empty.
+
     Args:
         tensor: A floating-point tensor of any layout or subclass.
 
     Returns:
-        A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense.
+        A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense and there are numbers.
     """
     values = tensor.detach()
     if torch.compiler.is_compiling():  # a traced tensor is plain, and layouts may not be asked for in a traced backward
         return values
     if values.is_nested:
-        return values.values()
+        return _computed(values.values())
     if values.layout == torch.sparse_coo:
-        return values.coalesce().values()
+        return _computed(values.coalesce().values())
     if values.layout != torch.strided:
-        return values.values()
+        return _computed(values.values())
     if type(values) is not Tensor:  # a distributed tensor, one that is still under way between processes, a subclass
         to_local = getattr(values, "to_local", None)
         values = values if to_local is None else to_local()
         trigger_wait = getattr(values, "trigger_wait", None)
         values = values if trigger_wait is None else trigger_wait()
-        return values if type(values) is Tensor else values.as_subclass(Tensor)
-    return values.clone() if values._is_zerotensor() else values  # zeros that torch keeps no memory for; it has no public name
+        values = values if type(values) is Tensor else values.as_subclass(Tensor)
+    return _computed(values)
+
+
+def _computed(values: Tensor) -> Tensor:
+    """The numbers of a strided tensor, in memory."""
+    if values._is_zerotensor():  # it has no public name
+        return values.clone()
+    if values.is_neg():
+        return values.resolve_neg()
+    return values.new_empty(0) if is_freed(values) else values
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether the storage of a plain tensor was freed, so that it has a shape and no numbers: reading them ends the process."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and tensor.data_ptr() == 0
+        and tensor.numel() > 0
+        and not tensor._is_zerotensor()
+    )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
 from lightning_hooks.statistics.native import Places, fixed, native
@@ -274,7 +275,7 @@ class WeightSample:
             parameters: The same, after the update.
 
         Returns:
-            Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros.
+            Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros, and for those that became others.
         """
         fast = native()
         plan = self.plan
@@ -283,18 +284,20 @@ class WeightSample:
             if places is not plan.places and (
                 places is None or places.dtype != plan.places.dtype or places.counts != plan.places.counts
             ):
-                raise RuntimeError("the parameters became others during an update; there is no ratio of it to them")
+                return torch.full((plan.places.n,), math.nan, dtype=torch.float64)  # they became others, or were freed
             return fast.ratios(places, plan.counts, plan.strides, self._taken)
         after = [every(p, stride) for p, stride in zip(parameters, plan.strides.tolist(), strict=True)]
-        updates = torch._foreach_norm(torch._foreach_sub(after, self._taken))
-        weights = torch._foreach_norm(self._taken)
+        pairs = [(a, b) if a.shape == b.shape else (a[:0], a[:0]) for a, b in zip(after, self._taken, strict=True)]
+        after, before = [a for a, _ in pairs], [b for _, b in pairs]
+        updates = torch._foreach_norm(torch._foreach_sub(after, before))
+        weights = torch._foreach_norm(before)
         dtype = row_dtype(parameters[0].device)
         return torch.stack(updates).to(dtype) / torch.stack(weights).to(dtype)
 
 
 def every(parameter: Tensor, stride: int) -> Tensor:
     """A copy of every stride-th element, in float32 at least."""
-    flat = parameter.detach().reshape(-1)[::stride]
+    flat = plain_values(parameter).reshape(-1)[::stride]
     return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
 
 

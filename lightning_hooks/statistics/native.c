@@ -106,18 +106,26 @@ static void block(const void *data, int64_t start, int n, int type, double aroun
 #endif
 }
 
-static double first_value(const void *data, int type) {
-    double x = type == F32 ? *(const float *)data : type == F64 ? *(const double *)data : widen_bf16(*(const uint16_t *)data);
+static double value_at(const void *data, int64_t i, int type) {
 #ifdef HAS_F16
-    if (type == F16) x = *(const _Float16 *)data;
+    if (type == F16) return ((const _Float16 *)data)[i];
 #endif
-    return finite64(x) && fabs(x) < 1e150 ? x : 0;
+    return type == F32 ? ((const float *)data)[i] : type == F64 ? ((const double *)data)[i] : widen_bf16(((const uint16_t *)data)[i]);
+}
+
+/* The first value that is finite and whose square is; 0 if there is none. */
+static double first_value(const void *data, int64_t n, int type) {
+    for (int64_t i = 0; i < n; i++) {
+        double x = value_at(data, i, type);
+        if (finite64(x) && fabs(x) < 1e150) return x;
+    }
+    return 0;
 }
 
 /* Means are taken from a value of the tensor's own, so that their squares do not cancel. */
 static part whole(const void *data, int64_t n, int type) {
     double count = 0, sum = 0, square = 0, low = DBL_MAX, high = -DBL_MAX, zeros = 0, bad = 0;
-    double pivot = n ? first_value(data, type) : 0;
+    double pivot = first_value(data, n, type);
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
     double around = fabs(pivot) < NEAR ? pivot : 0;
     if (blocks == 1) {
@@ -143,15 +151,16 @@ static part whole(const void *data, int64_t n, int type) {
     return p;
 }
 
-/* Merge the summary of n values into a row, by the pairwise update of Chan, Golub and LeVeque (1979). */
-void accumulate(const void *data, int64_t n, int type, double *row, double calls, double now, double units, double saturated,
-                double saturable) {
+/* The summary of n values, without a row to put it into: needs no lock. */
+void measure(const void *data, int64_t n, int type, part *found) { *found = whole(data, n, type); }
+
+/* Merge a summary into a row, by the pairwise update of Chan, Golub and LeVeque (1979). */
+void merge(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
+    part p = *found;
     row[COL_CALLS] += calls;
     row[COL_SATURATED] += saturated;
     row[COL_SATURABLE] += saturable;
     if (units > row[COL_UNITS]) row[COL_UNITS] = units;
-    if (!n) return;
-    part p = whole(data, n, type);
     row[COL_ZEROS] += p.zeros;
     row[COL_NONFINITE] += p.nonfinite;
     if (p.nonfinite > 0 && now < row[COL_FIRST_NONFINITE]) row[COL_FIRST_NONFINITE] = now;
@@ -165,6 +174,13 @@ void accumulate(const void *data, int64_t n, int type, double *row, double calls
     double norm = sqrt(p.m2 + p.n * p.mean * p.mean);
     row[COL_NORM] += norm;
     if (norm > row[COL_NORM_MAX]) row[COL_NORM_MAX] = norm;
+}
+
+/* Both, in one call. */
+void accumulate(const void *data, int64_t n, int type, double *row, double calls, double now, double units, double saturated,
+                double saturable) {
+    part p = whole(data, n, type);
+    merge(&p, row, calls, now, units, saturated, saturable);
 }
 
 /* How many values are at or below low, or at or above high; a bound that is not given is DBL_MAX away. */

@@ -46,6 +46,7 @@ VARIANTS = (
 SECONDS = 60  # the longest that a compiler may take
 
 _BOUNDLESS = float(np.finfo(np.float64).max)
+_Part = ctypes.c_double * 7  # the summary of a tensor, as native.c keeps it
 _LARGE = 1 << 16  # values from which the interpreter is let go while they are read
 
 
@@ -85,6 +86,8 @@ class Native:
         address, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
         signatures = {
             "accumulate": (None, (address, integer, ctypes.c_int, address, real, real, real, real, real)),
+            "measure": (None, (address, integer, ctypes.c_int, address)),
+            "merge": (None, (address, address, real, real, real, real, real)),
             "beyond": (integer, (address, integer, ctypes.c_int, real, real)),
             "fired": (integer, (address, ctypes.c_int, integer, integer, integer, address)),
             "sample": (None, (address, address, address, integer, ctypes.c_int, address)),
@@ -97,7 +100,7 @@ class Native:
             for name, (result, arguments) in signatures.items():
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
-        self._accumulate, self._accumulate_large = at_once.accumulate, freely.accumulate
+        self._accumulate, self._measure, self._merge = at_once.accumulate, freely.measure, at_once.merge
         self._beyond, self._fired, self._norms = freely.beyond, at_once.fired, freely.norms
         self._sample, self._ratios = freely.sample, freely.ratios
         self._enter, self._enter_ratios = at_once.enter, at_once.enter_ratios
@@ -181,8 +184,12 @@ class Native:
             saturable: How many could be.
         """
         n = values.numel()
-        function = self._accumulate if n < _LARGE else self._accumulate_large
-        function(values.data_ptr(), n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
+        if n < _LARGE:
+            self._accumulate(values.data_ptr(), n, self.types[values.dtype], row, calls, now, units, saturated, saturable)
+            return
+        found = _Part()  # while the values are read other threads run, perhaps in the same layer: the row is for one at a time
+        self._measure(values.data_ptr(), n, self.types[values.dtype], found)
+        self._merge(found, row, calls, now, units, saturated, saturable)
 
     def beyond(self, values: Tensor, low: float | None, high: float | None) -> int:
         """How many values are at or below ``low`` or at or above ``high``."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.fused import fused
-from lightning_hooks.statistics.host import number, summarize_on_host
+from lightning_hooks.statistics.host import HostSummary, number, summarize_on_host
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.rows import ROW_BYTES, Clock, Column, empty_table, merge, row_dtype
+
+_ROWS = Lock()  # a layer may be called in several threads: a row is for one at a time
 
 
 def summarize(values: Tensor) -> Tensor:
@@ -117,6 +121,11 @@ def _accumulate_on_host(
     """The same merge in Python numbers: on the CPU a tensor operation on a row costs more than the arithmetic."""
     row = table.numpy()[index]
     new = summarize_on_host(values)
+    with _ROWS:
+        _enter(row, new, now, at_bound, boundable, units, new_call)
+
+
+def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
     count, mean = float(row[Column.COUNT]), float(row[Column.MEAN])
     if new.finite:
         total = count + new.finite

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lightning_hooks.hooks import float_tensors, tensors_in
-from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
+from lightning_hooks.hooks.tensors import MAX_DEPTH, is_freed, plain_values
 
 A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0], dtype=torch.bfloat16)
 Pair = namedtuple("Pair", "left right")
@@ -165,3 +165,36 @@ def test_plain_values_of_a_tensor_under_way_between_processes_are_awaited():
     for tensor, expected in ((AsyncCollectiveTensor(torch.ones(2)), [1.0, 1.0]), (torch.ones(4).as_subclass(Sharded), [7.0])):
         values = plain_values(tensor)
         assert (type(values), values.tolist()) == (torch.Tensor, expected)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: torch._efficientzerotensor((2, 1)), [[0.0], [0.0]]),
+        (lambda: torch.complex(torch.zeros(2), torch.tensor([1.0, -2.0])).conj().imag, [-1.0, 2.0]),
+        (lambda: freed(torch.ones(2)), []),
+        (lambda: freed(torch.ones(2).requires_grad_()), []),
+    ],
+    ids=["zeros", "negatives", "freed", "freed parameter"],
+)
+def test_plain_values_are_in_memory(made, expected):
+    values = plain_values(made())
+    assert (type(values), values.requires_grad, values.is_neg(), values._is_zerotensor()) == (torch.Tensor, False, False, False)
+    assert values.numpy().tolist() == expected
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_only_a_tensor_whose_storage_is_gone_counts_as_freed():
+    kept = [
+        torch.ones(2),
+        torch.empty(0),
+        torch._efficientzerotensor((2,)),
+        torch.eye(2).to_sparse(),
+        torch.ones(2).as_subclass(Tagged),
+    ]
+    assert [is_freed(tensor) for tensor in kept] == [False] * 5
+    assert is_freed(freed(torch.ones(2)))

@@ -1,6 +1,8 @@
 """Both ways of summarising a tensor, against numpy in float64."""
 
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -64,6 +66,15 @@ ORDINARY = {
     "nan_and_zeros": lambda: torch.tensor([0.0, -0.0, math.nan, 1.0]),
     "all_nan": lambda: torch.full((9,), math.nan),
     "all_inf": lambda: torch.full((9,), -math.inf),
+    "nan_before_large_values": lambda: (1e8 + torch.randn(100_000, dtype=torch.float64)).index_fill_(
+        0, torch.tensor([0]), math.nan
+    ),
+    "inf_before_large_values": lambda: (1e8 + torch.randn(100_000, dtype=torch.float64)).index_fill_(
+        0, torch.tensor([0]), math.inf
+    ),
+    "nothing_finite_before_large_values": lambda: torch.cat(
+        (torch.full((20_000,), math.nan, dtype=torch.float64), 1e8 + torch.randn(50_000, dtype=torch.float64))
+    ),
     "half_nan_bfloat16": lambda: torch.tensor([1.0, math.nan, 2.0, math.inf]).bfloat16(),
 }
 
@@ -168,6 +179,19 @@ def test_accumulate_has_no_item(compiling, monkeypatch):
 
 def test_host_summary_of_nothing():
     assert summarize_on_host(torch.empty(0)) == (0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
+
+
+def test_calls_of_one_site_from_several_threads_all_count():
+    """Large enough that the compiled path lets other threads run while it reads."""
+    table, values, calls = empty_table(1), torch.ones(1 << 16, dtype=torch.bfloat16), 1500
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: [accumulate(table, 0, values) for _ in range(calls)], range(3)))
+    finally:
+        sys.setswitchinterval(before)
+    assert (table[0, Column.CALLS], table[0, Column.COUNT]) == (3 * calls, 3 * calls * values.numel())
 
 
 @pytest.mark.parametrize("compiling", [True, False])
