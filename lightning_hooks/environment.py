@@ -6,7 +6,10 @@ Trainer. With the variable unset this module answers with none, and imports noth
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,15 +29,30 @@ def callbacks_from_environment() -> list[Callback]:
         every_n_steps: 50
         on_alert: warn
 
-    Raises:
-        ValueError: If it is neither, or the file does not hold arguments of ``monitors``.
+    It never raises, since the script is somebody else's: where the variable or the file is wrong, or the monitors cannot be
+    imported, it warns and returns nothing.
     """
+    ours = sys.modules.get("lightning_hooks.callbacks.either_package")
+    if ours is not None:  # callbacks that were made before pytorch_lightning was imported
+        ours.join()
     value = os.environ.get(VARIABLE, "").strip()
     if value.lower() in OFF:
         return []
-    from lightning_hooks.callbacks.stand_in import StandIn
+    try:
+        from lightning_hooks.callbacks.stand_in import StandIn
 
-    return [StandIn(**({} if value.lower() in ON else _arguments(value)))]
+        return [StandIn(**({} if value.lower() in ON else _arguments(value)))]
+    except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
+        _warn_once(
+            f"{VARIABLE}={value}: this run has no monitors, because of {type(error).__name__}: {error} Correct the variable or "
+            "the file, or unset it."
+        )
+        return []
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def _arguments(path: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.pruning import SCHEDULES, PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.sites import Activity, MaskListener, report_of
-from lightning_hooks.trackers import table_lines
+from lightning_hooks.trackers import show, table_lines
 
 
 class ActivationPruner(EvaluatedCallback):
@@ -302,7 +302,7 @@ class ActivationPruner(EvaluatedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
-            print("\n".join(["", *summary_lines(self.report)]))  # noqa: T201
+            show(["", *summary_lines(self.report)])
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.selection import check_selector
@@ -25,7 +26,7 @@ _SHARED: WeakKeyDictionary[Trainer, Trackers] = WeakKeyDictionary()
 """The loggers of a fit: all of its callbacks write through the same, so that one which raises is told once, not by each."""
 
 
-class HookedCallback(Callback, ABC):
+class HookedCallback(EitherPackage, ABC):
     """Base class of every callback here, and of your own: write :meth:`attach`, the rest is taken care of.
 
     Hooks registered through :meth:`listen` or ``self.hooks`` go in when training starts, all or none, and come out when it

@@ -17,6 +17,7 @@ from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.selection import can_be_called, is_metric
+from lightning_hooks.trackers import show
 
 PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
 
@@ -135,7 +136,7 @@ class HookDebugger(HookedCallback):
         assert self._tracer is not None
         self.trace = self._tracer.finish(model, title, error)
         if self._printing:
-            print(self.trace)  # noqa: T201
+            show([str(self.trace)])
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:

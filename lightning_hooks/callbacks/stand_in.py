@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.step_monitor import StepMonitor, refuse_sharded
 from lightning_hooks.callbacks.trainer import callbacks_of
 from lightning_hooks.callbacks.trio import monitors
 
 
-class StandIn(Callback):
+class StandIn(EitherPackage):
     """Gives every fit the monitors that its trainer lacks; what the user has already is never doubled.
 
     It is what ``LIGHTNING_HOOKS=1`` adds to a trainer. Unlike monitors that a script asks for, these never refuse a fit: where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -54,7 +54,7 @@ class Table(str):
         return table
 
 
-def show(lines: Sequence[str], stream: TextIO | None = None) -> None:
+def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     """Print lines; tables with rich, if it is installed and this is a terminal.
 
     Args:
@@ -62,9 +62,13 @@ def show(lines: Sequence[str], stream: TextIO | None = None) -> None:
         stream: Where to; None for standard output.
     """
     stream = sys.stdout if stream is None else stream
+    if stream is None:  # a program without a console
+        return
     draw = _rich(stream)
     for line in lines:
-        print(draw(line) if draw is not None and isinstance(line, Table) else line, file=stream)
+        text = draw(line) if draw is not None and isinstance(line, Table) else line
+        # With its line break in one write: in Jupyter rich's stand-in for stdout recurses for ever over half a line.
+        stream.write(f"{text}\n")
 
 
 def _rich(stream: TextIO) -> Callable[[Table], str] | None:

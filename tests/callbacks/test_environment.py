@@ -191,15 +191,27 @@ def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.Monkey
         ("every_n_steps: 0", r"every_n_steps must be at least 1"),
     ],
 )
-def test_a_wrong_file_is_refused_at_the_trainer(
+def test_a_wrong_file_is_one_warning_and_no_monitors(
     installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, message: str
 ) -> None:
+    """The script is somebody else's: it runs as it does without us."""
     path = tmp_path / "hooks.yaml"
     if text is not None:
         path.write_text(text)
     monkeypatch.setenv("LIGHTNING_HOOKS", str(path))
-    with pytest.raises(ValueError, match=message):
-        trainer()
+    with pytest.warns(UserWarning, match=rf"(?s)^LIGHTNING_HOOKS=.*: this run has no monitors, because of ValueError: .*{message}"):
+        run = trainer()
+    again = trainer()  # warnings are errors here
+    for each in (run, again):
+        each.fit(Classifier(mlp()), loader())
+        assert present(each) == []
+
+
+def test_monitors_that_cannot_be_imported_are_one_warning(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
+    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.stand_in", None)
+    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*stand_in"):
+        assert callbacks_from_environment() == []
 
 
 def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

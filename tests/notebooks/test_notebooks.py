@@ -67,3 +67,33 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env=env)
     assert not list((ROOT / "notebooks").glob("lightning_logs")), "a notebook writes where it runs"
+
+
+@pytest.mark.example
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_a_fit_in_a_notebook_ends_with_the_progress_bar_that_lightning_picks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich's, where rich is installed: what is printed goes through its stand-in for standard output."""
+    pytest.importorskip("rich")
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    source = """
+import warnings
+warnings.simplefilter("ignore")
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning_hooks import HookDebugger, monitors
+callbacks = [*monitors(), HookDebugger()]
+trainer = Trainer(max_epochs=1, accelerator="cpu", limit_train_batches=3, limit_val_batches=0, callbacks=callbacks)
+trainer.fit(BoringModel())
+type(trainer.progress_bar_callback).__name__
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    shown = texts(notebook.cells)
+    assert "RichProgressBar" in shown
+    for line in ("Feature statistics, epoch 0", "Gradient flow, epoch 0", "Gradient clipping, epoch 0"):
+        assert shown.count(line) == 1

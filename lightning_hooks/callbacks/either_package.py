@@ -1,0 +1,31 @@
+"""One callback class for both of Lightning's packages, ``lightning.pytorch`` and ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+from lightning.pytorch import Callback
+from typing_extensions import Self
+
+
+class EitherPackage(Callback):
+    """A callback of ``lightning.pytorch`` that is one of ``pytorch_lightning`` too, wherever that is imported.
+
+    They are two packages with the same classes twice. A Trainer of ``pytorch_lightning`` below 2.6 raises "Expected a parent" for a
+    callback that is not of its own class.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004  those of __init__
+        """Make an instance, after both packages know its class."""
+        join()
+        return super().__new__(cls)
+
+
+def join() -> None:
+    """Make pytorch_lightning's Callback, if it is imported, a base class too, behind all others: no method is taken from it."""
+    twin = getattr(sys.modules.get("pytorch_lightning"), "Callback", None)
+    if isinstance(twin, type) and not issubclass(EitherPackage, twin):
+        with suppress(TypeError):  # a subclass of both, the other one first, has an order of its own
+            EitherPackage.__bases__ = (*EitherPackage.__bases__, twin)
