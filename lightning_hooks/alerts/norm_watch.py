@@ -51,6 +51,12 @@ class NormWatch:
         self._squares = np.zeros(n_parameters)
         self._per_root = np.zeros(n_parameters)  # of a parameter of unknown size only NaN and inf are told
 
+    def grow(self, n_parameters: int) -> None:
+        """More parameters have a place now; the new ones come last."""
+        more = n_parameters - len(self._run)
+        self._nonfinite_steps, self._run = np.pad(self._nonfinite_steps, (0, more)), np.pad(self._run, (0, more))
+        self._squares, self._per_root = np.pad(self._squares, (0, more)), np.pad(self._per_root, (0, more))
+
     def size(self, indices: Sequence[int], elements: Sequence[int]) -> None:
         """Tell how many elements parameters have."""
         self._per_root[list(indices)] = [1.0 / math.sqrt(max(count, 1)) for count in elements]
@@ -59,12 +65,13 @@ class NormWatch:
         """Take up one step.
 
         Args:
-            norms: L2 norms of the gradients, ``(n_parameters,)``; 0 for one without.
+            norms: L2 norms of the gradients, of all parameters or of the first; 0 for one without.
             moment: Which step.
 
         Returns:
             Whether the step was with a gradient that is not finite.
         """
+        norms = np.pad(norms, (0, len(self._run) - len(norms)))  # those of before the last ones came
         top = float(norms.max(initial=0.0))  # NaN if any is
         if not math.isfinite(top):
             if not moment.forgiven:

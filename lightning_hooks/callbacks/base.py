@@ -146,7 +146,7 @@ class HookedCallback(EitherPackage, ABC):
             trainer: The trainer.
             scalars: The numbers by tag.
         """
-        tensors = {tag: torch.scalar_tensor(value) for tag, value in scalars.items()}
+        tensors = {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}  # norms can be beyond float32
         trainer.callback_metrics.update(tensors)
         trainer.logged_metrics.update(tensors)
         trackers = self.trackers(trainer)

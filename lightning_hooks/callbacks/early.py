@@ -16,7 +16,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
 from lightning_hooks.alerts.plain import from_plain
 from lightning_hooks.callbacks.alerting import News, concerned, tell
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.statistics import ParameterGradientStats
 from lightning_hooks.statistics.courier import Courier
 from lightning_hooks.statistics.rows import Column, row_dtype
@@ -151,6 +151,17 @@ class StepChecks:
         self._seen: set[tuple[int, Trigger]] = set()
         self._stopping = False
 
+    def follow(self, kept: Kept) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self._send()
+        self._take(wait=True)
+        self._pages.clear()
+        self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
+        self._sized.clear()
+        self._watches = {now: self._watches[old] for now, old in enumerate(kept) if old in self._watches}
+        for watch in self._watches.values():
+            watch.grow(len(self._names))
+
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
         if not step.indices:
@@ -184,8 +195,8 @@ class StepChecks:
             self._judge()
             step.withheld = broken and self._stopping
             return
-        page, moments = self._pages.setdefault(step.optimizer, (norms.new_empty((LINES, norms.shape[0])), []))
-        page[len(moments)].copy_(norms)
+        page, moments = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
+        page[len(moments), : norms.shape[0]].copy_(norms)
         moments.append(moment)
         due = self._steps % self._early.every == 0
         if due:

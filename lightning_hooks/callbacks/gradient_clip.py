@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,7 +18,7 @@ from lightning_hooks.alerts import ClipReport
 from lightning_hooks.alerts.alert import CLIP_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
 from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
@@ -94,8 +95,8 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         probe = self.watch_steps(trainer, pl_module)
         self._names, self._optimizer_names = probe.names, probe.optimizer_names
-        device = pl_module.device
-        self._ledgers = [ClipLedger(len(probe.names), device, row_dtype(device)) for _ in probe.optimizer_names]
+        self._device = pl_module.device
+        self._ledgers = [self._new_ledger() for _ in probe.optimizer_names]
         for name, ledger in zip(probe.optimizer_names, self._ledgers, strict=True):
             if name in self._loaded_past:
                 ledger.watch.load(self._loaded_past[name])
@@ -105,13 +106,37 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         self._after: dict[int, Tensor] = {}
         self._limit = configured_norm(trainer, pl_module)
 
+    def _new_ledger(self) -> ClipLedger:
+        return ClipLedger(len(self._names), self._device, row_dtype(self._device))
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        assert self._probe is not None
+        lost = [name for place, name in enumerate(self._optimizer_names) if place not in kept]
+        self._names, self._optimizer_names = self._probe.names, self._probe.optimizer_names
+        for ledger in self._ledgers:
+            ledger.grow(len(self._names))
+        self._ledgers = [self._new_ledger() if old is None else self._ledgers[old] for old in kept]
+        self._careless = [[0, 0] if old is None else self._careless[old] for old in kept]
+        for norms in (self._before, self._after):
+            found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
+            norms.clear()
+            norms.update(found)
+        if lost and self.batches:
+            rank_zero_warn(
+                f"{type(self).__name__}: optimizers were exchanged within an epoch. The steps that {', '.join(lost)} took in it "
+                "are not in its report; those of the new ones are counted from here on. Exchange optimizers between epochs."
+            )
+
     @override
     def on_gradients(self, step: Step) -> None:
-        self._before[step.optimizer] = step.norms()
+        if not (step.again and step.optimizer in self._before):
+            self._before[step.optimizer] = step.norms()
 
     @override
     def on_clipped(self, step: Step) -> None:
-        self._after[step.optimizer] = step.norms()
+        if not (step.again and step.optimizer in self._after):
+            self._after[step.optimizer] = step.norms()
 
     @override
     def on_taken(self, step: Step) -> None:

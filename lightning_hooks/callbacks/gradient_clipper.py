@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +14,13 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
-from lightning_hooks.callbacks.step import Step
-from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
+from lightning_hooks.callbacks.step import Kept, Step
+from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.statistics.shards import whole_where_partial
 
 
@@ -94,19 +95,30 @@ class GradientClipper(GradientClipMonitor):
                     f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. "
                     f"Its first are {', '.join(self._names[:3])}."
                 )
-        self._kept = {i for i, name in enumerate(self._names) if any(fnmatch.fnmatchcase(name, p) for p in self.exclude)}
+        self._kept = self._excluded()
         self._limit = getattr(self.policy, "limit", None) if not self._kept else None
         self._scaler = loss_scaler(trainer)
         if isinstance(self.policy, PerTensor):
             self._clips: dict[int, _TensorClip] = {}
             self._hook_parameters(trainer)
         else:
-            self._state = {}
-            for name in self._optimizer_names:
-                fresh = self.policy.initial(pl_module.device, self._ledgers[0].total.dtype) if self._adapts else {}
-                loaded = self._loaded.get(name, {})
-                self._state[name] = {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
+            self._state = {name: self._fresh_state(self._loaded.get(name, {})) for name in self._optimizer_names}
             self._loaded = {}
+
+    def _excluded(self) -> set[int]:
+        return {i for i, name in enumerate(self._names) if any(fnmatch.fnmatchcase(name, p) for p in self.exclude)}
+
+    def _fresh_state(self, loaded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The policy's state before the first step, or as it was loaded."""
+        fresh = self.policy.initial(self._device, row_dtype(self._device)) if self._adapts else {}
+        return {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        super().on_changed(kept)
+        self._kept = self._excluded()
+        if not isinstance(self.policy, PerTensor):
+            self._state = {name: self._state.get(name) or self._fresh_state({}) for name in self._optimizer_names}
 
     @property
     def _adapts(self) -> bool:
@@ -180,7 +192,8 @@ class GradientClipper(GradientClipMonitor):
             for index in step.indices:
                 if index in self._clips:
                     before[index], after[index] = self._clips[index].take()
-            self._before[step.optimizer], self._after[step.optimizer] = before, after
+            if not (step.again and step.optimizer in self._after):
+                self._before[step.optimizer], self._after[step.optimizer] = before, after
             return
         super().on_clipped(step)
 

@@ -22,9 +22,9 @@ from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.early import StepChecks
 from lightning_hooks.callbacks.logged import stat_scalars
 from lightning_hooks.callbacks.setups import SetupWatch
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
-from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
+from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.hooks import Listener, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
 from lightning_hooks.hooks.selection import compiled_regions
@@ -202,7 +202,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def on_gradients(self, step: Step) -> None:
-        if step.optimizer in self._due:
+        if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
             earlier = self._measured.get(step.optimizer)
             self._measured[step.optimizer] = _Measured(step, earlier.weights if earlier else None)
         if self._checks is not None:
@@ -223,6 +223,17 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         if measured is not None:
             self._due.discard(step.optimizer)
             measured.enter(self._parameters, step, valid)
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        assert self._probe is not None
+        self._optimizer_names = self._probe.optimizer_names
+        self._parameters.follow(self._probe.names, kept)
+        self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
+        self._due = {now for now, old in enumerate(kept) if old in self._due}
+        self._watch.follow(kept)
+        if self._checks is not None:
+            self._checks.follow(kept)
 
     @override
     def on_skipped(self, step: Step) -> None:

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.step_monitor import is_sharded
-from lightning_hooks.callbacks.steps import loss_scale, loss_scaler
-from lightning_hooks.callbacks.trainer import callbacks_of
+from lightning_hooks.callbacks.trainer import callbacks_of, loss_scale, loss_scaler
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_regions

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.steps import loss_scaler
-from lightning_hooks.callbacks.trainer import epoch_step
+from lightning_hooks.callbacks.trainer import epoch_step, loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.selection import can_be_called, is_metric

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from lightning_hooks.alerts.setups import ParameterSetup
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.hooks.selection import clean_name
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
@@ -41,6 +41,13 @@ class SetupWatch:
         if self._unheld is None:
             held = {id(parameter) for _, _, group in groups for parameter in group["params"]}
             self._unheld = {name: p for name, p in pl_module.named_parameters() if p.requires_grad and id(p) not in held}
+
+    def follow(self, kept: Kept) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self._unheld = None
+        if kept != [*range(len(kept))]:
+            self._peaks = {}  # those were others' schedules
+            self._never = {now: self._never[old] for now, old in enumerate(kept) if old in self._never}
 
     def after_backward(self) -> None:
         """Gradients are there now; at the epoch's end they are not, since validation zeroes them."""

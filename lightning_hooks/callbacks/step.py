@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from lightning_hooks.callbacks.withheld import Withheld
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics import gradient_norms, norms_and_zeros
 from lightning_hooks.statistics.gradients import WeightPlan, located
 from lightning_hooks.statistics.native import Places, fixed
 from lightning_hooks.statistics.shards import Shards, whole_where_partial
+
+Kept = list[int | None]
+"""Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
 
 
 def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -51,7 +56,9 @@ class Step:
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
         known: What the steps before it left.
-        withheld: Whether the update is to find no gradients: the fit ends here, and they are not finite.
+        again: Not the first look within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
+            first are the gradients at the weights that the step starts from.
+        withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
         unzeroed: The gradients had not been zeroed since the step before.
         wasted: They were changed after the step before, and then zeroed.
     """
@@ -67,6 +74,7 @@ class Step:
     global_step: int
     shards: Shards | None = None
     known: Known = field(default_factory=Known)
+    again: bool = False
     withheld: bool = False
     unzeroed: bool = False
     wasted: bool = False
@@ -74,7 +82,7 @@ class Step:
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)
     _mark: list[tuple[int, int]] | None = None
-    _kept: list[Tensor | None] | None = None
+    _undo: Withheld | None = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
@@ -156,18 +164,15 @@ class Step:
         """``indices`` as a tensor."""
         return fixed(tuple(self.indices)).to(device, non_blocking=True)
 
-    def withhold(self) -> None:
-        """Take the gradients away from the update, which is to change nothing."""
-        self._kept = [parameter.grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
+    def withhold(self, optimizer: Optimizer) -> None:
+        """See to it that the update changes nothing."""
+        self._undo = Withheld(optimizer)
 
     def give_back(self) -> None:
-        """The update is over: whoever looks at the gradients now finds them as they were."""
-        if self._kept is not None:
-            for parameter, gradient in zip(self.parameters, self._kept, strict=True):
-                parameter.grad = gradient
-            self._kept = None
+        """The update is over: weights and gradients are as they were."""
+        if self._undo is not None:
+            self._undo.undo()
+            self._undo = None
 
     def look_again(self) -> None:
         """Gradients have changed: the next :meth:`norms` reads them anew."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.callbacks.monitor import Monitor, R
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.steps import StepObserver, StepProbe
 from lightning_hooks.hooks import guarded
 from lightning_hooks.statistics.shards import is_distributed
@@ -31,7 +31,7 @@ class StepMonitor(Monitor[R]):
         refuse_sharded(trainer, pl_module, type(self).__name__)
         self._probe = StepProbe.of(trainer)
 
-        def safe(function: Callable[[Step], None]) -> Callable[[Step], Any]:
+        def safe(function: Callable[[Any], None]) -> Callable[[Any], Any]:
             site = f"optimizer step ({function.__name__})"
             return guarded(function, site, self.faults, passes=(AlertError,), meter=self.meter)
 
@@ -40,6 +40,7 @@ class StepMonitor(Monitor[R]):
             clipped=safe(self.on_clipped),
             taken=safe(self.on_taken),
             skipped=safe(self.on_skipped),
+            changed=safe(self.on_changed),
         )
         self._probe.subscribe(self, observer, trainer, pl_module)
         return self._probe
@@ -56,11 +57,26 @@ class StepMonitor(Monitor[R]):
     def on_skipped(self, step: Step) -> None:
         """A loss scaler did not let the optimizer step."""
 
+    def on_changed(self, kept: Kept) -> None:
+        """There are new parameters, at the end of the probe's names, or other optimizers than before."""
+
     @override
     def released(self) -> None:
         if self._probe is not None:
             self._probe.unsubscribe(self)
             self._probe = None
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.batch_starts(trainer, pl_module)
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._probe is not None and self._probe.led_by(self, trainer):
+            self._probe.epoch_ends(trainer.current_epoch)
+        super().on_train_epoch_end(trainer, pl_module)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

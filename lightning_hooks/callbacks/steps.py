@@ -15,40 +15,44 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hooks.callbacks.gradient_trace import GradientTrace
-from lightning_hooks.callbacks.step import Known, Step
-from lightning_hooks.callbacks.trainer import callbacks_of
+from lightning_hooks.callbacks.parameter_places import ParameterPlaces
+from lightning_hooks.callbacks.step import Kept, Known, Step
+from lightning_hooks.callbacks.step_hooks import AfterUpdate, BeforeUpdate, has_step_hooks, warn_unseen
+from lightning_hooks.callbacks.trainer import callbacks_of, loss_scale, loss_scaler
 from lightning_hooks.callbacks.who_clips import may_clip
-from lightning_hooks.hooks import HookManager, Listener
-from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.statistics.shards import Shards, is_distributed
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class StepObserver:
-    """What one callback wants to be told. Each takes the :class:`Step`."""
+    """What one callback wants to be told. Each takes the :class:`Step`, but ``changed``, which takes what was kept."""
 
     gradients: Callable[[Step], Any]
     clipped: Callable[[Step], Any]
     taken: Callable[[Step], Any]
     skipped: Callable[[Step], Any]
+    changed: Callable[[Kept], Any]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Watch:
     """What is known of one optimizer's next step."""
 
+    hooked: bool  # it has step hooks
     step: Step | None = None
     known: Known = field(default_factory=Known)
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     left: GradientTrace | None = None  # the gradients that the last step left behind
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
+    looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
+    depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
 
 
 _PROBES: WeakKeyDictionary[Trainer, StepProbe] = WeakKeyDictionary()
@@ -57,18 +61,22 @@ _PROBES: WeakKeyDictionary[Trainer, StepProbe] = WeakKeyDictionary()
 class StepProbe:
     """Watches the optimizer steps of one trainer for all callbacks that subscribe.
 
-    Lightning tells every callback of an event; one of the subscribers, which :meth:`led_by` names, hands it on.
+    Lightning tells every callback of an event; one of the subscribers, which :meth:`led_by` names, hands it on. Optimizers that are
+    exchanged are followed from the next batch on, parameters that are added to one from its next step on.
     """
 
     def __init__(self) -> None:
-        self.names: list[str] = []
         self.optimizer_names: list[str] = []
         self.shards: Shards | None = None
-        self._index: dict[int, int] = {}
+        self._places = ParameterPlaces()
         self._observers: dict[int, StepObserver] = {}
+        self._optimizers: list[Any] = []
         self._watches: dict[int, _Watch] = {}
         self._positions: dict[int, int] = {}
         self._hooks = HookManager()
+        self._backwards = 0  # in this epoch
+        self._steps_seen = False  # in this epoch
+        self._told_unseen = False
         self._backward = False
         self._may_clip = True
 
@@ -77,9 +85,16 @@ class StepProbe:
         """Return the trainer's probe, made at the first call."""
         return _PROBES.setdefault(trainer, cls())
 
+    @property
+    def names(self) -> list[str]:
+        """The parameters that have a place. Those that come later are appended."""
+        return self._places.names
+
     def subscribe(self, owner: object, observer: StepObserver, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add an observer; the first one installs the hooks."""
         if not self._observers:
+            self._places, self._optimizers, self._watches, self.shards = ParameterPlaces(), [], {}, None
+            self._backwards, self._steps_seen, self._told_unseen = 0, False, False
             self._install(trainer, pl_module)
         self._observers[id(owner)] = observer
 
@@ -88,49 +103,46 @@ class StepProbe:
         self._observers.pop(id(owner), None)
         if not self._observers:
             self._hooks.remove_all()
+            for watch in self._watches.values():
+                if watch.step is not None:
+                    watch.step.give_back()
             self._watches.clear()
+            self._optimizers, self._positions = [], {}
             self._backward = False
 
-    def _install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> Kept:
+        """Hook the trainer's optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
         self._may_clip = may_clip(trainer, pl_module)
-        self.names, self._index = [], {}
-        for name, parameter in pl_module.named_parameters():
-            self._name(parameter, clean_name(name))
-        optimizers: list[Any] = trainer.optimizers  # Lightning steps anything that has what it needs
-        for optimizer in optimizers:
-            if not isinstance(optimizer, Optimizer):
-                rank_zero_warn(
-                    f"{type(optimizer).__name__} is not a torch.optim.Optimizer and has no step hooks: its steps, gradients and "
-                    "clips are not seen. Derive it from torch.optim.Optimizer to have them."
-                )
-        self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(trainer.optimizers)]
-        self._watches, self._positions = {}, {}
-        parameters = {id(parameter): parameter for parameter in pl_module.parameters()}
+        before, watches, names = self._optimizers, self._watches, self.optimizer_names
+        self._optimizers = [*trainer.optimizers]  # Lightning steps anything that has what it needs
+        self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
+        self._positions = {id(optimizer): position for position, optimizer in enumerate(self._optimizers)}
+        self._watches = {}
+        kept: Kept = []
         with self._hooks.all_or_nothing():
-            for position, optimizer in enumerate(optimizers):
-                if not isinstance(optimizer, Optimizer):
-                    continue
-                for group, settings in enumerate(optimizer.param_groups):
-                    for place, parameter in enumerate(settings["params"]):
-                        self._name(parameter, f"{self.optimizer_names[position]}.group{group}.{place}")
-                        parameters[id(parameter)] = parameter
-                self._positions[id(optimizer)] = position
-                self._watches[position] = _Watch()
-                label = self.optimizer_names[position]
-                self._hooks.register(optimizer, _BeforeUpdate(self), "optimizer_step_pre", label=label)
-                self._hooks.register(optimizer, _AfterUpdate(self), "optimizer_step_post", label=label)
-        in_order = [parameters[key] for key in self._index]
-        self.shards = Shards(in_order, pl_module.device) if any(map(is_distributed, in_order)) else None
+            for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
+                kept.append(position if before and names[position : position + 1] == [label] else None)
+                same = position < len(before) and before[position] is optimizer
+                self._watches[position] = watches[position] if same else _Watch(has_step_hooks(optimizer))
+                if self._watches[position].hooked:
+                    self._hooks.register(optimizer, BeforeUpdate(self.entered, self.clipped), "optimizer_step_pre", label=label)
+                    self._hooks.register(optimizer, AfterUpdate(self.left), "optimizer_step_post", label=label)
+        self._place_parameters(pl_module)
+        return kept
+
+    def _place_parameters(self, pl_module: LightningModule) -> bool:
+        """Give every parameter a place; return whether there are new ones."""
+        new = self._places.update(pl_module, [*zip(self.optimizer_names, self._optimizers, strict=True)])
+        if new:
+            in_order = self._places.tensors()
+            spread = any(parameter is not None and is_distributed(parameter) for parameter in in_order)
+            self.shards = Shards(in_order, pl_module.device) if spread else None
+        return new
 
     def index_of(self, parameter: Tensor) -> int | None:
         """The parameter's place in ``names``."""
-        return self._index.get(id(parameter))
-
-    def _name(self, parameter: Tensor, name: str) -> None:
-        if id(parameter) not in self._index:  # a tied parameter is one parameter
-            self._index[id(parameter)] = len(self.names)
-            self.names.append(name)
+        return self._places.index_of(parameter)
 
     def led_by(self, owner: object, trainer: Trainer) -> bool:
         """Whether ``owner`` is the subscriber that hands events on: the first among the trainer's callbacks as they are now."""
@@ -140,6 +152,14 @@ class StepProbe:
         return id(owner) == next(iter(self._observers), None)  # all are told by callbacks of the user's own
 
     # What Lightning tells, handed on by the leader.
+
+    def batch_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A training batch starts: no step is under way, and optimizers may have been exchanged since the last one."""
+        for watch in self._watches.values():
+            watch.depth, watch.stepping = 0, False  # where a step raised and was caught
+        now: list[Any] = trainer.optimizers
+        if len(now) != len(self._optimizers) or any(a is not b for a, b in zip(now, self._optimizers, strict=True)):
+            self._tell_changed(self._install(trainer, pl_module))
 
     def before_backward(self) -> None:
         """Backward starts."""
@@ -152,38 +172,41 @@ class StepProbe:
 
     def before_zero_grad(self, optimizer: Any) -> None:
         """Lightning is about to zero an optimizer's gradients."""
-        watch = self._watch(_unwrapped(optimizer))
+        watch = self._watch(optimizer)
         if watch is not None and watch.left is not None:
             watch.left.before_zero_grad()
 
     def after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        self._backwards += 1
         for watch in self._watches.values():
             if watch.left is not None:
                 watch.left.after_backward()
         if pl_module.automatic_optimization:
             return
-        for optimizer in trainer.optimizers:
-            position = self._positions.get(id(optimizer))
-            if position is None:
+        for position, watch in self._watches.items():
+            if not watch.hooked:
                 continue
-            step = self._step(position, optimizer, trainer, unscaled=False)
+            step = self._step(position, trainer, pl_module, unscaled=False)
             if step.indices and any(parameter.requires_grad for parameter in step.parameters):
-                self._watches[position].step = step
+                watch.step = step
                 self._tell("gradients", step)
 
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
-        optimizer = _unwrapped(optimizer)
-        position = self._positions.get(id(optimizer))
+        position = self._position(optimizer)
         if position is None:
             return
         watch = self._watches[position]
+        if not watch.hooked:  # for those who change its gradients; nobody will tell whether it stepped
+            watch.step = self._step(position, trainer, pl_module, unscaled=True)
+            return
+        self._steps_seen = True
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
         if watch.step is None or pl_module.automatic_optimization:
-            watch.step = self._step(position, optimizer, trainer, unscaled=True)
+            watch.step = self._step(position, trainer, pl_module, unscaled=True)
             self._tell("gradients", watch.step)
             if not self._may_clip:
                 watch.step.mark()
@@ -194,7 +217,7 @@ class StepProbe:
 
     def current(self, optimizer: Any) -> Step | None:
         """The optimizer's step under way."""
-        watch = self._watch(_unwrapped(optimizer))
+        watch = self._watch(optimizer)
         return None if watch is None else watch.step
 
     def batch_end(self) -> None:
@@ -203,20 +226,33 @@ class StepProbe:
             if watch.ready:
                 self._skip(watch)
 
+    def epoch_ends(self, epoch: int) -> None:
+        """An epoch is over. One with backward passes and without a step was one whose steps nobody saw."""
+        kinds = [type(self._optimizers[position]).__name__ for position, watch in self._watches.items() if watch.hooked]
+        if kinds and self._backwards and not self._steps_seen and not self._told_unseen:
+            self._told_unseen = True
+            warn_unseen(kinds, self._backwards, epoch)
+        self._backwards, self._steps_seen = 0, False
+
     # What the optimizers tell.
 
-    def stepping(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` has been entered."""
+    def entered(self, optimizer: Optimizer) -> bool:
+        """``optimizer.step`` has been entered; return whether it is not inside another one of its own."""
         watch = self._watch(optimizer)
-        if watch is not None:
-            watch.stepping = True
+        if watch is None:
+            return False
+        watch.depth += 1
+        if watch.depth > 1:
+            return False
+        self._steps_seen = True
+        watch.looks, watch.stepping = 0, True
+        return True
 
     def clipped(self, optimizer: Optimizer) -> None:
         """Gradients are as the update will see them."""
         watch = self._watch(optimizer)
         if watch is None:
             return
-        watch.stepping = True
         if watch.step is not None:
             if not watch.step.unchanged():
                 watch.step.look_again()
@@ -224,12 +260,15 @@ class StepProbe:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._tell("clipped", watch.step)
             if watch.step.withheld:
-                watch.step.withhold()
+                watch.step.withhold(optimizer)
 
-    def taken(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped."""
+    def left(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` has been left."""
         watch = self._watch(optimizer)
         if watch is None:
+            return
+        watch.depth = max(watch.depth - 1, 0)
+        if watch.depth:
             return
         step, watch.step, watch.ready, watch.stepping = watch.step, None, False, False
         if step is not None and step.withheld:
@@ -241,8 +280,13 @@ class StepProbe:
             self._tell("taken", step)
         self._backward = False
 
-    def _watch(self, optimizer: Optimizer) -> _Watch | None:
-        return self._watches.get(self._positions.get(id(optimizer), -1))
+    def _position(self, optimizer: Any) -> int | None:
+        """The optimizer's, or that of the one in Lightning's wrapper: one of the user's own may keep another by the same name."""
+        found = self._positions.get(id(optimizer))
+        return self._positions.get(id(getattr(optimizer, "optimizer", None))) if found is None else found
+
+    def _watch(self, optimizer: Any) -> _Watch | None:
+        return self._watches.get(-1 if (position := self._position(optimizer)) is None else position)
 
     def _skip(self, watch: _Watch) -> None:
         step, watch.step, watch.ready = watch.step, None, False
@@ -253,30 +297,38 @@ class StepProbe:
         for observer in list(self._observers.values()):
             getattr(observer, event)(step)
 
-    def _members(self, position: int, optimizer: Optimizer) -> list[tuple[int, Tensor]]:
-        """The optimizer's parameters that have a place, each once; looked up anew when its groups have changed."""
-        ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    def _tell_changed(self, kept: Kept) -> None:
+        for observer in list(self._observers.values()):
+            observer.changed(kept)
+
+    def _members(self, position: int, pl_module: LightningModule) -> list[tuple[int, Tensor]]:
+        """The optimizer's parameters, each once, with their places; looked up anew when its groups have changed."""
+        groups = getattr(self._optimizers[position], "param_groups", ())
+        ids = [id(parameter) for group in groups for parameter in group["params"]]
         known, members = self._watches[position].members
         if known != ids:
+            if self._place_parameters(pl_module):
+                self._tell_changed([*range(len(self._optimizers))])
             found: dict[int, Tensor] = {}
-            for group in optimizer.param_groups:
+            for group in groups:
                 for parameter in group["params"]:
-                    index = self._index.get(id(parameter))
+                    index = self.index_of(parameter)
                     if index is not None:
                         found.setdefault(index, parameter)
             members = list(found.items())
             self._watches[position].members = ids, members
         return members
 
-    def _step(self, position: int, optimizer: Optimizer, trainer: Trainer, unscaled: bool) -> Step:
+    def _step(self, position: int, trainer: Trainer, pl_module: LightningModule, unscaled: bool) -> Step:
+        optimizer, watch = self._optimizers[position], self._watches[position]
+        watch.looks += watch.stepping
         scaler = loss_scaler(trainer)
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        left = self._watches[position].left
         present: list[Tensor] = []
         indices: list[int] = []
         missing: list[int] = []
-        for index, parameter in self._members(position, optimizer):
+        for index, parameter in self._members(position, pl_module):
             if parameter.grad is not None:
                 if not is_freed(parameter.grad):  # where it was freed before the step there is a gradient, and nothing to read
                     indices.append(index)
@@ -294,55 +346,8 @@ class StepProbe:
             skips_nonfinite=unscales_itself,
             global_step=trainer.global_step,
             shards=self.shards,
-            known=self._watches[position].known,
-            unzeroed=left is not None and left.unzeroed,
-            wasted=left is not None and left.wasted,
+            known=watch.known,
+            again=watch.looks > 1,
+            unzeroed=watch.left is not None and watch.left.unzeroed,
+            wasted=watch.left is not None and watch.left.wasted,
         )
-
-
-class _BeforeUpdate(Listener):
-    """Step pre-hook: looks at the gradients after the closure, or now if there is none."""
-
-    def __init__(self, probe: StepProbe) -> None:
-        self.probe = probe
-
-    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self.probe.clipped(optimizer)
-            return None
-
-        def watched() -> Any:
-            result = closure()
-            self.probe.clipped(optimizer)
-            return result
-
-        self.probe.stepping(optimizer)
-        return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
-
-
-class _AfterUpdate(Listener):
-    """Step post-hook."""
-
-    def __init__(self, probe: StepProbe) -> None:
-        self.probe = probe
-
-    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.probe.taken(optimizer)
-
-
-def _unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer inside Lightning's wrapper, or itself."""
-    found: Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return found
-
-
-def loss_scaler(trainer: Trainer) -> Any:
-    """The trainer's GradScaler, or None if its precision has none."""
-    return getattr(trainer.precision_plugin, "scaler", None)
-
-
-def loss_scale(scaler: Any) -> Tensor | None:
-    """The scale in force as a device tensor; ``get_scale()`` would wait for the device."""
-    scale = scaler._scale
-    return scale.clone() if scale is not None else None

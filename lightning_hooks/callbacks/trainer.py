@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Trainer
+from torch import Tensor
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:
@@ -21,3 +22,14 @@ def epoch_step(trainer: Trainer) -> int:
     """
     stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
     return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
+
+
+def loss_scaler(trainer: Trainer) -> Any:
+    """The trainer's GradScaler, or None if its precision has none."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
+def loss_scale(scaler: Any) -> Tensor | None:
+    """The scale in force as a device tensor; ``get_scale()`` would wait for the device."""
+    scale = scaler._scale
+    return scale.clone() if scale is not None else None

@@ -38,20 +38,30 @@ class ClipLedger:
         """Enter one optimizer step. The norms are kept as they are until the page is closed; nobody writes into them.
 
         Args:
-            before: Norms before clipping, shape ``(n_parameters,)``; 0 for a missing gradient.
+            before: Norms before clipping, of all parameters or of the first; 0 for a missing gradient.
             after: Norms at the step.
             taken: Whether the optimizer took it.
             skips_nonfinite: The optimizer itself skips a step whose gradients are not finite (fused optimizers under a
                 loss scaler), so ``taken`` is told by the norms.
             batch: The training batch, from 0.
         """
-        self._before.append(before)
-        self._after.append(after)
+        self._before.append(self._of_all(before))
+        self._after.append(self._of_all(after))
         self._taken.append(taken)
         self._batches.append(batch)
         self._skips.append(skips_nonfinite)
         if len(self._taken) == self._page:
             self._close_page()
+
+    def grow(self, n_parameters: int) -> None:
+        """More parameters have a place now; the new ones come last."""
+        self._close_page()
+        self._total = torch.cat((self._total, self._total.new_zeros(N_CLIP_COLUMNS + n_parameters - self._total.shape[0])))
+
+    def _of_all(self, norms: Tensor) -> Tensor:
+        """Norms of before the last parameters came, with 0 for these."""
+        more = self._total.shape[0] - N_CLIP_COLUMNS - norms.shape[0]
+        return torch.cat((norms, norms.new_zeros(more))) if more else norms
 
     def _close_page(self) -> None:
         if not self._taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -200,6 +201,20 @@ class ParameterTable:
         stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if _measured(row)}
         means = [norm / steps for steps, norm in totals if steps]
         return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
+
+    def follow(self, names: list[str], kept: Sequence[int | None]) -> None:
+        """Make room for parameters that came later, and for other optimizers.
+
+        Args:
+            names: All parameters; those that are known come first, in their order.
+            kept: Of each optimizer, which one it was before; None for a new one.
+        """
+        more = len(names) - self.rows.shape[0]
+        self.names = names
+        self.rows = torch.cat((self.rows, empty_parameter_table(more, self.rows.device)))
+        self.missing += [0] * more
+        new = self.totals.new_zeros(2)
+        self.totals = torch.stack([new if place is None else self.totals[place] for place in kept] or [new])[: len(kept)]
 
     def reset(self) -> None:
         """Start a new epoch."""

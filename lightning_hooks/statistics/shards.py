@@ -40,11 +40,11 @@ class Shards:
     """How parameters are spread over all processes.
 
     Args:
-        parameters: All of them, in the same order on every process.
+        parameters: All of them, in the same order on every process; None where one is gone.
         device: Where sums are made: one that the process group can send from.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, parameters: Sequence[Tensor | None], device: torch.device) -> None:
         world = torch.distributed.get_world_size()
         # Of a parameter in k shards, world / k processes hold each: one over that of what they sum up to is the whole's.
         shares = [_shard_count(parameter) / world for parameter in parameters]
@@ -75,8 +75,8 @@ class Shards:
         return self.total(local.square()).sqrt()
 
 
-def _shard_count(parameter: Tensor) -> int:
-    if not is_distributed(parameter):
+def _shard_count(parameter: Tensor | None) -> int:
+    if parameter is None or not is_distributed(parameter):
         return 1
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     placements: Any = parameter.placements  # type: ignore[attr-defined]
