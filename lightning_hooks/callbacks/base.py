@@ -70,7 +70,7 @@ class HookedCallback(EitherPackage, ABC):
         self.every_n_steps = every_n_steps
         self.stride = every_n_steps  # what is in force
         self.hooks = HookManager()
-        self.gate = Gate(hooks=self.hooks)
+        self.gate = Gate()
         self.faults = Faults()
         self.attached = False
         self._trackers: Trackers | None = None
@@ -89,8 +89,6 @@ class HookedCallback(EitherPackage, ABC):
     def listen(self, name: str, module: nn.Module, hook: Any, kind: str = "forward", **options: bool) -> None:
         """Register a hook that runs in sampled training batches and cannot hurt training.
 
-        A forward hook without options is taken out of its module for the batches that are not sampled, and put back where it was.
-
         Args:
             name: The site's name, told if the hook fails.
             module: Where.
@@ -99,7 +97,7 @@ class HookedCallback(EitherPackage, ABC):
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
         safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
-        self.hooks.register(module, safe, kind, label=name, rests=kind == "forward" and not options, **options)
+        self.hooks.register(module, safe, kind, label=name, **options)
 
     @property
     def meter(self) -> Meter | None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lightning_hooks.hooks.manager import HookManager
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -22,12 +18,10 @@ class Gate:
     Attributes:
         open: Whether hooks listen now.
         sampled: Whether the batch under way is a sampled one.
-        hooks: Those that rest while a batch runs that is not sampled.
     """
 
     open: bool = False
     sampled: bool = False
-    hooks: HookManager | None = field(default=None, repr=False)
 
     def __bool__(self) -> bool:
         return self.open
@@ -37,11 +31,6 @@ class Gate:
         self.open = self.sampled = sampled
         if sampled:
             _UNDER_WAY[id(self)] = self
-        if self.hooks is not None:
-            if sampled:
-                self.hooks.wake()
-            else:
-                self.hooks.rest()
 
     def pause(self) -> None:
         """Backward starts: what fires now is recomputation."""

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_hooks.hooks.precompile import before_compiling, compiling_is_told
-from lightning_hooks.hooks.resting import Resting
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,9 +51,7 @@ class HookManager:
     """
 
     def __init__(self) -> None:
-        self._handles: list[tuple[str, str, RemovableHandle, bool]] = []  # label, kind, handle, whether it rests
-        self._at_rest: list[Resting] = []
-        self._always_awake = False
+        self._handles: list[tuple[str, str, RemovableHandle]] = []  # label, kind, handle
 
     def register(
         self,
@@ -65,7 +60,6 @@ class HookManager:
         kind: str = "forward",
         *,
         label: str = "",
-        rests: bool = False,
         **options: bool,
     ) -> RemovableHandle:
         """Register one hook.
@@ -75,7 +69,6 @@ class HookManager:
             hook: The function, with the signature PyTorch asks for that kind.
             kind: One of ``HOOK_KINDS``.
             label: A name for messages and :attr:`alive`, for instance the module's.
-            rests: Whether :meth:`rest` takes it out.
             **options: ``prepend``, ``with_kwargs`` or ``always_call``, where PyTorch has them for that kind.
 
         Returns:
@@ -101,9 +94,7 @@ class HookManager:
             takes = ", ".join(sorted(known)) or "no options"
             raise TypeError(f"A {kind!r} hook takes {takes}; got {', '.join(unknown)}.")
         handle: RemovableHandle = getattr(target, method)(hook, **options)
-        self._handles.append((label, kind, handle, rests))
-        if rests:
-            self._always_awake = not before_compiling(self) or self._always_awake
+        self._handles.append((label, kind, handle))
         return handle
 
     @contextmanager
@@ -120,39 +111,17 @@ class HookManager:
         """Remove every hook of this manager that is still there, last first."""
         self._remove(0)
 
-    def rest(self) -> None:
-        """Take the hooks that rest out of their modules until :meth:`wake`: without hooks a module is called without a detour.
-
-        A graph that is traced meanwhile would never see them, since torch guards on hooks that are there and not on those that are
-        not. So they wake, for good, before anything is traced; where torch does not tell of that they stay in place.
-        """
-        if self._always_awake or not compiling_is_told() or self._at_rest:
-            return
-        self._at_rest = [resting for *_, handle, rests in self._handles if rests and (resting := Resting.lay(handle))]
-
-    def wake(self) -> None:
-        """Put the hooks that are at rest back, each where it was among its module's hooks."""
-        at_rest, self._at_rest = self._at_rest, []
-        for resting in at_rest:
-            resting.wake()
-
-    def compiling(self) -> None:
-        """``torch.compile`` is about to trace something: no rest from here on."""
-        self._always_awake = True
-        self.wake()
-
     def _remove(self, keep: int) -> None:
-        self.wake()
         while len(self._handles) > keep:
             self._handles.pop()[2].remove()
 
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
-        """The (label, kind) of each hook that is in place now, or at rest, in the order of registration."""
-        return tuple((label, kind) for label, kind, handle, _ in self._handles if _in_place(handle))
+        """The (label, kind) of each hook that is in place now, in the order of registration."""
+        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
 
     def __len__(self) -> int:
-        """The number of hooks in place now, or at rest."""
+        """The number of hooks in place now."""
         return len(self.alive)
 
     def __bool__(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.precompile import before_compiling
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
@@ -72,13 +71,8 @@ class FeatureTable:
                 self.saturation[index] = spec
         self._compiled = compiled
         if compiled:
-            self.compiling()
-        before_compiling(self)
-
-    def compiling(self) -> None:
-        """Something is about to be traced: make the buffers that otherwise grow as units show up."""
-        for index in self.rectifiers:
-            self._known(index, self.capacity, self.rows.device)
+            for index in self.rectifiers:
+                self._known(index, self.capacity, self.rows.device)
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
@@ -141,7 +135,10 @@ class FeatureTable:
         """Note which units of a rectifier fired in ``values``; return how many it has there."""
         if compiling:
             fired = fired_units(values, units_last)
-            self.fired[index][: fired.shape[0]].logical_or_(fired[: self.capacity])
+            if index not in self.fired:  # what is compiled cannot be seen from outside the step
+                self._known(index, fired.shape[0], values.device)
+            known = self.fired[index]
+            known[: fired.shape[0]].logical_or_(fired[: known.shape[0]])
             return fired.shape[0]
         units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
         known = self._known(index, units, values.device)
