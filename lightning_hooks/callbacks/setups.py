@@ -92,8 +92,8 @@ class SetupWatch:
             name, holders = clean_name(raw), held.get(id(parameter), [])
             steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
             setups[name] = ParameterSetup(
-                elements=parameter.numel(),
-                dimensions=parameter.dim(),
+                elements=0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
+                dimensions=0 if nn.parameter.is_lazy(parameter) else parameter.dim(),
                 trains=parameter.requires_grad,
                 has_gradient=name not in never and steps > 0 if holders else raw in self._reached,
                 optimizers=tuple(holder.optimizer for holder in holders),

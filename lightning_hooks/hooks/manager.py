@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from lightning_hooks.hooks.calls import around
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,7 +156,8 @@ def with_hooks(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function or method so that a hook is in place exactly while it runs.
 
-    The hook is removed when the function returns and when it raises.
+    The hook is removed when the function returns and when it raises. A coroutine's hook is in place from its first step to its
+    last; a generator's, also an asynchronous one's, while its own code runs and not while its caller has what it yielded.
 
     Args:
         target: The module to hook; or, for a method, a function of ``self`` that returns it.
@@ -183,13 +185,12 @@ def with_hooks(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def in_place(*args: Any) -> HookManager:
             found = target if isinstance(target, nn.Module) else target(*args[:1])
-            with HookManager() as hooks:
-                hooks.register(found, hook, kind, label=type(found).__name__, **options)
-                return function(*args, **kwargs)
+            hooks = HookManager()
+            hooks.register(found, hook, kind, label=type(found).__name__, **options)
+            return hooks
 
-        return hooked
+        return around(function, in_place)
 
     return decorate

@@ -55,8 +55,17 @@ def float_tensors(output: Any) -> list[Tensor]:
     if type(output) is Tensor:  # the common case, without the walk
         return [output] if output.is_floating_point() else []
     found: list[Tensor] = []
+    known: set[int] = set()
+    compiling = torch.compiler.is_compiling()
     for tensor in tensors_in(output):
-        if tensor.is_floating_point() and not any(tensor is other for other in found):
+        if not tensor.is_floating_point():
+            continue
+        if compiling:  # a traced tensor has no id
+            known_already = any(tensor is other for other in found)
+        else:
+            known_already = id(tensor) in known
+            known.add(id(tensor))
+        if not known_already:
             found.append(tensor)
     return found
 

@@ -170,3 +170,25 @@ def test_batches_of_any_kind_harm_nobody(recwarn: Any) -> None:
     trainer(ours).fit(Opaque(mlp()), torch.utils.data.DataLoader([0, 1, 2], batch_size=None, collate_fn=lambda _: Odd()))
     assert (ours[0].report.inputs, ours[0].report.same_samples, ours[0].report.input_place) == ({}, None, "")
     assert not [warning for warning in recwarn if "lightning_hooks" in str(warning.message)]
+
+
+class Lazy(Classifier):
+    """Has a lazy layer that no batch reaches."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.later = nn.LazyLinear(3)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*UninitializedParameter.*", "ignore:Lazy modules", "ignore:.*uninitialized.*")
+def test_a_lazy_layer_that_was_not_called_has_no_elements_yet() -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    trainer(ours).fit(Lazy(), loader())
+    assert "later" in ours[0].report.silent
+    setup = ours[1].report.setups["later.weight"]
+    assert (setup.elements, setup.dimensions, setup.has_gradient, setup.optimizers) == (0, 0, False, ())
+    assert ours[1].report.setups["net.0.weight"].elements == 8 * 16
+    assert not any(callback.faults.errors for callback in ours)
