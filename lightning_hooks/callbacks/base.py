@@ -74,6 +74,8 @@ class HookedCallback(EitherPackage, ABC):
         self.faults = Faults()
         self.attached = False
         self._trackers: Trackers | None = None
+        self._logged_tags: set[str] = set()
+        self._warned_of_taken = False
 
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,20 +137,32 @@ class HookedCallback(EitherPackage, ABC):
             self._trackers = shared
         return self._trackers
 
-    def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float]) -> None:
+    def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float], logged: Mapping[str, float] | None = None) -> None:
         """Log an epoch's numbers, the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint look.
 
-        ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it.
+        ``self.log_dict`` would warn without ``sync_dist``, and cost one collective per key with it. A key that somebody else logs
+        keeps their value, with one warning.
 
         Args:
             trainer: The trainer.
-            scalars: The numbers by tag.
+            scalars: The numbers by tag, for ``trainer.callback_metrics``.
+            logged: Those that loggers get; None for all.
         """
-        tensors = {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items()}  # norms can be beyond float32
+        logged = scalars if logged is None else logged
+        taken = [tag for tag in scalars if tag in trainer.callback_metrics and tag not in self._logged_tags]
+        if taken and not self._warned_of_taken:
+            self._warned_of_taken = True
+            rank_zero_warn(
+                f"{type(self).__name__} does not log {', '.join(map(repr, taken[:3]))}{' and others' if len(taken) > 3 else ''}: "
+                "these keys are logged by the model or another callback already. Rename them there to have both."
+            )
+        # Norms can be beyond float32.
+        tensors = {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items() if tag not in taken}
+        self._logged_tags.update(tensors)
         trainer.callback_metrics.update(tensors)
-        trainer.logged_metrics.update(tensors)
+        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
         trackers = self.trackers(trainer)
-        trackers.scalars(scalars, epoch_step(trainer))
+        trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, epoch_step(trainer))
         trackers.save()
 
     @override

@@ -16,7 +16,7 @@ from lightning_hooks.alerts import AlertError, FeatureReport
 from lightning_hooks.alerts.alert import FEATURE_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.early import BatchChecks
-from lightning_hooks.callbacks.logged import stat_scalars
+from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import Listener, guarded
 from lightning_hooks.hooks.selection import clean_name, compiled_regions
@@ -25,7 +25,7 @@ from lightning_hooks.statistics.initial import initial_gains, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import Table, some
-from lightning_hooks.trackers.layout import Layout, by_statistic
+from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,9 +45,10 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     Statistics pool every value of the sampled batches, of all calls and all ranks: they are those of the concatenated data, not
     means of batch means. A unit of a rectifier counts as dead if it fired in no sampled batch of the epoch, on any rank.
 
-    Logged each epoch: ``features/<module>/<stat>`` with stat one of mean, std, min, max, rms, zero_fraction,
-    nonfinite_fraction, and where they apply dead_fraction and saturated_fraction (NaN while a module is silent); and
-    ``features/alerts/<kind>``, the number of alerts.
+    Each epoch ``callback_metrics`` gets ``features/<module>/<stat>`` with stat one of mean, std, min, max, rms, zero_fraction,
+    nonfinite_fraction, and where they apply dead_fraction and saturated_fraction (NaN while a module is silent);
+    ``features/model/<stat>_median`` and ``features/model/<stat>_worst``, over all modules; and ``features/alerts/<kind>``, the
+    number of alerts. Loggers get what ``logged`` says.
 
     Args:
         modules: Where to listen; None for every leaf that computes something.
@@ -56,7 +57,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
-        logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
+        logged: Which statistics are logged: ``auto`` for a number that does not grow with the model, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of each module's output: True for up to 128 modules, or glob patterns on their names.
@@ -64,6 +65,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             draw, those of the statistics that ``logged`` names, or of the RMS; at the end of training all.
         check_every_n_steps: Look for values that are not finite every n batches, among those listened to so far, and tell at once.
             None for at the end of each epoch.
+        progress_bar: Whether the progress bar shows the number of alerts.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
@@ -80,6 +82,9 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min"),
+    )
+    logged_by_default: ClassVar[tuple[str, ...] | None] = (
+        *("mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"),
     )
     fit_only: ClassVar[tuple[str, ...]] = (
         "_table",
@@ -207,11 +212,17 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             **stat_scalars(self.prefix, names, found, LOGGED),
             **stat_scalars(self.prefix, [names[index] for index in self._table.rectifiers], found, ["dead_fraction"]),
             **stat_scalars(self.prefix, [names[index] for index in self._table.saturation], found, ["saturated_fraction"]),
+            **model_scalars(self.prefix, found.values(), self.logged_by_default or ()),
         }
 
     @override
     def charts(self) -> Layout:
-        return {"Features": by_statistic(self.prefix, self.publishing.scalars.statistics), **super().charts()}
+        return {
+            "Features": by_statistic(self.prefix, self.publishing.scalars.statistics)
+            if self.publishing.scalars.of_sites
+            else of_model(self.prefix, self.logged_by_default or ()),
+            **super().charts(),
+        }
 
     @override
     def figures(self, reports: Sequence[FeatureReport], last: bool) -> Figures:

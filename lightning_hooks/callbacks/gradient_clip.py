@@ -60,6 +60,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         summary: Print a compact summary at the end of training.
         report_dir: As for :class:`FeatureStatsMonitor`.
         figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
+        progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
@@ -85,8 +86,17 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         summary: bool = True,
         report_dir: str | os.PathLike[str] | None = "auto",
         figures: bool | int = False,
+        progress_bar: bool = False,
     ) -> None:
-        super().__init__(every_n_steps=1, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir, figures=figures)
+        super().__init__(
+            every_n_steps=1,
+            on_alert=on_alert,
+            rules=rules,
+            summary=summary,
+            report_dir=report_dir,
+            figures=figures,
+            progress_bar=progress_bar,
+        )
         self._optimizer_names: list[str] = []
         self._ledgers = []
         self._loaded_past: dict[str, Tensor] = {}

@@ -20,7 +20,7 @@ from lightning_hooks.alerts.alert import GRADIENT_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.early import StepChecks
-from lightning_hooks.callbacks.logged import stat_scalars
+from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.setups import SetupWatch
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
@@ -38,7 +38,7 @@ from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stat
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.statistics.shards import ShardedWeightSample
 from lightning_hooks.trackers import Table, some
-from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins
+from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins, of_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,10 +58,11 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     parameters: ``.grad`` at the optimizer step: reduced over ranks, accumulated, unscaled, before clipping; with the ratio of
     update to weight. Steps that a loss scaler skips do not count.
 
-    Logged each epoch: ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
+    Each epoch ``callback_metrics`` gets ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
     nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
-    missing_steps, update_ratio), ``gradient_flow/total_norm``, ``gradient_flow/rms_min``, ``rms_median`` and ``rms_max`` (of
-    the RMS over modules) and ``gradient_flow/alerts/<kind>``. NaN where nothing was measured.
+    missing_steps, update_ratio), ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and
+    ``…_worst`` (rms of modules, norm and update_ratio of parameters) with ``model/rms_min`` and ``model/rms_max``, and
+    ``gradient_flow/alerts/<kind>``. NaN where nothing was measured. Loggers get what ``logged`` says.
 
     Args:
         modules: Where to listen; None for every leaf that computes something. Parameters are always all listened to.
@@ -71,7 +72,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
-        logged: Which statistics are logged: ``auto`` for as many as fit the budget, ``all``, or names of them.
+        logged: Which statistics are logged: ``auto`` for a number that does not grow with the model, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of the gradient at each module's output: True for up to 128 modules, or glob patterns.
@@ -79,6 +80,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             draw, those of the statistics that ``logged`` names, or of the modules' RMS; at the end of training all.
         check_every_n_steps: Look for gradients that are not finite or explode every n optimizer steps, and tell at once; every step
             is looked at on the CPU, before its update. None for at the end of each epoch.
+        progress_bar: Whether the progress bar shows the number of alerts.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
@@ -96,6 +98,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         *("rms", "update_ratio", "norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps", "norm_max"),
         *("std", "mean", "max", "min"),
     )
+    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio")
     # Reentrant checkpointing runs forward without gradients and builds the graph when it recomputes. (Hooks on what the
     # other kind recomputes never fire, since no backward goes through it.)
     hears_recomputation: ClassVar[bool] = True
@@ -341,18 +344,34 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             **stat_scalars(self.prefix, self._modules.names, report.modules, MODULE_STATS),
             **stat_scalars(self.prefix, self._parameters.names, report.parameters, PARAMETER_STATS),
             f"{self.prefix}/total_norm": report.total_norm,
-            **{f"{self.prefix}/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
+            **{f"{self.prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
+            **model_scalars(self.prefix, report.modules.values(), ["rms"]),
+            **model_scalars(self.prefix, report.parameters.values(), ["norm", "update_ratio"]),
         }
+
+    @override
+    def not_logged_by_default(self) -> set[str]:  # at modules the RMS, of parameters the norm
+        tags = {f"{self.prefix}/{name}/norm" for name in self._modules.names}
+        return tags | {f"{self.prefix}/{name}/rms" for name in self._parameters.names}
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return len(self._modules.names)
 
     @override
     def charts(self) -> Layout:
         written, modules = self.publishing.scalars.statistics, self._modules.names
-        whole: dict[str, Chart] = {"RMS: median, least and largest module": Band(*(f"{self.prefix}/rms_{what}" for what in BAND))}
+        if not self.publishing.scalars.of_sites:
+            whole: dict[str, Chart] = {
+                "RMS of modules: median, smallest and largest": Band(*(f"{self.prefix}/model/rms_{what}" for what in BAND))
+            }
+            return {"Gradient flow": whole | of_model(self.prefix, ("norm", "update_ratio")), **super().charts()}
+        of_modules, of_parameters = (["rms"], ["norm", "update_ratio"]) if not self.publishing.scalars.named else (written, written)
         return {
-            "Gradient flow": whole
-            | by_statistic(self.prefix, [stat for stat in MODULE_STATS if stat in written], modules, "modules")
+            "Gradient flow": by_statistic(self.prefix, [stat for stat in MODULE_STATS if stat in of_modules], modules, "modules")
             | by_statistic(
-                self.prefix, [stat for stat in PARAMETER_STATS if stat in written], self._parameters.names, "parameters"
+                self.prefix, [stat for stat in PARAMETER_STATS if stat in of_parameters], self._parameters.names, "parameters"
             ),
             **(
                 {"Gradient: mean, least and largest value": margins(self.prefix, modules)}

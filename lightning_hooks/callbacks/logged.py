@@ -3,65 +3,106 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_hooks.callbacks.trainer import callbacks_of
-from lightning_hooks.trackers.budget import MAX_BYTES, MAX_TAGS, Choice, choose
 
 Logged = str | Sequence[str]
 """``auto``, ``all``, or the statistics to log."""
 
+SMALL_MODEL = 8
+"""Up to so many modules, the values of every site are logged by default; of larger models, values of the whole model."""
+MOST_SITE_TAGS = 45
+"""Tags of sites that a monitor logs by default in a small model."""
+MOST_ALERTED_TAGS = 21
+"""Tags of sites that had an alert, which a monitor logs by default in a larger model."""
+
 
 class LoggedScalars:
-    """Which scalars one monitor logs: the same in every epoch of a fit.
+    """Which scalars one monitor logs.
 
     Args:
-        logged: ``auto`` for as many statistics as fit a budget of tags and bytes, ``all``, or the names of statistics.
-        ranking: The monitor's statistics, what matters most first.
+        logged: ``auto`` for a number of tags that does not grow with the model, ``all``, or the names of statistics.
+        ranking: The monitor's statistics of a site, what matters most first.
+        defaults: Those of them that ``auto`` logs; None for all.
 
     Raises:
         TypeError: If ``logged`` is neither text nor a sequence of texts.
-        ValueError: If it names a statistic that there is not.
+        ValueError: If it names a statistic that does not exist.
     """
 
-    def __init__(self, logged: Logged, ranking: Sequence[str]) -> None:
+    def __init__(self, logged: Logged, ranking: Sequence[str], defaults: Collection[str] | None = None) -> None:
         self.ranking = tuple(ranking)
         self.logged = logged
-        self._wanted = _wanted(logged, self.ranking)
-        self._choice: Choice | None = None
+        wanted = _wanted(logged, self.ranking)
+        self.named = wanted is not None
+        """Whether the user named the statistics (or ``all``)."""
+        self.statistics = tuple(stat for stat in self.ranking if (stat in wanted if wanted is not None else _in(stat, defaults)))
+        """The statistics of a site that are logged where sites are, best first."""
+        self.start()
 
     def start(self) -> None:
         """A fit starts."""
-        self._choice = None
+        self._kinds: set[str] = set()  # of alerts, that were raised so far
+        self._sites: set[str] = set()  # that had an alert
+        self.of_sites = self.named
+        """Whether the statistics of every site are logged, rather than those of the whole model."""
 
-    def chosen(self, scalars: Mapping[str, float], watched: Collection[str], who: str) -> dict[str, float]:
+    def chosen(
+        self,
+        scalars: Mapping[str, float],
+        prefix: str,
+        n_modules: int,
+        alerted: Iterable[str] = (),
+        watched: Collection[str] = (),
+        not_by_default: Collection[str] = (),
+    ) -> dict[str, float]:
         """Return those of the scalars that are logged.
 
+        A tag that was logged once is logged for the rest of the fit.
+
         Args:
-            scalars: All.
+            scalars: All, by tag: ``<prefix>/<site>/<stat>`` of sites, ``<prefix>/model/…`` of the whole model,
+                ``<prefix>/alerts/<kind>``, others.
+            prefix: The monitor's.
+            n_modules: How many modules the monitor observes.
+            alerted: The sites that have an alert now.
             watched: Tags that are logged in any case.
-            who: Whose they are, for the message that tells once what is left out.
+            not_by_default: Tags of sites that ``auto`` does not log, though their statistic is one of the defaults.
         """
-        if self._choice is None:
-            self._choice = choose(scalars, self.ranking, self._wanted, watched)
-            if self.logged == "auto" and (self._choice.left_out or self._choice.every > 1):
-                rank_zero_info(_left_out(self._choice, len(scalars), who))
-        return {tag: value for tag, value in scalars.items() if tag in self._choice.tags}
-
-    @property
-    def named(self) -> bool:
-        """Whether the user said which, rather than leave it to the budget."""
-        return self.logged != "auto"
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The ranked statistics that are logged, best first; none before the first epoch's end."""
-        return self._choice.statistics if self._choice else ()
+        sites: dict[str, list[str]] = {}
+        chosen = {tag for tag in watched if tag in scalars}
+        of_model: list[str] = []
+        for tag, value in scalars.items():
+            name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
+            if name == "alerts":
+                if value > 0:
+                    self._kinds.add(tag)
+            elif name == "model":
+                of_model.append(tag)
+            elif stat not in self.ranking:
+                chosen.add(tag)
+            elif stat in self.statistics and (self.named or tag not in not_by_default):
+                sites.setdefault(name, []).append(tag)
+        all_sites = [tag for tags in sites.values() for tag in tags]
+        self.of_sites = self.named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
+        if self.of_sites:
+            chosen.update(all_sites)
+        else:
+            chosen.update(of_model)
+            left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._sites)
+            for site in dict.fromkeys(alerted):
+                if site in sites and site not in self._sites and len(sites[site]) <= left:
+                    self._sites.add(site)
+                    left -= len(sites[site])
+            chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
+        chosen |= self._kinds
+        return {tag: value for tag, value in scalars.items() if tag in chosen}
 
 
 def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:
@@ -77,6 +118,10 @@ def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:
     return [[statistic for statistic in wanted if statistic in ranking] for ranking in rankings]
 
 
+def _in(stat: str, names: Collection[str] | None) -> bool:
+    return names is None or stat in names
+
+
 def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
     if logged == "auto" or logged == "all":
         return None if logged == "auto" else ranking
@@ -87,16 +132,6 @@ def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
     if unknown:
         raise ValueError(f"logged must be 'auto', 'all', or some of {', '.join(sorted(ranking))}; got {logged!r}.")
     return wanted
-
-
-def _left_out(choice: Choice, n_tags: int, who: str) -> str:
-    sites = f" of every {choice.every}th site" if choice.every > 1 else ""
-    return (
-        f"{who}: all of its {n_tags} numbers an epoch would take {choice.wanted_bytes / 1000:.0f} kB of logs each time; within its "
-        f"budget ({MAX_TAGS} tags, {MAX_BYTES // 1000} kB) it logs {', '.join(choice.statistics)}{sites}. Left out: "
-        f"{', '.join(choice.left_out)}; they are in its report all the same. To log them too, say logged='all', or name what you "
-        f"want, as in logged={choice.statistics[:1] + choice.left_out[:1]!r}."
-    )
 
 
 def watched_tags(trainer: Trainer) -> set[str]:
@@ -124,3 +159,41 @@ def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wa
         for stat, value in zip(wanted, nothing if stats is None else read(stats), strict=True):
             scalars[f"{prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
     return scalars
+
+
+def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str]) -> dict[str, float]:
+    """The median over sites and the worst site of each statistic: ``prefix/model/<stat>_median`` and ``…_worst``.
+
+    The worst value is the largest of a share (``…_fraction``) or a count (``…_steps``), of a mean the one farthest from 0, and
+    of any other statistic the one farthest from the median on a logarithmic scale (a value of 0 is infinitely far).
+
+    Args:
+        prefix: The monitor's.
+        found: The statistics of each site.
+        wanted: Which statistics.
+
+    Returns:
+        Tag to value; NaN where no site has a finite value.
+    """
+    entries = list(found)
+    scalars: dict[str, float] = {}
+    for stat in wanted:
+        values = [float(value) for entry in entries if (value := getattr(entry, stat)) is not None and math.isfinite(value)]
+        median = statistics.median(values) if values else math.nan
+        scalars[f"{prefix}/model/{stat}_median"] = median
+        scalars[f"{prefix}/model/{stat}_worst"] = _worst(stat, values, median) if values else math.nan
+    return scalars
+
+
+def _worst(stat: str, values: Sequence[float], median: float) -> float:
+    if stat.endswith(("_fraction", "_steps")):
+        return max(values)
+    if stat == "mean":
+        return max(values, key=abs)
+    return max(values, key=lambda value: _log_distance(value, median))
+
+
+def _log_distance(value: float, median: float) -> float:
+    if value <= 0 or median <= 0:
+        return 0.0 if value == median else math.inf
+    return abs(math.log(value / median))

@@ -53,8 +53,9 @@ class Monitor(Recorded, Generic[R]):
         rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a
             report to alerts, and so on; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: Print a compact summary at the end of training.
-        logged: Which statistics of the sites are logged: ``auto`` for as many, best first, as fit a budget of tags and bytes
-            (all of them, but in large models), ``all``, or their names. Reports always have all.
+        logged: Which statistics are logged: ``auto`` for those of every site in models of up to 8 modules, and in larger ones the
+            median and the worst of the model and the sites that had an alert; ``all``, or names of statistics, for these of
+            every site. Reports and ``callback_metrics`` always have all.
         max_overhead: The share of the training step's time that all monitors together may cost, such as 0.01: they sample more
             thinly than ``every_n_steps`` where that takes more. None for no limit.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
@@ -64,6 +65,7 @@ class Monitor(Recorded, Generic[R]):
         figures: Whether loggers get pictures: True after every epoch, n after every nth; needs matplotlib.
         check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
             epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
+        progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
 
     Attributes:
         report: The report of the last finished epoch; None before.
@@ -73,7 +75,9 @@ class Monitor(Recorded, Generic[R]):
     prefix: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     ranking: ClassVar[tuple[str, ...]] = ()
-    """The statistics of a site, what matters most first: what of them is logged is chosen in this order."""
+    """The statistics of a site, what matters most first."""
+    logged_by_default: ClassVar[tuple[str, ...] | None] = None
+    """Those of them that are logged by default; None for all."""
     thins: ClassVar[bool] = True
     """Whether it does less at a step that is not sampled."""
     report_type: ClassVar[type[Report] | None] = None
@@ -102,8 +106,9 @@ class Monitor(Recorded, Generic[R]):
         histograms: Histograms = False,
         figures: bool | int = False,
         check_every_n_steps: int | None = None,
+        progress_bar: bool = False,
     ) -> None:
-        super().__init__(modules=modules, every_n_steps=every_n_steps, report_dir=report_dir)
+        super().__init__(modules=modules, every_n_steps=every_n_steps, report_dir=report_dir, progress_bar=progress_bar)
         self.check_every_n_steps = check_every_n_steps
         self.early = checked(check_every_n_steps, type(self), self.checks_early)
         if max_overhead is not None and (isinstance(max_overhead, bool) or not isinstance(max_overhead, int | float)):
@@ -118,7 +123,7 @@ class Monitor(Recorded, Generic[R]):
         if not isinstance(summary, bool):
             raise TypeError(f"summary must be True or False; got {summary!r}.")
         self.summary = summary
-        self.publishing = Publishing(logged, self.ranking, histograms, figures)
+        self.publishing = Publishing(logged, self.ranking, histograms, figures, defaults=self.logged_by_default)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
         self._state_key = None
@@ -165,7 +170,7 @@ class Monitor(Recorded, Generic[R]):
 
     def charts(self) -> Layout:
         """Charts of many curves, where a tracker has them: category to title to chart. Asked once a fit, after the first epoch."""
-        return {"Alerts": {self.prefix: Lines((f"{self.prefix}/alerts/.+$",))}}
+        return {"Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
 
     def figures(self, reports: Sequence[R], last: bool) -> Figures:
         """Pictures of the reports of a fit so far, where a tracker shows some: a name and what draws it.
@@ -465,5 +470,17 @@ class Monitor(Recorded, Generic[R]):
             for kind, _ in found:
                 counts[kind] = counts.get(kind, 0.0) + 1
             scalars.update({f"{self.prefix}/alerts/{kind}": count for kind, count in counts.items()})
-        scalars = self.publishing.scalars.chosen(scalars, watched_tags(trainer), type(self).__name__)
-        self.log_scalars(trainer, scalars)
+        alerted = (alert.site for alert in report.alerts)
+        logged = self.publishing.scalars.chosen(
+            scalars, self.prefix, self.n_modules, alerted, watched_tags(trainer), self.not_logged_by_default()
+        )
+        self.log_scalars(trainer, scalars, logged)
+
+    def not_logged_by_default(self) -> set[str]:
+        """Tags that are not logged by default, though their statistic is."""
+        return set()
+
+    @property
+    def n_modules(self) -> int:
+        """How many modules it observes."""
+        return len(self.places)

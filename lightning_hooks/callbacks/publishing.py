@@ -19,7 +19,7 @@ from lightning_hooks.callbacks.logged import Logged, LoggedScalars
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.layout import Chart
+from lightning_hooks.trackers.layout import Chart, training_charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +49,7 @@ class Publishing:
     Args:
         logged: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
         ranking: The monitor's statistics, what matters most first.
+        defaults: Those that ``logged="auto"`` logs; None for all.
         histograms: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
         figures: As for :class:`~lightning_hooks.callbacks.monitor.Monitor`.
 
@@ -59,9 +60,15 @@ class Publishing:
     """
 
     def __init__(
-        self, logged: Logged = "auto", ranking: Sequence[str] = (), histograms: Histograms = False, figures: bool | int = False
+        self,
+        logged: Logged = "auto",
+        ranking: Sequence[str] = (),
+        histograms: Histograms = False,
+        figures: bool | int = False,
+        *,
+        defaults: Sequence[str] | None = None,
     ) -> None:
-        self.scalars = LoggedScalars(logged, ranking)
+        self.scalars = LoggedScalars(logged, ranking, defaults)
         patterns = [histograms] if isinstance(histograms, str) else histograms
         if not isinstance(patterns, bool) and not (
             isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
@@ -162,7 +169,7 @@ def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Mon
     if not trackers:
         return
     if not last and not any(monitor.publishing.introduced for monitor in monitors):
-        _introduce(trackers, pl_module, monitors, step)
+        _introduce(trackers, pl_module, monitors, step, training_charts(trainer.logged_metrics))
     kinds: dict[str, int] = {}
     for monitor in monitors:
         kinds[monitor.prefix] = number = kinds.get(monitor.prefix, 0) + 1  # two of a kind may stand side by side
@@ -179,8 +186,10 @@ def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Mon
     trackers.save()
 
 
-def _introduce(trackers: Trackers, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int) -> None:
-    layout: dict[str, dict[str, Chart]] = {"Alerts": {}}  # what is wrong comes first
+def _introduce(
+    trackers: Trackers, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int, training: Mapping[str, Chart]
+) -> None:
+    layout: dict[str, dict[str, Chart]] = {"Training": dict(training), "Alerts": {}}  # first the user's own, then the problems
     for monitor in monitors:
         monitor.publishing.introduced = True
         for category, charts in monitor.charts().items():

@@ -35,6 +35,8 @@ class Recorded(HookedCallback):
         every_n_steps: As for :class:`HookedCallback`.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
+        progress_bar: Whether the progress bar shows the number of alerts (``alerts``) and the share of clipped steps
+            (``clip_rate``) of the last epoch.
 
     Attributes:
         history: The reports of this fit's epochs, oldest first: the last 1000, of large models fewer.
@@ -47,9 +49,17 @@ class Recorded(HookedCallback):
     report: Any
 
     def __init__(
-        self, *, modules: ModuleSelector | None = None, every_n_steps: int = 10, report_dir: str | os.PathLike[str] | None = "auto"
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        report_dir: str | os.PathLike[str] | None = "auto",
+        progress_bar: bool = False,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
+        if not isinstance(progress_bar, bool):
+            raise TypeError(f"progress_bar must be True or False; got {progress_bar!r}.")
+        self.progress_bar = progress_bar
         if report_dir is not None and not isinstance(report_dir, (str, os.PathLike)):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {report_dir!r}.")
         self.report_dir = report_dir
@@ -119,7 +129,8 @@ class Recorded(HookedCallback):
         for recorder in {id(peer._recorder): peer._recorder for peer in peers}.values():
             if recorder is not None:
                 recorder.write([peer for peer in peers if peer._recorder is recorder])
-        trainer.progress_bar_metrics.update(in_short(peers))
+        if any(peer.progress_bar for peer in peers):
+            trainer.progress_bar_metrics.update(in_short(peers))
 
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
         """Training is over: with the last monitor the run's report is written. Harmless when it was over before."""

@@ -30,6 +30,7 @@ def monitors(
     histograms: Histograms = False,
     figures: bool | int = False,
     check_every_n_steps: int | None = None,
+    progress_bar: bool = False,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return the trio: feature statistics, gradient flow and clipping events.
 
@@ -40,7 +41,7 @@ def monitors(
         rules: Rules to change, mute or add, each for the monitor whose reports it reads; see
             :class:`~lightning_hooks.alerts.RuleBook`. A function says which by the annotation of its first parameter.
         summary: Print a compact summary at the end of training.
-        logged: Which statistics of modules and parameters are logged: ``auto`` for as many as fit the budget, ``all``, or names.
+        logged: Which statistics of modules and parameters are logged: ``auto`` for at most 100 tags in all, ``all``, or names.
         max_overhead: The share of the training step's time that the three together may cost, such as 0.01: they sample more
             thinly than ``every_n_steps`` where that takes more. None for no limit.
         report_dir: Where the run's reports and one health report of all three are written: ``auto`` for the log directory, if a
@@ -50,6 +51,7 @@ def monitors(
             ``logged`` names, or of the RMS; at the end of training of all.
         check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
             epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
+        progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
 
     Returns:
         A list for ``Trainer(callbacks=…)``.
@@ -61,7 +63,13 @@ def monitors(
     """
     handed = hand_out(rules, RULES)
     feature_tags, flow_tags = of_each(logged, FeatureStatsMonitor.ranking, GradientFlowMonitor.ranking)
-    shared: dict[str, Any] = {"on_alert": on_alert, "summary": summary, "report_dir": report_dir, "figures": figures}
+    shared: dict[str, Any] = {
+        "on_alert": on_alert,
+        "summary": summary,
+        "report_dir": report_dir,
+        "figures": figures,
+        "progress_bar": progress_bar,
+    }
     where: dict[str, Any] = {
         **shared,
         "modules": modules,

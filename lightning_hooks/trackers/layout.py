@@ -37,10 +37,21 @@ Chart = Lines | Band
 Layout = Mapping[str, Mapping[str, Chart]]
 """Category to title to chart."""
 
+_USUAL = {"loss": r"(?!features/|gradient_flow/|gradient_clip/).*[Ll]oss.*", "learning rate": r"(lr-|lr$|learning_rate).*"}
+
 MOST_BANDS = 24
 """Layers that get a chart of their own."""
 LONGEST_PATTERN = 4000
 """A browser asks for a pattern's curves in an address, and servers take no long ones."""
+
+
+def training_charts(logged: Collection[str]) -> dict[str, Chart]:
+    """Charts of what the model logs under the usual names: its losses and learning rates.
+
+    Args:
+        logged: The tags that were logged so far.
+    """
+    return {title: Lines((pattern,)) for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
 
 
 def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
@@ -57,6 +68,14 @@ def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] 
         pattern = "(?!alerts/).+"
     return {
         f"{statistic} of {noun}" if noun else statistic: Lines((f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$",))
+        for statistic in statistics
+    }
+
+
+def of_model(prefix: str, statistics: Sequence[str]) -> dict[str, Chart]:
+    """A chart per statistic with its median over the sites and its worst value."""
+    return {
+        f"{statistic}: median and worst": Lines((f"{re.escape(prefix)}/model/{re.escape(statistic)}_(median|worst)$",))
         for statistic in statistics
     }
 

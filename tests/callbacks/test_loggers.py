@@ -31,19 +31,51 @@ CLIP = [
 ]
 
 
-def expected_tags() -> set[str]:
+MODEL_FEATURES = ["mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"]
+
+
+def logged_tags() -> set[str]:
+    """What loggers get by default of a model of five modules."""
     return {
+        *(f"features/{m}/{s}" for m in MODULES for s in ("mean", "std", "rms", "zero_fraction", "nonfinite_fraction")),
+        "features/net.1/dead_fraction",
+        "features/net.3/saturated_fraction",
+        *(f"gradient_flow/{m}/rms" for m in MODULES),
+        *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in ("norm", "update_ratio")),
+        "gradient_flow/total_norm",
+        *(f"gradient_clip/{s}" for s in CLIP),
+    }
+
+
+def expected_tags() -> set[str]:
+    """What callback_metrics has."""
+    return {
+        *(f"features/model/{s}_{which}" for s in MODEL_FEATURES for which in ("median", "worst")),
+        *(f"gradient_flow/model/{s}" for s in ("rms_min", "rms_max")),
+        *(f"gradient_flow/model/{s}_{which}" for s in ("rms", "norm", "update_ratio") for which in ("median", "worst")),
         *(f"features/{m}/{s}" for m in MODULES for s in FEATURES),
         "features/net.1/dead_fraction",
         "features/net.3/saturated_fraction",
         *(f"features/alerts/{kind}" for kind in FEATURE_KINDS),
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
-        *(f"gradient_flow/{s}" for s in ("total_norm", "rms_min", "rms_median", "rms_max")),
+        "gradient_flow/total_norm",
         *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
         *(f"gradient_clip/{s}" for s in CLIP),
         *(f"gradient_clip/alerts/{kind}" for kind in CLIP_KINDS),
     }
+
+
+OF_MODEL = {"min": min, "median": statistics.median, "max": max}
+
+
+def worst(stat: str, values: list[float]) -> float:
+    if stat.endswith("_fraction"):
+        return max(values)
+    if stat == "mean":
+        return max(values, key=abs)
+    median = statistics.median(values)
+    return max(values, key=lambda value: abs(math.log(value) - math.log(median)))
 
 
 class Keep(Callback):
@@ -61,6 +93,11 @@ def value_of(reports: list[Any], tag: str) -> float:
     features, flow, clip = reports
     system, _, rest = tag.partition("/")
     site, _, stat = rest.rpartition("/")
+    if site == "model":
+        found = features.sites if system == "features" else flow.modules if stat.startswith("rms") else flow.parameters
+        stat, _, which = stat.rpartition("_")
+        values = [value for stats in found.values() if (value := getattr(stats, stat)) is not None]
+        return OF_MODEL[which](values) if which != "worst" else worst(stat, values)
     if site == "alerts":
         alerts = {"features": features, "gradient_flow": flow, "gradient_clip": clip}[system].alerts
         return sum(alert.kind == stat for alert in alerts)
@@ -70,9 +107,6 @@ def value_of(reports: list[Any], tag: str) -> float:
         return getattr(clip.optimizers["0-SGD"], stat)
     if tag == "gradient_flow/total_norm":
         return flow.total_norm
-    if tag.startswith("gradient_flow/rms_"):
-        how = {"rms_min": min, "rms_median": statistics.median, "rms_max": max}[stat]
-        return how([stats.rms for stats in flow.modules.values()])
     return getattr(flow.modules.get(site) or flow.parameters[site], stat)
 
 
@@ -90,10 +124,10 @@ def test_event_file_and_csv_hold_exactly_our_tags_once_per_epoch(tmp_path: Path)
     loggers = [TensorBoardLogger(tmp_path, name="tb", version=0), CSVLogger(tmp_path, name="csv", version=0)]
     reports = fit(tmp_path, loggers)
     events = EventAccumulator(str(tmp_path / "tb/version_0"), size_guidance={"scalars": 0}).Reload()
-    assert set(events.Tags()["scalars"]) - {"hp_metric", "epoch"} == expected_tags()
+    assert set(events.Tags()["scalars"]) - {"hp_metric", "epoch"} == logged_tags()
     with (tmp_path / "csv/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    for tag in expected_tags():
+    for tag in logged_tags():
         expected = [value_of(epoch, tag) for epoch in reports]
         points = events.Scalars(tag)
         assert [point.step for point in points] == [6, 13, 20], tag  # Lightning's own step for an epoch's end

@@ -289,10 +289,11 @@ def test_the_report_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert told == [f"Health report: Nothing was found wrong. {ours(tmp_path) / 'report.html'}"]
 
 
-def test_the_progress_bar_gets_alerts_and_clip_rate(tmp_path: Path) -> None:
+def test_the_progress_bar_gets_alerts_and_clip_rate_if_asked(tmp_path: Path) -> None:
+    assert fit(tmp_path, logger=False, gradient_clip_val=1e-3).progress_bar_metrics == {}
     model = Classifier(mlp())
     torch.nn.init.constant_(model.net[0].bias, -20.0)
-    run = fit(tmp_path, logger=False, model=model, gradient_clip_val=1e-3)
+    run = fit(tmp_path, quiet(progress_bar=True), logger=False, model=model, gradient_clip_val=1e-3)
     assert run.progress_bar_metrics == {"alerts": 1, "clip_rate": 1.0}
     assert f"{run.progress_bar_metrics['alerts']:.3f}" == "1"  # as a rich bar writes it
     assert "alerts" not in run.callback_metrics
