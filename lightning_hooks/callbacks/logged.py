@@ -42,14 +42,16 @@ class LoggedScalars:
         wanted = _wanted(logged, self.ranking)
         self.named = wanted is not None
         """Whether the user named the statistics (or ``all``)."""
-        self.statistics = tuple(stat for stat in self.ranking if (stat in wanted if wanted is not None else _in(stat, defaults)))
-        """The statistics of a site that are logged where sites are, best first."""
+        chosen = wanted if wanted is not None else self.ranking if defaults is None else defaults
+        self._wanted = tuple(stat for stat in self.ranking if stat in chosen)
         self.start()
 
     def start(self) -> None:
         """A fit starts."""
         self._kinds: set[str] = set()  # of alerts, that were raised so far
         self._sites: set[str] = set()  # that had an alert
+        self.statistics = self._wanted
+        """The statistics of a site that are logged where sites are, best first; after the first epoch, those that some site has."""
         self.of_sites = self.named
         """Whether the statistics of every site are logged, rather than those of the whole model."""
 
@@ -87,8 +89,10 @@ class LoggedScalars:
                 of_model.append(tag)
             elif stat not in self.ranking:
                 chosen.add(tag)
-            elif stat in self.statistics and (self.named or tag not in not_by_default):
+            elif stat in self._wanted and (self.named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
+        found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}
+        self.statistics = tuple(stat for stat in self._wanted if stat in found)
         all_sites = [tag for tags in sites.values() for tag in tags]
         self.of_sites = self.named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
         if self.of_sites:
@@ -116,10 +120,6 @@ def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:
     if wanted is None or logged == "all":
         return [logged for _ in rankings]
     return [[statistic for statistic in wanted if statistic in ranking] for ranking in rankings]
-
-
-def _in(stat: str, names: Collection[str] | None) -> bool:
-    return names is None or stat in names
 
 
 def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:

@@ -303,7 +303,7 @@ def test_the_progress_bar_shows_them(tmp_path: Path, capfd: pytest.CaptureFixtur
     model = Classifier(mlp())
     torch.nn.init.constant_(model.net[0].bias, -20.0)
     bar = TQDMProgressBar(refresh_rate=1)
-    fit(tmp_path, [*quiet(), bar], logger=False, model=model, gradient_clip_val=1e-3, enable_progress_bar=True)
+    fit(tmp_path, [*quiet(progress_bar=True), bar], logger=False, model=model, gradient_clip_val=1e-3, enable_progress_bar=True)
     shown = "".join(capfd.readouterr())
     assert "alerts=1, clip_rate=1.000" in shown
 

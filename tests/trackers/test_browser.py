@@ -31,7 +31,7 @@ def _page(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
     torch.manual_seed(0)
     net = mlp(depth=30)
     net[0].bias.data.fill_(-50.0)  # so that the rectifier behind it is dead
-    ours = monitors(every_n_steps=1, summary=False, figures=3, histograms="net.[0-4]")
+    ours = monitors(every_n_steps=1, summary=False, figures=3, histograms="net.[0-4]", logged="all")
     logger = TensorBoardLogger(folder, name="run", version=0)
     trainer(ours, max_epochs=3, logger=logger, gradient_clip_val=0.1).fit(Classifier(net), loader())
     with tensorboard(folder) as address:
