@@ -5,7 +5,7 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test lint bench faults browser clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/native.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots,trackers,files,examples,test,dev]'
 	touch $@

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         monitors,
     )
     from lightning_hooks.hooks import HookManager, with_hooks
+    from lightning_hooks.statistics import kernels
 
 __version__ = "0.1.0"
 
@@ -48,11 +49,12 @@ __all__ = [
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",
+    "kernels",
     "monitors",
     "with_hooks",
 ]
 
-_PARTS = ("hooks", "alerts", "callbacks")
+_PARTS = ("hooks", "statistics", "alerts", "callbacks")
 
 
 def __getattr__(name: str) -> Any:

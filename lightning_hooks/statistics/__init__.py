@@ -13,6 +13,7 @@ from lightning_hooks.statistics.gradients import (
     parameter_gradient_stats,
     parameter_rows,
 )
+from lightning_hooks.statistics.kernels import kernels
 from lightning_hooks.statistics.quantization import ActivationRange, ChannelRange, quantization_parameters
 from lightning_hooks.statistics.ranges import RangeTable
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
@@ -38,6 +39,7 @@ __all__ = [
     "gradient_norms",
     "gradient_stats",
     "is_rectifier",
+    "kernels",
     "merge",
     "norms_and_zeros",
     "parameter_gradient_stats",

@@ -1,19 +1,53 @@
-/* One pass over a tensor in CPU memory: everything a row needs. Compiled on the user's machine by native.py, which gives the
- * columns of a row as macros (COL_*). Sums run in the tensor's own type within a block that stays in the cache, and in double
- * across blocks; a block with a NaN, an infinity or extreme magnitudes is read again, value by value, in double.
+/* One pass over a tensor in CPU memory: everything a row needs. Sums run in the tensor's own type within a block that stays in the
+ * cache, and in double across blocks; a block with a NaN, an infinity or extreme magnitudes is read again, value by value, in
+ * double. Built by hatch_build.py when the package is installed, and loaded by native.py.
  *
- * The file is compiled with fast-math flags, so that reductions vectorise; NaN and infinity are told by their bits alone. */
+ * The file is compiled with fast-math flags, so that reductions vectorise; NaN and infinity are found by their bits alone. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+/* A processor's own vector width is chosen when the library is loaded. */
+#if defined(__x86_64__) && defined(__ELF__) && !defined(ONE_WIDTH)
+#define WIDTHS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WIDTHS
+#endif
 
 #define BLOCK 8192
 #define CANCELLATION 4 /* how many times smaller than the mean square a variance may be */
 #define PARALLEL_BLOCKS 16
 #define NEAR 1e12 /* means beyond it are no pivots: float32 could not tell their neighbours apart */
 
+#define THREADS 64 /* at most */
+
 enum { F32 = 0, F64 = 1, BF16 = 2, F16 = 3 };
+
+/* The columns of rows.py, in its order. */
+enum { CALLS, COUNT, MEAN, M2, MIN, MAX, ZEROS, NONFINITE, SATURATED, SATURABLE, NORM, NORM_MAX, UNITS, FIRST_NONFINITE, COLUMNS };
+enum {
+    PARAMETER_STEPS,
+    PARAMETER_NORM,
+    PARAMETER_SQUARE,
+    PARAMETER_NORM_MAX,
+    PARAMETER_ZEROS,
+    PARAMETER_ELEMENTS,
+    PARAMETER_NONFINITE_STEPS,
+    PARAMETER_MISSING_STEPS,
+    PARAMETER_RATIO,
+    PARAMETER_RATIO_STEPS,
+    PARAMETER_FIRST_NONFINITE,
+    PARAMETER_COLUMNS
+};
+
+/* What the library was built from, and whether it reads float16. */
+uint32_t source(void) { return SOURCE; }
+#ifdef HAS_F16
+int reads_half(void) { return 1; }
+#else
+int reads_half(void) { return 0; }
+#endif
 
 typedef struct { double n, mean, m2, low, high, zeros, nonfinite; } part;
 
@@ -47,7 +81,7 @@ static void careful_block(const double *x, int n, part *out) {
 /* Four streams at once: one alone would wait for each sum before it begins the next. Deviations are from a pivot near the mean,
  * most often the mean of the block before; where it was not near, they are taken again, from the mean. */
 #define DEFINE_BLOCK(NAME, STORED, T, WIDEN, FINITE, HUGE_VALUE, TINY, LARGE)                                        \
-    static void NAME(const STORED *p, int n, double around, part *out) {                                            \
+    WIDTHS static void NAME(const STORED *p, int n, double around, part *out) {                                            \
         T pivot = (T)around, s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};                                               \
         T l[4] = {HUGE_VALUE, HUGE_VALUE, HUGE_VALUE, HUGE_VALUE};                                                  \
         T h[4] = {-HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE};                                              \
@@ -122,32 +156,74 @@ static double first_value(const void *data, int64_t n, int type) {
     return 0;
 }
 
-/* Means are taken from a value of the tensor's own, so that their squares do not cancel. */
-static part whole(const void *data, int64_t n, int type) {
-    double count = 0, sum = 0, square = 0, low = DBL_MAX, high = -DBL_MAX, zeros = 0, bad = 0;
-    double pivot = first_value(data, n, type);
-    int64_t blocks = (n + BLOCK - 1) / BLOCK;
-    double around = fabs(pivot) < NEAR ? pivot : 0;
-    if (blocks == 1) {
-        part p;
-        block(data, 0, (int)n, type, around, &p);
-        return p;
+/* What is read in blocks, and by whom: each thread reads a share of the blocks and adds up its own part. */
+typedef struct { const void *data; int64_t n; int type; double a, b; } task;
+typedef void reader(const task *, int64_t from, int64_t to, part *found);
+typedef struct { const task *what; reader *read; int64_t blocks; part *found; } job;
+
+static inline int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
+static inline int block_size(int64_t n, int64_t b) { return n - b * BLOCK < BLOCK ? (int)(n - b * BLOCK) : BLOCK; }
+
+/* OpenMP's threads, where the process has them: torch's own, so that both share one pool. Weak, so that the library loads
+ * without. */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+extern int omp_get_max_threads(void) __attribute__((weak));
+extern int omp_get_num_threads(void) __attribute__((weak));
+extern int omp_get_thread_num(void) __attribute__((weak));
+
+static void read_share(void *data) {
+    job *j = data;
+    int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    j->read(j->what, j->blocks * thread / threads, j->blocks * (thread + 1) / threads, &j->found[thread]);
+}
+
+static part read_all(const task *what, reader *read) {
+    part found[THREADS], sum = {0, 0, 0, DBL_MAX, -DBL_MAX, 0, 0};
+    int64_t blocks = blocks_of(what->n);
+    if (blocks < PARALLEL_BLOCKS || !GOMP_parallel || !omp_get_max_threads || !omp_get_num_threads || !omp_get_thread_num) {
+        read(what, 0, blocks, &sum);
+        return sum;
     }
-#pragma omp parallel for schedule(static) if (blocks >= PARALLEL_BLOCKS) firstprivate(around)                          \
-    reduction(+ : count, sum, square, zeros, bad) reduction(min : low) reduction(max : high)
-    for (int64_t b = 0; b < blocks; b++) {
+    int threads = omp_get_max_threads() < THREADS ? omp_get_max_threads() : THREADS;
+    for (int t = 0; t < threads; t++) found[t] = sum;
+    job j = {what, read, blocks, found};
+    GOMP_parallel(read_share, &j, threads, 0);
+    for (int t = 0; t < threads; t++) {
+        const part *p = &found[t];
+        sum.n += p->n, sum.mean += p->mean, sum.m2 += p->m2, sum.zeros += p->zeros, sum.nonfinite += p->nonfinite;
+        sum.low = p->low < sum.low ? p->low : sum.low, sum.high = p->high > sum.high ? p->high : sum.high;
+    }
+    return sum;
+}
+
+/* Sums of deviations from a pivot, in `mean`, and of their squares, in `m2`. */
+static void read_moments(const task *what, int64_t from, int64_t to, part *found) {
+    double pivot = what->a, around = fabs(pivot) < NEAR ? pivot : 0;
+    for (int64_t b = from; b < to; b++) {
         part p;
-        block(data, b * BLOCK, b + 1 < blocks ? BLOCK : (int)(n - b * BLOCK), type, around, &p);
+        block(what->data, b * BLOCK, block_size(what->n, b), what->type, around, &p);
         around = fabs(p.mean) < NEAR ? p.mean : 0;
         double away = p.mean - pivot;
-        count += p.n, zeros += p.zeros, bad += p.nonfinite;
-        sum += p.n * away;
-        square += p.n ? p.m2 + p.n * away * away : 0;
-        low = p.low < low ? p.low : low;
-        high = p.high > high ? p.high : high;
+        found->n += p.n, found->zeros += p.zeros, found->nonfinite += p.nonfinite;
+        found->mean += p.n * away;
+        found->m2 += p.n ? p.m2 + p.n * away * away : 0;
+        found->low = p.low < found->low ? p.low : found->low;
+        found->high = p.high > found->high ? p.high : found->high;
     }
-    double shift = count ? sum / count : 0, m2 = square - sum * shift;
-    part p = {count, pivot + shift, m2 > 0 ? m2 : 0, low, high, zeros, bad};
+}
+
+/* Means are taken from a value of the tensor's own, so that their squares do not cancel. */
+static part whole(const void *data, int64_t n, int type) {
+    double pivot = first_value(data, n, type);
+    if (n <= BLOCK) {
+        part p;
+        block(data, 0, (int)n, type, fabs(pivot) < NEAR ? pivot : 0, &p);
+        return p;
+    }
+    task what = {data, n, type, pivot, 0};
+    part p = read_all(&what, read_moments);
+    double shift = p.n ? p.mean / p.n : 0, m2 = p.m2 - p.mean * shift;
+    p.mean = pivot + shift, p.m2 = m2 > 0 ? m2 : 0;
     return p;
 }
 
@@ -155,63 +231,76 @@ static part whole(const void *data, int64_t n, int type) {
 void measure(const void *data, int64_t n, int type, part *found) { *found = whole(data, n, type); }
 
 /* Merge a summary into a row, by the pairwise update of Chan, Golub and LeVeque (1979). */
-void merge(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
+static void into_row(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
     part p = *found;
-    row[COL_CALLS] += calls;
-    row[COL_SATURATED] += saturated;
-    row[COL_SATURABLE] += saturable;
-    if (units > row[COL_UNITS]) row[COL_UNITS] = units;
-    row[COL_ZEROS] += p.zeros;
-    row[COL_NONFINITE] += p.nonfinite;
-    if (p.nonfinite > 0 && now < row[COL_FIRST_NONFINITE]) row[COL_FIRST_NONFINITE] = now;
+    row[CALLS] += calls;
+    row[SATURATED] += saturated;
+    row[SATURABLE] += saturable;
+    if (units > row[UNITS]) row[UNITS] = units;
+    row[ZEROS] += p.zeros;
+    row[NONFINITE] += p.nonfinite;
+    if (p.nonfinite > 0 && now < row[FIRST_NONFINITE]) row[FIRST_NONFINITE] = now;
     if (p.n == 0) return;
-    double count = row[COL_COUNT], total = count + p.n, delta = p.mean - row[COL_MEAN];
-    row[COL_MEAN] += delta * (p.n / total);
-    row[COL_M2] += p.m2 + (count ? delta * delta * (count * p.n / total) : 0);
-    row[COL_COUNT] = total;
-    if (p.low < row[COL_MIN]) row[COL_MIN] = p.low;
-    if (p.high > row[COL_MAX]) row[COL_MAX] = p.high;
+    double count = row[COUNT], total = count + p.n, delta = p.mean - row[MEAN];
+    row[MEAN] += delta * (p.n / total);
+    row[M2] += p.m2 + (count ? delta * delta * (count * p.n / total) : 0);
+    row[COUNT] = total;
+    if (p.low < row[MIN]) row[MIN] = p.low;
+    if (p.high > row[MAX]) row[MAX] = p.high;
     double norm = sqrt(p.m2 + p.n * p.mean * p.mean);
-    row[COL_NORM] += norm;
-    if (norm > row[COL_NORM_MAX]) row[COL_NORM_MAX] = norm;
+    row[NORM] += norm;
+    if (norm > row[NORM_MAX]) row[NORM_MAX] = norm;
+}
+
+void merge(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
+    into_row(found, row, calls, now, units, saturated, saturable);
 }
 
 /* Both, in one call. */
 void accumulate(const void *data, int64_t n, int type, double *row, double calls, double now, double units, double saturated,
                 double saturable) {
     part p = whole(data, n, type);
-    merge(&p, row, calls, now, units, saturated, saturable);
+    into_row(&p, row, calls, now, units, saturated, saturable);
+}
+
+#define DEFINE_BEYOND(NAME, STORED, T, WIDEN, NUMBER)                                                                \
+    WIDTHS static int NAME(const STORED *p, int n, T low, T high) {                                                 \
+        int found = 0;                                                                                              \
+        for (int i = 0; i < n; i++) {                                                                               \
+            T x = WIDEN(p[i]);                                                                                      \
+            found += ((x <= low) | (x >= high)) & NUMBER(x);                                                        \
+        }                                                                                                           \
+        return found;                                                                                               \
+    }
+DEFINE_BEYOND(beyond_f32, float, float, SAME, number32)
+DEFINE_BEYOND(beyond_f64, double, double, SAME, number64)
+DEFINE_BEYOND(beyond_bf16, uint16_t, float, widen_bf16, number32)
+#ifdef HAS_F16
+DEFINE_BEYOND(beyond_f16, _Float16, float, (float), number32)
+#endif
+
+static void read_beyond(const task *what, int64_t from, int64_t to, part *found) {
+    float low = what->a < -FLT_MAX ? -INFINITY : (float)what->a, high = what->b > FLT_MAX ? INFINITY : (float)what->b;
+    for (int64_t b = from; b < to; b++) {
+        int n = block_size(what->n, b);
+        if (what->type == F32) found->n += beyond_f32((const float *)what->data + b * BLOCK, n, low, high);
+        else if (what->type == F64) found->n += beyond_f64((const double *)what->data + b * BLOCK, n, what->a, what->b);
+        else if (what->type == BF16) found->n += beyond_bf16((const uint16_t *)what->data + b * BLOCK, n, low, high);
+#ifdef HAS_F16
+        else found->n += beyond_f16((const _Float16 *)what->data + b * BLOCK, n, low, high);
+#endif
+    }
 }
 
 /* How many values are at or below low, or at or above high; a bound that is not given is DBL_MAX away. */
 int64_t beyond(const void *data, int64_t n, int type, double low, double high) {
-    int64_t found = 0;
-    float low32 = low < -FLT_MAX ? -INFINITY : (float)low, high32 = high > FLT_MAX ? INFINITY : (float)high;
-#define COUNT(STORED, T, WIDEN, NUMBER, LOW, HIGH)                                                                           \
-    {                                                                                                               \
-        const STORED *p = data;                                                                                     \
-        _Pragma("omp parallel for schedule(static) if (n >= PARALLEL_BLOCKS * BLOCK) reduction(+ : found)")         \
-        for (int64_t start = 0; start < n; start += BLOCK) {                                                        \
-            int m = n - start < BLOCK ? (int)(n - start) : BLOCK, here = 0;                                         \
-            for (int i = 0; i < m; i++) {                                                                           \
-                T x = WIDEN(p[start + i]);                                                                          \
-                here += ((x <= (LOW)) | (x >= (HIGH))) & NUMBER(x);                                                 \
-            }                                                                                                       \
-            found += here;                                                                                          \
-        }                                                                                                           \
-    }
-    if (type == F32) COUNT(float, float, SAME, number32, low32, high32)
-    else if (type == F64) COUNT(double, double, SAME, number64, low, high)
-    else if (type == BF16) COUNT(uint16_t, float, widen_bf16, number32, low32, high32)
-#ifdef HAS_F16
-    else COUNT(_Float16, float, (float), number32, low32, high32)
-#endif
-    return found;
+    task what = {data, n, type, low, high};
+    return (int64_t)read_all(&what, read_beyond).n;
 }
 
 /* Mark the units that have a value other than zero; returns how many have not fired yet. The values lie as
  * (outer, units, inner). A unit marked before is not read again. A NaN fires. */
-int64_t fired(const void *data, int type, int64_t outer, int64_t units, int64_t inner, uint8_t *known) {
+WIDTHS int64_t fired(const void *data, int type, int64_t outer, int64_t units, int64_t inner, uint8_t *known) {
     int64_t asleep = 0;
 #define MARK(WORD, SIGN)                                                                                             \
     {                                                                                                               \
@@ -236,44 +325,52 @@ int64_t fired(const void *data, int type, int64_t outer, int64_t units, int64_t 
     return asleep;
 }
 
+/* The sum of squares of a block, in float, and its zeros, where they are asked for. */
+WIDTHS static float squares_f32(const float *p, int n, int *zeros) {
+    float s = 0, q[4] = {0, 0, 0, 0};
+    int z = 0, none[4] = {0, 0, 0, 0}, quarter = n / 4;
+    if (zeros)
+        for (int i = 0; i < quarter; i++) {
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) {
+                float x = p[i + k * quarter];
+                q[k] += x * x, none[k] += x == 0;
+            }
+        }
+    else
+        for (int i = 0; i < quarter; i++) {
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) q[k] += p[i + k * quarter] * p[i + k * quarter];
+        }
+    for (int i = 4 * quarter; i < n; i++) s += p[i] * p[i], z += p[i] == 0;
+    for (int k = 0; k < 4; k++) s += q[k], z += none[k];
+    if (zeros) *zeros = z;
+    return s;
+}
+
+/* Squares in `m2`, and zeros if `a` is not 0. */
+static void read_squares(const task *what, int64_t from, int64_t to, part *found) {
+    for (int64_t b = from; b < to; b++) {
+        int n = block_size(what->n, b), zeros = 0;
+        if (what->type == F32) {
+            float s = squares_f32((const float *)what->data + b * BLOCK, n, what->a ? &zeros : 0);
+            if (s > 1e-20f && s < 1e30f && finite32(s)) {
+                found->m2 += s, found->zeros += zeros;
+                continue;
+            }
+        }
+        part p;
+        block(what->data, b * BLOCK, n, what->type, 0, &p);
+        found->m2 += p.m2 + p.n * p.mean * p.mean, found->zeros += p.zeros, found->nonfinite += p.nonfinite;
+    }
+}
+
 /* The L2 norm of each of k tensors of one type, and, unless zeros is NULL, how many of its values are zero. A norm is NaN where
  * a value is not finite. */
 void norms(const int64_t *addresses, const int64_t *sizes, int64_t k, int type, double *norm, double *zeros) {
     for (int64_t t = 0; t < k; t++) {
-        const void *data = (const void *)(intptr_t)addresses[t];
-        int64_t n = sizes[t], blocks = (n + BLOCK - 1) / BLOCK;
-        double square = 0, none = 0, bad = 0;
-#pragma omp parallel for schedule(static) if (blocks >= PARALLEL_BLOCKS) reduction(+ : square, none, bad)
-        for (int64_t b = 0; b < blocks; b++) {
-            int m = b + 1 < blocks ? BLOCK : (int)(n - b * BLOCK);
-            if (type == F32) {
-                const float *p = (const float *)data + b * BLOCK;
-                float s = 0, q[4] = {0, 0, 0, 0};
-                int z = 0, none_of[4] = {0, 0, 0, 0}, quarter = m / 4;
-                if (zeros)
-                    for (int i = 0; i < quarter; i++) {
-                        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) {
-                            float x = p[i + k * quarter];
-                            q[k] += x * x, none_of[k] += x == 0;
-                        }
-                    }
-                else
-                    for (int i = 0; i < quarter; i++) {
-                        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) q[k] += p[i + k * quarter] * p[i + k * quarter];
-                    }
-                for (int i = 4 * quarter; i < m; i++) s += p[i] * p[i], z += p[i] == 0;
-                for (int k = 0; k < 4; k++) s += q[k], z += none_of[k];
-                if (s > 1e-20f && s < 1e30f && finite32(s)) {
-                    square += s, none += z;
-                    continue;
-                }
-            }
-            part p;
-            block(data, b * BLOCK, m, type, 0, &p);
-            square += p.m2 + p.n * p.mean * p.mean, none += p.zeros, bad += p.nonfinite;
-        }
-        norm[t] = bad > 0 ? (double)NAN : sqrt(square);
-        if (zeros) zeros[t] = none;
+        task what = {(const void *)(intptr_t)addresses[t], sizes[t], type, zeros != 0, 0};
+        part p = read_all(&what, read_squares);
+        norm[t] = p.nonfinite > 0 ? (double)NAN : sqrt(p.m2);
+        if (zeros) zeros[t] = p.zeros;
     }
 }
 
@@ -293,7 +390,7 @@ void sample(const int64_t *addresses, const int64_t *counts, const int64_t *stri
 }
 
 /* |now - then| / |then| of each of k tensors, over what sample() took of them then. */
-void ratios(const int64_t *addresses, const int64_t *counts, const int64_t *strides, int64_t k, int type, const void *buffer,
+WIDTHS void ratios(const int64_t *addresses, const int64_t *counts, const int64_t *strides, int64_t k, int type, const void *buffer,
             double *out) {
     const char *then = buffer;
     for (int64_t t = 0; t < k; t++) {

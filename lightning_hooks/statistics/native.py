@@ -1,23 +1,18 @@
-"""The compiled path for tensors in CPU memory: ``native.c``, built on first use by the machine's own C compiler, if it has one.
+"""The compiled path for tensors in CPU memory: ``native.c``, built when the package is installed.
 
-One read of a tensor gives everything a row needs, where torch's own kernels need one read for each number. Nothing has to be
-installed for it: without a compiler, or with ``LIGHTNING_HOOKS_NATIVE=0`` in the environment, :mod:`.host` does the same with
-torch's kernels. What was built is kept in the user's cache folder (``XDG_CACHE_HOME``), by a name made of everything that it
-depends on.
+One read of a tensor gives everything a row needs, where torch's own kernels need one read for each number. Nothing is compiled
+here: without the library (there was no C compiler at installation), or with ``LIGHTNING_HOOKS_NATIVE=0`` in the environment,
+:mod:`.host` does the same with torch's kernels. In a checkout, ``python hatch_build.py`` builds it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import logging
 import math
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
+import warnings
+import zlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,26 +20,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hooks.statistics.rows import N_COLUMNS, N_PARAMETER_COLUMNS, Column, ParameterColumn
+from lightning_hooks.statistics.rows import N_COLUMNS, Column
 
-logger = logging.getLogger(__name__)
-
-_PLAIN = (Tensor, nn.Parameter)
 SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
-# From the best to what any compiler takes. Half precision needs hardware that converts it.
-VARIANTS = (
-    ("-march=native", "-mprefer-vector-width=512", "-ffinite-math-only", "-fopenmp", "-DHAS_F16"),
-    ("-march=native", "-ffinite-math-only", "-fopenmp", "-DHAS_F16"),
-    ("-march=native", "-ffinite-math-only", "-fopenmp"),
-    ("-ffinite-math-only", "-fopenmp"),
-    ("-ffinite-math-only",),
-)
-SECONDS = 60  # the longest that a compiler may take
+LIBRARY = Path(__file__).with_name("libnative.so")  # not native.so, which would be an import of its own
 
+_PLAIN = (Tensor, Parameter)
 _BOUNDLESS = float(np.finfo(np.float64).max)
 _Part = ctypes.c_double * 7  # the summary of a tensor, as native.c keeps it
 _LARGE = 1 << 16  # values from which the interpreter is let go while they are read
@@ -77,13 +61,18 @@ class Native:
 
     Args:
         path: The shared library.
-        half: Whether it knows float16.
+
+    Raises:
+        OSError: It cannot be loaded, or was built from another ``native.c`` than the one next to it.
     """
 
-    def __init__(self, path: Path, half: bool) -> None:
+    def __init__(self, path: Path) -> None:
         freely = ctypes.CDLL(str(path))  # lets other threads run meanwhile, which for a small tensor costs more than the work
         at_once = ctypes.PyDLL(str(path))
         address, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+        freely.source.restype = ctypes.c_uint32
+        if freely.source() != zlib.crc32(SOURCE.read_bytes()):  # its functions may take other arguments
+            raise OSError("it was built from another native.c")
         signatures = {
             "accumulate": (None, (address, integer, ctypes.c_int, address, real, real, real, real, real)),
             "measure": (None, (address, integer, ctypes.c_int, address)),
@@ -105,7 +94,7 @@ class Native:
         self._sample, self._ratios = freely.sample, freely.ratios
         self._enter, self._enter_ratios = at_once.enter, at_once.enter_ratios
         self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-        if half:
+        if freely.reads_half():
             self.types[torch.float16] = 3
 
     def readable(self, values: Tensor) -> bool:
@@ -273,9 +262,6 @@ def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-_PLAIN = (Tensor, Parameter)
-
-
 def _lies(values: Tensor) -> bool:
     """Whether the values are in memory: for some zeros torch keeps none."""
     return values.data_ptr() != 0 or not values.numel()
@@ -297,67 +283,21 @@ def dense(values: Tensor) -> bool:
 
 @functools.cache
 def native() -> Native | None:
-    """The compiled path, built if need be; None where it cannot be."""
-    if os.environ.get("LIGHTNING_HOOKS_NATIVE", "1") == "0":
+    """The compiled path; None where the library is missing, cannot be loaded or is switched off."""
+    if os.environ.get("LIGHTNING_HOOKS_NATIVE", "1") == "0" or not LIBRARY.exists():
         return None
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
-    if compiler is None:
+    try:
+        found = Native(LIBRARY)
+        if not _answers(found):
+            raise OSError("it computes wrong numbers")
+    except (OSError, AttributeError) as error:
+        warnings.warn(
+            f"{LIBRARY} is not used: {error}. torch's kernels do its work, more slowly. Install lightning_hooks again, or in a "
+            "checkout run `python hatch_build.py`.",
+            stacklevel=2,
+        )
         return None
-    macros = [f"-DCOL_{column.name}={column.value}" for column in Column]
-    macros += [f"-DPARAMETER_{column.name}={column.value}" for column in ParameterColumn]
-    macros += [f"-DPARAMETER_COLUMNS={N_PARAMETER_COLUMNS}"]
-    for variant in VARIANTS:
-        try:
-            path = _built([compiler, *FLAGS, *variant, *macros])
-            found = Native(path, "-DHAS_F16" in variant)
-        except (OSError, subprocess.SubprocessError, AttributeError) as error:
-            logger.debug("native.c with %s: %s", variant, error)
-            continue
-        if _answers(found):
-            return found
-        logger.debug("native.c with %s computes wrongly", variant)
-    return None
-
-
-def _built(command: list[str]) -> Path:
-    """The shared library, from the cache or the compiler."""
-    source = SOURCE.read_bytes()
-    key = hashlib.sha256(source + "\0".join([*command, platform.platform(), _processor()]).encode()).hexdigest()[:24]
-    folder = _cache_folder()
-    path = folder / f"native-{key}.so"
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built, objects = Path(scratch, "native.so"), Path(scratch, "native.o")
-        for step in (
-            [*command, "-c", str(SOURCE), "-o", str(objects)],
-            # OpenMP's runtime is left out: the names are found in torch's own, so that both share one pool of threads.
-            [command[0], "-shared", str(objects), "-o", str(built), "-lm"],
-        ):
-            subprocess.run(step, check=True, capture_output=True, timeout=SECONDS)
-        built.replace(path)  # at once, whoever else builds it at the same time
-    return path
-
-
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home, "lightning_hooks")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="lightning_hooks-"))  # of our own: what lies in a shared folder may not be ours
-
-
-def _processor() -> str:
-    """What ``-march=native`` depends on: machines that differ may share a home."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return found
 
 
 def _answers(found: Native) -> bool:

@@ -55,6 +55,6 @@ def path(request, monkeypatch):
     monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", "1" if request.param == "compiled" else "0")
     native.cache_clear()
     if request.param == "compiled" and native() is None:
-        pytest.skip("no C compiler that builds native.c")
+        pytest.skip("the C library is not built: python hatch_build.py")
     yield request.param
     native.cache_clear()

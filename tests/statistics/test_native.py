@@ -1,0 +1,72 @@
+"""The C library itself: its columns, its threads, and when it is not used."""
+
+import ctypes
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from lightning_hooks.statistics import Column, empty_table
+from lightning_hooks.statistics import native as module
+from lightning_hooks.statistics.native import LIBRARY, SOURCE, native
+from lightning_hooks.statistics.rows import ParameterColumn
+
+
+@pytest.fixture(autouse=True)
+def fast(path):
+    """The compiled path; nothing here is about torch's."""
+    if path == "torch":
+        pytest.skip("about the C library")
+    return native()
+
+
+def test_the_columns_are_those_of_the_rows():
+    """The C file is built where the package cannot be imported, and has its own list of them."""
+    lists = [re.findall(r"\w+", names) for names in re.findall(r"enum \{([^}=]*)\}", SOURCE.read_text())]
+    assert lists == [
+        [*Column.__members__, "COLUMNS"],
+        [*(f"PARAMETER_{name}" for name in ParameterColumn.__members__), "PARAMETER_COLUMNS"],
+    ]
+
+
+def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
+    """The interpreter is let go while such a tensor is read, and not while its row is changed."""
+    values = torch.randn(1 << 16, dtype=torch.bfloat16)
+    for _ in range(8):
+        table = empty_table(1)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda place: [fast.accumulate(values, place, 1.0, 0.0) for _ in range(6000)], [table.data_ptr()] * 3))
+        assert (table[0, Column.CALLS], table[0, Column.COUNT] / values.numel()) == (18_000, 18_000)
+
+
+def test_the_library_needs_no_openmp(fast):
+    """Weak symbols: where the process has no OpenMP the calling thread does everything."""
+    needed = LIBRARY.read_bytes()
+    assert b"GOMP_parallel\0" in needed
+    assert b"libgomp" not in needed
+    assert ctypes.CDLL(str(LIBRARY)).reads_half() in (0, 1)
+
+
+def test_a_library_from_another_source_is_not_used(tmp_path, monkeypatch):
+    changed = tmp_path / "native.c"
+    changed.write_text(SOURCE.read_text() + "\n")
+    monkeypatch.setattr(module, "SOURCE", changed)
+    native.cache_clear()
+    with pytest.warns(UserWarning, match=r"libnative.so is not used: it was built from another native.c.*python hatch_build.py"):
+        assert native() is None
+
+
+def test_a_file_that_is_no_library_is_not_used(tmp_path, monkeypatch):
+    broken = tmp_path / "libnative.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(module, "LIBRARY", broken)
+    native.cache_clear()
+    with pytest.warns(UserWarning, match=r"torch's kernels do its work, more slowly"):
+        assert native() is None
+
+
+def test_without_a_library_torch_does_the_work_without_a_word(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "libnative.so")
+    native.cache_clear()
+    assert native() is None
