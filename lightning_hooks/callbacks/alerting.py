@@ -19,7 +19,7 @@ from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import Finding
 from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.run_folder import run_folder
-from lightning_hooks.health.lines import append
+from lightning_hooks.health.lines import ALERTS, FOLDER, append
 from lightning_hooks.trackers import Trackers, coloured, some
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _UNWRITABLE: set[Path] = set()
 """Files that a fit under way could not write, and that this was told of."""
 HISTORY = 4
 """How many earlier reports a rule is given: the first of the training, and the last ones."""
-FILE = Path("lightning_hooks", "alerts.jsonl")
+FILE = Path(FOLDER, ALERTS)
 """Where in the log directory alerts are written, one JSON object a line."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.either_package import EitherPackage
+from lightning_hooks.callbacks.shared_trackers import forget_trackers, trackers_of
 from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.selection import check_selector
@@ -21,9 +21,6 @@ from lightning_hooks.trackers import Trackers
 
 # Lightning lends every callback these methods of the model, and with them the model.
 _BORROWED = ("log", "log_dict")
-
-_SHARED: WeakKeyDictionary[Trainer, Trackers] = WeakKeyDictionary()
-"""The loggers of a fit: all of its callbacks write through the same, so that one which raises is told once, not by each."""
 
 
 class HookedCallback(EitherPackage, ABC):
@@ -131,10 +128,7 @@ class HookedCallback(EitherPackage, ABC):
         that raises is told once in a fit, by whichever callback wrote to it, and training goes on.
         """
         if self._trackers is None:
-            shared = _SHARED.get(trainer)
-            if shared is None:
-                shared = _SHARED[trainer] = Trackers(trainer.loggers if trainer.is_global_zero else (), _tracker_fault)
-            self._trackers = shared
+            self._trackers = trackers_of(trainer)
         return self._trackers
 
     def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float], logged: Mapping[str, float] | None = None) -> None:
@@ -205,13 +199,13 @@ class HookedCallback(EitherPackage, ABC):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.detach()
         self._forget_model()
-        _SHARED.pop(trainer, None)
+        forget_trackers(trainer)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.detach()
         self._forget_model()
-        _SHARED.pop(trainer, None)
+        forget_trackers(trainer)
 
     def _forget_model(self) -> None:
         for borrowed in _BORROWED:
@@ -222,10 +216,3 @@ class HookedCallback(EitherPackage, ABC):
         """Everything but what belongs to the fit under way."""
         state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
         return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_trackers": None}
-
-
-def _tracker_fault(tracker: str, error: Exception) -> None:
-    rank_zero_warn(
-        f"{tracker} raised {type(error).__name__}: {error}. What lightning_hooks writes may be missing there; training goes "
-        "on, and this is said once."
-    )

@@ -16,9 +16,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.callbacks.beside_bar import beside_bar
-from lightning_hooks.callbacks.run_folder import run_folder
+from lightning_hooks.callbacks.run_folder import run_folder, temporary_folder
 from lightning_hooks.health.files import write_health
-from lightning_hooks.health.lines import FOLDER, REPORTS, VERSION, append, line, report_line
+from lightning_hooks.health.lines import ALERTS, FOLDER, REPORTS, VERSION, append, line, report_line
 from lightning_hooks.health.run import read_run
 from lightning_hooks.health.verdict import judge
 
@@ -123,10 +123,18 @@ class Recorder:
         run = read_run(self.file)
         written = write_health(run)
         trackers = monitor.trackers(trainer)
-        for path in [*written, self.file]:
-            trackers.file(path, trainer.global_step)
+        kept = [
+            trackers.file(path, trainer.global_step) for path in [*written, self.file, self.file.with_name(ALERTS)] if path.exists()
+        ]
+        temporary = temporary_folder(trainer)
+        place = str(written[0])
+        if temporary is not None and self.file.is_relative_to(temporary.path):
+            if all(kept):
+                place = f"{written[0].name} is among {kept[0][0]}."
+            else:
+                temporary.keep()
         with beside_bar(trainer):
-            rank_zero_info(f"Health report: {judge(run).headline} {written[0]}")
+            rank_zero_info(f"Health report: {judge(run).headline} {place}")
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, finalize
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_hooks.callbacks.shared_trackers import trackers_of
+from lightning_hooks.trackers.names import safe_path
+
+_TEMPORARY: WeakKeyDictionary[Trainer, TemporaryFolder] = WeakKeyDictionary()
+
+
+class TemporaryFolder:
+    """A run's folder where loggers keep files only elsewhere, as MLflow's in a database or on a server. It goes with the trainer.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        root = tempfile.mkdtemp(prefix="lightning_hooks-")
+        self._removal = finalize(trainer, shutil.rmtree, root, ignore_errors=True)
+        logger = trainer.loggers[0]
+        self.path = Path(root, safe_path(str(logger.name)), safe_path(str(logger.version)))
+
+    def keep(self) -> None:
+        """Leave the folder where it is: no logger took what is in it."""
+        self._removal.detach()
 
 
 def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> Path | None:
@@ -16,8 +42,9 @@ def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> P
     Args:
         trainer: The trainer.
         report_dir: A directory, or ``auto`` for that of the first logger that has one: its ``log_dir`` where it has, else
-            ``save_dir/name/version``, where Lightning puts the run's checkpoints. A remote address is passed over. Without a
-            logger, or in a fast_dev_run, nothing is written unasked, least of all into the working directory.
+            ``save_dir/name/version``, where Lightning puts the run's checkpoints. A remote address is passed over. Where none
+            has a directory, but one keeps files with its run, as MLflow does, it is a :func:`temporary_folder`. Without a logger,
+            or in a fast_dev_run, nothing is written unasked, least of all into the working directory.
     """
     if report_dir != "auto":
         return None if report_dir is None else Path(report_dir)
@@ -34,7 +61,16 @@ def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> P
             continue
         if folder is not None:
             return folder
-    return None
+    if not trackers_of(trainer).keep_files:
+        return None
+    if trainer not in _TEMPORARY:
+        _TEMPORARY[trainer] = TemporaryFolder(trainer)
+    return _TEMPORARY[trainer].path
+
+
+def temporary_folder(trainer: Trainer) -> TemporaryFolder | None:
+    """The folder that :func:`run_folder` made for a trainer; None if there was no need of one."""
+    return _TEMPORARY.get(trainer)
 
 
 def _folder_of(logger: Any) -> Path | None:

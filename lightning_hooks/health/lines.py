@@ -19,6 +19,7 @@ from lightning_hooks.alerts.plain import PlainReport, to_plain
 
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
+ALERTS = "alerts.jsonl"
 VERSION = 1
 """Of the format; a reader takes older ones."""
 

@@ -1,4 +1,4 @@
-"""CSVLogger: metrics.csv, and files beside it."""
+"""CSVLogger: metrics.csv, and files in a folder of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_hooks.trackers.bins import QUANTILES, quantiles
 from lightning_hooks.trackers.names import safe_path
-from lightning_hooks.trackers.tracker import Histogram, Tracker
+from lightning_hooks.trackers.tracker import FOLDER, Histogram, Tracker
 
 if TYPE_CHECKING:
     from lightning_hooks.trackers.picture import Picture
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class CSVTracker(Tracker):
     """Writes to a CSVLogger.
 
-    Its metrics.csv takes numbers: a histogram becomes columns of quantiles; pictures, texts and tables become files beside it.
+    Its metrics.csv takes numbers: a histogram becomes columns of quantiles; pictures, texts and tables become files below
+    ``lightning_hooks/`` in its log directory.
     """
 
     shows_pictures = True
@@ -32,7 +33,7 @@ class CSVTracker(Tracker):
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
-        self._beside(tag, f"step-{step:08d}.png").write_bytes(picture.png)
+        self._file(tag, f"step-{step:08d}.png").write_bytes(picture.png)
 
     @override
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
@@ -44,14 +45,14 @@ class CSVTracker(Tracker):
 
     @override
     def text(self, tag: str, markdown: str, step: int) -> None:
-        self._beside(tag, f"step-{step:08d}.md").write_text(markdown, encoding="utf-8")
+        self._file(tag, f"step-{step:08d}.md").write_text(markdown, encoding="utf-8")
 
     @override
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        with self._beside(tag, f"step-{step:08d}.csv").open("w", encoding="utf-8", newline="") as file:
+        with self._file(tag, f"step-{step:08d}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([columns, *rows])
 
-    def _beside(self, tag: str, name: str) -> Path:
-        folder = Path(self.experiment.log_dir) / safe_path(tag)
+    def _file(self, tag: str, name: str) -> Path:
+        folder = Path(self.experiment.log_dir) / FOLDER / safe_path(tag)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name

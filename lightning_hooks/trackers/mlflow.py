@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from lightning_hooks.trackers.names import metric_name, safe_path
-from lightning_hooks.trackers.tracker import Histogram, Tracker
+from lightning_hooks.trackers.tracker import FOLDER, Histogram, Tracker
 
 if TYPE_CHECKING:
     from lightning_hooks.trackers.picture import Picture
 
 METRICS_PER_BATCH = 1000
 """The most that an MLflow server takes at once."""
-FOLDER = "lightning_hooks"
 
 
 class MLflowTracker(Tracker):
@@ -69,6 +68,11 @@ class MLflowTracker(Tracker):
         else:
             file = f"{FOLDER}/{safe_path(tag)}/step-{step:08d}.json"
             self.experiment.log_dict(self.logger.run_id, {"columns": columns, "data": data}, file)
+
+    @property
+    @override
+    def keeps_files_in(self) -> str:
+        return f"the artifacts of MLflow's run {self.logger.run_id}, in {FOLDER}/"
 
     @override
     def file(self, path: Path, step: int) -> None:

@@ -8,14 +8,14 @@ from hashlib import blake2s
 
 from lightning_hooks.trackers.console import cell
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_. -]+")
 _LONGEST = 80
 LONGEST_CELL = 60
 """Characters of a text with spaces that still stands in a table."""
 
 
 def safe_path(tag: str) -> str:
-    """Turn a tag into a relative path of plain ASCII that stays below where it is put.
+    """Turn a tag into a relative path of plain ASCII, spaces among it, that stays below where it is put.
 
     Its parts between slashes become folders. A part that had to be changed ends in a hash of what it was, so that two tags never
     share a file.
@@ -24,7 +24,7 @@ def safe_path(tag: str) -> str:
 
 
 def _safe_part(part: str) -> str:
-    safe = _UNSAFE.sub("_", part)[:_LONGEST].strip(".") or "_"
+    safe = _UNSAFE.sub("_", part)[:_LONGEST].strip(". ") or "_"
     return safe if safe == part else f"{safe}-{_digest(part)}"
 
 

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
 
+FOLDER = "lightning_hooks"
+"""Where files of ours are put, in a log directory or among a run's artifacts."""
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -47,6 +50,11 @@ class Tracker:
     def name(self) -> str:
         """What a fault is told under."""
         return type(self.logger).__name__
+
+    @property
+    def keeps_files_in(self) -> str:
+        """Where :meth:`file` puts a file, in words; empty where it keeps none."""
+        return ""
 
     @property
     def experiment(self) -> Any:

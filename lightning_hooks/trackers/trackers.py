@@ -54,7 +54,7 @@ class Trackers:
         self._each("scalars", values, step)
 
     def figure(self, tag: str, figure: Figure, step: int) -> None:
-        """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and beside a CSVLogger's metrics."""
+        """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
         if self.shows_pictures:
             self._each("picture", tag, Picture.of_figure(figure), step)
 
@@ -87,19 +87,34 @@ class Trackers:
         self._each("text", tag, markdown, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
-        """Show a table: text in TensorBoard, ``wandb.Table``, an artifact in MLflow, a CSV file beside a CSVLogger's metrics."""
+        """Show a table: text in TensorBoard, ``wandb.Table``, an artifact in MLflow, a CSV file with a CSVLogger."""
         self._each("table", tag, columns, rows, step)
 
     def embedding(self, tag: str, features: np.ndarray, labels: Sequence[str] | None, step: int) -> None:
         """Show points of many dimensions, ``(n, dimensions)``: TensorBoard's projector, a ``wandb.Table``."""
         self._each("embedding", tag, features, labels, step)
 
-    def file(self, path: Path, step: int) -> None:
-        """Keep a file with the run, where the tracker keeps files (W&B, MLflow)."""
-        self._each("file", path, step)
+    @property
+    def keep_files(self) -> bool:
+        """Whether any keeps files with the run (W&B, MLflow)."""
+        return any(tracker.keeps_files_in for tracker in self._trackers())
+
+    def file(self, path: Path, step: int) -> list[str]:
+        """Keep a file with the run, where the tracker keeps files (W&B, MLflow).
+
+        Returns:
+            Where it is kept now, in words, for each that took it.
+        """
+        return [tracker.keeps_files_in for tracker in self._each("file", path, step) if tracker.keeps_files_in]
 
     def alert(self, title: str, text: str, severity: str) -> None:
-        """Tell the run's owner, where the tracker sends messages (W&B): severity ``info``, ``warning`` or ``critical``."""
+        """Send the run's owner a message, where the tracker does (W&B, with ``LIGHTNING_HOOKS_WANDB_ALERTS=1``).
+
+        Args:
+            title: A line.
+            text: What happened.
+            severity: ``info``, ``warning`` or ``critical``.
+        """
         self._each("alert", title, text, severity)
 
     def layout(self, layout: Layout) -> None:
@@ -110,12 +125,17 @@ class Trackers:
         """Write what is buffered."""
         self._each("save")
 
-    def _each(self, method: str, *args: Any) -> None:
+    def _each(self, method: str, *args: Any) -> list[Tracker]:
+        """Call a method of each; return those that did not raise."""
+        done = []
         for tracker in self._trackers():
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:  # noqa: BLE001  a tracker's trouble is not the training's
                 self._fault(tracker.logger, error)
+            else:
+                done.append(tracker)
+        return done
 
     def _trackers(self) -> list[Tracker]:
         # On first use: to ask W&B or MLflow for its experiment starts a run there.

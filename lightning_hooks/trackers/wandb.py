@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from lightning_hooks.trackers.picture import Picture
 
+ALERTS_VARIABLE = "LIGHTNING_HOOKS_WANDB_ALERTS"
+"""Set to 1, alerts are sent by ``run.alert`` too: W&B mails them or posts them to Slack."""
 LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 
 
@@ -70,12 +73,19 @@ class WandbTracker(Tracker):
         columns = ["label", *(f"d{index}" for index in range(features.shape[1]))]
         self.table(tag, columns, [[name, *row] for name, row in zip(names, features.tolist(), strict=True)], step)
 
+    @property
+    @override
+    def keeps_files_in(self) -> str:
+        return f"the files of W&B's run {self.experiment.id}"
+
     @override
     def file(self, path: Path, step: int) -> None:
         self.experiment.save(str(path), base_path=str(path.parent), policy="now")
 
     @override
     def alert(self, title: str, text: str, severity: str) -> None:
+        if os.environ.get(ALERTS_VARIABLE) != "1":  # nobody gets mail who did not ask for it
+            return
         self.experiment.alert(title=title[:63], text=markdown_text(text), level=LEVELS.get(severity, "WARN"))
 
     @override

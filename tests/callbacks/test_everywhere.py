@@ -46,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         warnings.simplefilter("ignore")
         for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "CONSOLE": "off"}.items():
             patch.setenv(f"WANDB_{name}", value)
+        patch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", "1")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         loggers = [
             one.TensorBoardLogger(folder, name="tb", version=0),
@@ -95,7 +96,7 @@ def test_mlflow(run: Any, tmp_path: Path) -> None:
     table = json.loads(Path(client.download_artifacts(run_id, "lightning_hooks/alerts.json", str(tmp_path))).read_text())
     assert [row[1:4] for row in table["data"]] == [ALERT]
     drawn = [item.path for item in client.list_artifacts(run_id, "lightning_hooks/features/figures")]
-    assert any("dead_units" in path for path in drawn)
+    assert any("dead units" in path for path in drawn)
 
 
 def test_csv(run: Any) -> None:
@@ -106,8 +107,8 @@ def test_csv(run: Any) -> None:
     medians = [float(row["features/net.0/histogram/q50"]) for row in rows if row["features/net.0/histogram/q50"]]
     assert len(medians) == EPOCHS
     assert max(medians) < -50
-    assert list((folder / "csv/version_0").glob("features/figures/dead_units*/step-*.png"))
-    (table,) = (folder / "csv/version_0/alerts").glob("*.csv")
+    assert list((folder / "csv/version_0").glob("lightning_hooks/features/figures/dead units/step-*.png"))
+    (table,) = (folder / "csv/version_0/lightning_hooks/alerts").glob("*.csv")
     assert table.read_text().splitlines()[1].startswith(",".join(ALERT))
 
 

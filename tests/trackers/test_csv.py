@@ -60,7 +60,9 @@ def test_scalars_and_quantiles(run: Path) -> None:
     assert quantiles == pytest.approx(expected)
 
 
-def test_files_beside(run: Path) -> None:
+def test_files_are_in_one_folder_of_ours(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} == {"lightning_hooks", "metrics.csv"}
+    run = run / "lightning_hooks"
     for step in STEPS:
         found = pixels_of((run / f"features/maps/net.0/step-{step:08d}.png").read_bytes())
         np.testing.assert_array_equal(found, image())
@@ -71,7 +73,7 @@ def test_files_beside(run: Path) -> None:
 
 
 def test_hostile_tags_have_files_of_plain_names(run: Path) -> None:
-    (folder,) = [path for path in run.iterdir() if path.name.startswith("_-")]
+    (folder,) = [path for path in (run / "lightning_hooks").iterdir() if path.name.startswith("_-")]
     assert len([path for path in folder.rglob("step-*") if path.is_file()]) == 3 * len(STEPS)
     assert all(str(path.relative_to(run)).isascii() and "<" not in str(path) for path in run.rglob("*"))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lightning_hooks import monitors
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.mlflow import MLflowTracker
 from lightning_hooks.trackers.names import metric_name, safe_path
+from tests.models import Classifier, loader, mlp, trainer
 from tests.trackers.story import (
     COLUMNS,
     COUNTS,
@@ -121,3 +125,56 @@ def test_more_metrics_than_a_request_takes(store: Path, monkeypatch: pytest.Monk
     assert faults == []
     assert sizes == [1000, 234]
     assert client.get_run(logger.run_id).data.metrics == {f"mine-{tag}": value for tag, value in values.items()}
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("Health report: ")]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.LogCaptureFixture:
+    """What a fit says, with temporary folders in one of the test's own."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, told: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """A store in a database has no directory of the run: Lightning's logger says None for it."""
+    logger = logger_in(store, "lightning.pytorch")
+    assert logger.save_dir is None
+    fit = trainer(monitors(every_n_steps=1, summary=False), logger=logger)
+    fit.fit(Classifier(mlp()), loader())
+    (said,) = messages(told)
+    assert said.endswith(f" report.html is among the artifacts of MLflow's run {logger.run_id}, in lightning_hooks/.")
+    found = (logger.experiment, logger.run_id)
+    assert b"Nothing was found wrong." in artifact(found, "lightning_hooks/report.html", tmp_path)
+    assert b"Nothing was found wrong." in artifact(found, "lightning_hooks/report.md", tmp_path)
+    text = artifact(found, "lightning_hooks/reports.jsonl", tmp_path).decode()
+    events = [json.loads(line)["event"] for line in text.splitlines()]
+    assert events == ["fit", "report", "report", "report", "epoch", "end"]
+    (folder,) = tmp_path.glob("lightning_hooks-*")
+    del fit
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_reports_that_the_store_does_not_take_stay_where_they_are(
+    store: Path, told: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("No space left on device")
+
+    logger = logger_in(store, "lightning.pytorch")
+    monkeypatch.setattr(logger.experiment, "log_artifact", full)
+    fit = trainer(monitors(every_n_steps=1, summary=False), logger=logger)
+    with pytest.warns(UserWarning, match="MLFlowLogger raised OSError: No space left on device"):
+        fit.fit(Classifier(mlp()), loader())
+    (said,) = messages(told)
+    path = Path(said.removeprefix("Health report: Nothing was found wrong. "))
+    assert path.is_relative_to(tmp_path)
+    del fit
+    gc.collect()
+    assert "Nothing was found wrong." in path.read_text()

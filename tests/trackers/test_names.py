@@ -26,7 +26,8 @@ def test_a_safe_path_stays_below_its_folder(name: str) -> None:
     assert not path.is_absolute()
     assert path.parts
     assert not {".", ".."} & set(path.parts)
-    assert set(str(path)) <= set(string.ascii_letters + string.digits + "_.-/")
+    assert set(str(path)) <= set(string.ascii_letters + string.digits + "_.-/ ")
+    assert all(part == part.strip() for part in path.parts), "Windows drops a space at the end"
     assert all(len(part) <= 100 for part in path.parts)
     assert Path("/base", path).resolve().is_relative_to("/base")
 
@@ -37,7 +38,9 @@ def test_different_names_have_different_paths_and_metrics(names: list[str]) -> N
     assert len({metric_name(name) for name in set(names)}) == len(set(names))
 
 
-@pytest.mark.parametrize("name", ["features/net.layer1.0.conv1/rms", "gradient_clip/0-Adam/rate", "a_b.c-d"])
+@pytest.mark.parametrize(
+    "name", ["features/net.layer1.0.conv1/rms", "gradient_clip/0-Adam/rate", "a_b.c-d", "features/figures/dead units"]
+)
 def test_ordinary_names_stay(name: str) -> None:
     assert safe_path(name) == metric_name(name) == name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", "1")
         for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "CONSOLE": "off"}.items():
             patch.setenv(f"WANDB_{name}", value)
         logger = loggers_of(request.param).WandbLogger(save_dir=folder, name="<run>", offline=True)
@@ -103,6 +105,14 @@ def test_the_file_and_the_alert(run: Any) -> None:
     assert [(alert.title, alert.text, alert.level) for alert in alerts] == [
         ("dead at net.0", "all units are dead", "ERROR") for _ in STEPS
     ]
+
+
+def test_nobody_gets_mail_who_did_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = SimpleNamespace(experiment=SimpleNamespace(alert=lambda **_: pytest.fail("a message was sent")))
+    for value in (None, "0"):
+        if value is not None:
+            monkeypatch.setenv("LIGHTNING_HOOKS_WANDB_ALERTS", value)
+        WandbTracker(logger).alert("dead at net.0", "all units are dead", "critical")
 
 
 def test_hostile_names_of_media_are_made_safe(run: Any) -> None:
