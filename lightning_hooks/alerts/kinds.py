@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +13,12 @@ class Kind:
     Attributes:
         title: What is wrong, in a few plain words.
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
+        measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
     """
 
     title: str
     advice: tuple[str, ...]
+    measures: Literal["share", "number", "nothing"] = "number"
 
 
 KINDS: dict[str, Kind] = {
@@ -26,6 +29,7 @@ KINDS: dict[str, Kind] = {
             "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place",
         ),
+        "share",
     ),
     "saturated": Kind(
         "Saturated activations",
@@ -34,6 +38,7 @@ KINDS: dict[str, Kind] = {
             "Put a normalisation layer before it",
             "Try a smaller initialisation",
         ),
+        "share",
     ),
     "constant": Kind(
         "Outputs that do not vary",
@@ -53,6 +58,7 @@ KINDS: dict[str, Kind] = {
             "Call it as module(x) instead of module.forward(x)",
             "Call torch.compiler.reset() before fit if the model was compiled earlier",
         ),
+        "nothing",
     ),
     "poor_init": Kind(
         "Initial weights unlike those of the other layers",
@@ -64,6 +70,7 @@ KINDS: dict[str, Kind] = {
             "Make each its own: [make_layer() for _ in range(n)]",
             "Where weights are shared on purpose, mute this with rules=['-shared']",
         ),
+        "nothing",
     ),
     "validation_shift": Kind(
         "Validation data unlike the training data",
@@ -88,6 +95,7 @@ KINDS: dict[str, Kind] = {
     "zero": Kind(
         "Gradients that are exactly zero",
         ("Look at the layers after it: dead units, masks, a multiplication by zero",),
+        "share",
     ),
     "missing": Kind(
         "Parameters without a gradient",
@@ -96,6 +104,7 @@ KINDS: dict[str, Kind] = {
             "Remove what cuts the path to the loss",
             "Freeze it with requires_grad_(False) if it is not to learn",
         ),
+        "nothing",
     ),
     "update_too_small": Kind(
         "Updates too small to learn from",
@@ -117,14 +126,17 @@ KINDS: dict[str, Kind] = {
             "Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn",
         ),
+        "nothing",
     ),
     "double_softmax": Kind(
         "A softmax before a loss that applies one",
         ("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
+        "nothing",
     ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
         ("Raise the clipping threshold above the usual norm, or lower the learning rate instead",),
+        "share",
     ),
     "clip_ineffective": Kind(
         "Clipping that does not hold",
@@ -136,6 +148,7 @@ KINDS: dict[str, Kind] = {
             "Try precision='bf16-mixed' or a lower learning rate",
             "Look for the layer whose outputs are largest",
         ),
+        "share",
     ),
     "spike": Kind(
         "A gradient far larger than any before",

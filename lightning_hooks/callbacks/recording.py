@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.callbacks.beside_bar import beside_bar
+from lightning_hooks.callbacks.described import layers, learning_rates, mean_loss
 from lightning_hooks.callbacks.run_folder import run_folder, temporary_folder
 from lightning_hooks.health.files import write_health
 from lightning_hooks.health.lines import ALERTS, FOLDER, REPORTS, VERSION, append, line, report_line
@@ -43,6 +44,7 @@ class Recorder:
     def __init__(self, folder: Path, fit: dict[str, Any]) -> None:
         self.file = folder / FOLDER / REPORTS
         self._fit: dict[str, Any] | None = fit
+        self._trainer: Callable[[], Trainer | None] = lambda: None
         self._present: list[Recorded] = []
         self._recorded: dict[int, int] = {}  # id of a monitor -> the epoch that was written last
         self._began = time.perf_counter()
@@ -61,6 +63,7 @@ class Recorder:
             recorder = opened.get(folder)
             if recorder is None or any(present is monitor for present in recorder._present):  # what an earlier fit may have left
                 recorder = opened[folder] = cls(folder, _description(trainer, pl_module))
+                recorder._trainer = ref(trainer)
         except Exception as error:  # noqa: BLE001  a logger's trouble is not the training's
             rank_zero_warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
             return None
@@ -79,8 +82,15 @@ class Recorder:
             return
         event: dict[str, Any] = {"epoch": max(self._recorded.values()), "seconds": time.perf_counter() - self._began}
         event["bytes"] = sum(monitor.table_bytes for monitor in monitors)
+        event |= self._of_training(monitors)
         self._began = time.perf_counter()
         self._try(lambda: append(self.file, "".join([*self._start(), *lines, line("epoch", event)])))
+
+    def _of_training(self, monitors: Sequence[Recorded]) -> dict[str, Any]:
+        trainer = self._trainer()
+        loss = mean_loss(monitor.report for monitor in monitors)
+        found: dict[str, Any] = {} if loss is None else {"loss": loss}
+        return found if trainer is None else {**found, "lr": learning_rates(trainer)}
 
     def _lines(self, monitors: Sequence[Recorded]) -> list[str]:
         lines = []
@@ -165,6 +175,7 @@ def _description(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]
         "accelerator": type(trainer.accelerator).__name__,
         "optimizers": ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers),
         "parameters": sum(parameter.numel() for parameter in pl_module.parameters() if not is_lazy(parameter)),
+        "layers": layers(pl_module),
     }
 
 

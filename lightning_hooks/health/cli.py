@@ -16,7 +16,7 @@ from lightning_hooks.health.run import Run, read_run
 from lightning_hooks.health.verdict import judge
 from lightning_hooks.trackers.console import visible
 
-SIGNS = {"critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
+SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import (
+    AlwaysClipped,
+    ClipReport,
+    Dead,
+    Exploding,
+    FeatureReport,
+    GradientFlowReport,
+    Saturated,
+    UpdateTooLarge,
+    UpdateTooSmall,
+)
 from lightning_hooks.health.charts import Line, chart
 from lightning_hooks.health.heat import heat_map
 from lightning_hooks.health.html import Markup, number, percent, tag
@@ -28,7 +38,18 @@ HEATS = (
 )
 """The heat maps: prefix, table, statistic, caption."""
 SHOWN_OPEN = 3
+DEFAULT_LIMITS = {
+    "dead": Dead().threshold,
+    "saturated": Saturated().threshold,
+    "always_clipped": AlwaysClipped().threshold,
+    "exploding": Exploding().absolute,
+    "update_too_small": UpdateTooSmall().threshold,
+    "update_too_large": UpdateTooLarge().threshold,
+}
+"""What rules are set to by default; drawn as lines."""
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+UPDATE_KINDS = ("update_too_small", "update_too_large")
+RULE_OF = {"dead_fraction": "dead", "saturated_fraction": "saturated", "nonfinite_fraction": "nonfinite"}
 CLIP_STATS = (
     *("steps", "clipped_steps", "skipped_steps", "nonfinite_steps", "rate", "norm_before", "norm_before_max", "norm_after"),
 )
@@ -49,22 +70,23 @@ def gradient_flow(run: Run, limits: Limits) -> list[Markup]:
             body += [
                 tag("p", f"RMS of the loss's gradient at each module's output in epoch {report.epoch}, from the input to the loss: "
                     "the dot; the band reaches from the mean's magnitude to the largest value.", class_="soft"),
-                rows(lines, "RMS"), left_out(len(kept), len(report.modules), "modules"),
+                rows(lines, "RMS", limits=[_limit(recorded, "exploding")]), left_out(len(kept), len(report.modules), "modules"),
             ]  # fmt: skip
         else:
             body.append(tag("p", "No gradient was seen at any module."))
         if report.parameters:
-            body.append(_parameters(report, ill, limits))
+            body.append(_parameters(recorded, report, ill, limits))
         parts.append(card(body))
     return parts
 
 
 def _module_row(site: str, stats: Any, severity: str) -> Row:
     largest = np.fmax(abs(stats.min), abs(stats.max))
-    return Row(site, stats.rms, abs(stats.mean), float(largest), severity)
+    title = f"{site}: RMS {number(stats.rms)}, mean {number(stats.mean)}, from {number(stats.min)} to {number(stats.max)}"
+    return Row(site, stats.rms, abs(stats.mean), float(largest), severity, title=title)
 
 
-def _parameters(report: GradientFlowReport, ill: Mapping[str, str], limits: Limits) -> Markup:
+def _parameters(recorded: Recorded, report: GradientFlowReport, ill: Mapping[str, str], limits: Limits) -> Markup:
     kept = chosen(list(report.parameters), ill, limits.rows)
     updates = []
     for site in kept:
@@ -74,7 +96,8 @@ def _parameters(report: GradientFlowReport, ill: Mapping[str, str], limits: Limi
     return tag(
         "details", tag("summary", f"Updates of the {len(report.parameters)} parameters"),
         tag("p", "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs.", class_="soft"),
-        rows(updates, "ratio", shades=(1e-4, 1e-2)), left_out(len(kept), len(report.parameters), "parameters"),
+        rows(updates, "ratio", shades=(1e-4, 1e-2), limits=[_limit(recorded, kind) for kind in UPDATE_KINDS]),
+        left_out(len(kept), len(report.parameters), "parameters"),
     )  # fmt: skip
 
 
@@ -97,7 +120,10 @@ def features(run: Run, limits: Limits) -> list[Markup]:
                 continue
             kept = chosen(list(shares), ill, limits.rows)
             lines = [Row(site, shares[site], severity=ill.get(site, "")) for site in kept]
-            body += [tag("p", f"{text}, in epoch {report.epoch}.", class_="soft"), rows(lines, what, linear=True)]
+            limit = _limit(recorded, RULE_OF[stat])
+            told = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
+            lead = tag("p", f"{text}, in epoch {report.epoch}{told}.", class_="soft")
+            body += [lead, rows(lines, what, linear=True, limits=[limit])]
             body.append(left_out(len(kept), len(shares), "modules"))
         if body:
             parts.append(card(whose(run, recorded), body))
@@ -112,14 +138,19 @@ def heat_maps(run: Run, limits: Limits) -> Markup | None:
             series = recorded.series(tables, stat)
             if stat in NEEDS_MORE_THAN_ZERO and not np.nansum(series.values):
                 continue
-            drawn = heat_map(series, stat, limits.heat_rows, limits.heat_columns) if series.names else None
+            several = len(series.epochs) > 1
+            drawn = heat_map(series, stat, limits.heat_rows, limits.heat_columns, relative=several) if series.names else None
             if drawn is not None:
-                figures.append(heat(caption, drawn, series.epochs))
+                figures.append(heat(f"{caption}, relative to its first epoch" if drawn.relative else caption, drawn))
     if not figures:
         return None
     more = figures[SHOWN_OPEN:]
     folded = tag("details", tag("summary", f"{len(more)} more"), more) if more else None
-    lead = "Layers from the input (above) to the loss (below), epochs from left to right; hatched where nothing was measured."
+    lead = (
+        "Layers from the input (above) to the loss (below), epochs from left to right; hatched where nothing was measured. "
+        "Sizes are relative to the layer's own first epoch, since layers of different types differ a thousandfold in health; "
+        "shares are as they are."
+    )
     return card(tag("p", lead, class_="soft"), figures[:SHOWN_OPEN], folded)
 
 
@@ -136,6 +167,7 @@ def clipping(run: Run) -> list[Markup]:
             counts = {stat: int(np.nansum(numbers[stat])) for stat in CLIP_STATS if stat.endswith("steps")}
             total = counts["steps"] + counts["skipped_steps"]
             limit = [stats.limit] * len(epochs) if stats.limit else None
+            often = _limit(recorded, "always_clipped")
             curves = [
                 Line(
                     "norm before clipping (mean, to the largest)",
@@ -156,11 +188,23 @@ def clipping(run: Run) -> list[Markup]:
                     ("of the norm left on average, last epoch", percent(stats.coefficient)),
                 ]),
                 chart(curves, epochs),
-                chart([Line("share of steps clipped", numbers["rate"], "var(--sky)")], epochs, 60, log=False),
+                chart(
+                    [
+                        Line("share of steps clipped", numbers["rate"], "var(--sky)"),
+                        Line("limit of always_clipped", [often] * len(epochs), "var(--soft)", dashed=True),
+                    ],
+                    epochs, 90, kind="share",
+                ),
                 tag("p", "Clips of the last epoch were caused by: ", causes, ".", class_="soft") if causes else None,
                 _thinned(recorded),
             ))  # fmt: skip
     return parts
+
+
+def _limit(recorded: Recorded, kind: str) -> float:
+    """The threshold of a rule: that of its last alert, which the user may have set, or the default."""
+    told = [alert.threshold for alerts in recorded.alerts.values() for alert in alerts if alert.kind == kind]
+    return told[-1] if told else DEFAULT_LIMITS.get(kind, 0.0)
 
 
 def _of(recorded: Recorded, optimizer: str, stat: str) -> list[float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_hooks.plots.names import Labels, labels
+from lightning_hooks.plots.roles import relative_to_first
 from lightning_hooks.plots.series import FRACTIONS, Series
 
 # Viridis (Smith and van der Walt, 2015), which people with any colour vision read in the same order; 16 of its colours.
@@ -18,6 +19,8 @@ VIRIDIS = (
     *("440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e"),
     *("1f988b", "22a884", "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"),
 )
+# From blue (less) over grey to vermillion (more), as people with any colour vision tell them apart.
+DIVERGING = ("0a3d6b", "0072b2", "56a5d0", "a9cfe4", "e6e6e6", "f3c6a5", "e8935b", "d55e00", "7f2d00")
 SHADES = 48
 """How many colours an image has, beside transparent for what was not measured: enough to see, few enough to compress."""
 
@@ -34,6 +37,10 @@ class HeatMap:
         low: The number of the darkest colour.
         high: That of the brightest.
         log: Whether the scale between is logarithmic.
+        values: What is drawn: shares, sizes, or sizes over the first of their row; shape ``(rows, columns)``.
+        names: Of the rows.
+        epochs: Of the columns.
+        relative: Whether it is relative to the first of each row.
     """
 
     png: bytes
@@ -43,6 +50,15 @@ class HeatMap:
     low: float
     high: float
     log: bool
+    values: np.ndarray
+    names: tuple[str, ...]
+    epochs: tuple[int, ...]
+    relative: bool = False
+
+    @property
+    def colors(self) -> Sequence[str]:
+        """The colours of the scale, from low to high."""
+        return DIVERGING if self.relative else VIRIDIS
 
     @property
     def uri(self) -> str:
@@ -50,7 +66,7 @@ class HeatMap:
         return "data:image/png;base64," + base64.b64encode(self.png).decode()
 
 
-def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300) -> HeatMap | None:
+def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300, relative: bool = False) -> HeatMap | None:
     """Draw a statistic of names by epochs; None if there is no number in it.
 
     Args:
@@ -58,15 +74,25 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
         stat: Of what: shares have a scale from 0 to 1, others the logarithm of their size.
         most_rows: Of more names every k-th is drawn.
         most_columns: Of more epochs every k-th is drawn.
+        relative: Draw sizes over the first of their row: layers of different types differ a thousandfold in health, and would be
+            stripes. Shares are drawn as they are.
     """
     every_row = max(1, -(-len(table.names) // most_rows))
     every_column = max(1, -(-len(table.epochs) // most_columns))
     values = table.values[::every_row, ::every_column]
+    log = stat not in FRACTIONS
+    relative = relative and log
+    if relative:
+        values = relative_to_first(values)
     finite = np.isfinite(values)
     if not finite.any():
         return None
-    log = stat not in FRACTIONS
-    if log:
+    if relative:
+        with np.errstate(divide="ignore"):
+            powers = np.where(values > 0, np.log10(np.where(finite, values, 1.0)), -np.inf)
+        most = min(max(float(np.abs(powers[finite & (values > 0)]).max(initial=0.0)), 0.5), 300.0)
+        low, high, place = 10.0**-most, 10.0**most, (powers / most + 1) / 2
+    elif log:
         sizes = np.abs(np.where(finite, values, 0.0))
         some = sizes[sizes > 0]
         low, high = (float(some.min()), float(some.max())) if some.size else (0.1, 1.0)
@@ -78,22 +104,26 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
         low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
     shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
     chosen = labels(table.names[::every_row])
-    return HeatMap(png(shades), shades.shape[0], shades.shape[1], chosen, low, high, log)
+    colors = DIVERGING if relative else VIRIDIS
+    return HeatMap(
+        png(shades, colors), shades.shape[0], shades.shape[1], chosen, low, high, log, values,
+        table.names[::every_row], table.epochs[::every_column], relative,
+    )  # fmt: skip
 
 
-def png(indices: np.ndarray) -> bytes:
+def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:
     """Encode ``(rows, columns)`` indices into the palette as a PNG; 0 is transparent."""
     rows, columns = indices.shape
     scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), indices], axis=1).tobytes()  # filter 0 before each
     header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
-    palette = bytes(channel for color in ["000000", *shades()] for channel in bytes.fromhex(color))
+    palette = bytes(channel for color in ["000000", *shades(colors)] for channel in bytes.fromhex(color))
     chunks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\x00"), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
 
-def shades() -> list[str]:
+def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
     """The colours, dark to bright, as hexadecimal."""
-    anchors = np.array([list(bytes.fromhex(color)) for color in VIRIDIS], dtype=float)
+    anchors = np.array([list(bytes.fromhex(color)) for color in colors], dtype=float)
     at = np.linspace(0, len(anchors) - 1, SHADES)
     channels = [np.interp(at, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
     return ["".join(f"{round(value):02x}" for value in color) for color in np.transpose(channels)]

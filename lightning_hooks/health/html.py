@@ -54,14 +54,14 @@ def joined(children: Iterable[Any]) -> Markup:
 
 
 def number(value: Any) -> str:
-    """A number in three significant digits; a dash for none."""
+    """A number in three significant digits, in ASCII so that it can be pasted; a dash for none."""
     if value is None:
         return DASH
     if isinstance(value, int):
-        return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+        return str(value)
     if math.isnan(value):
         return "NaN"
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
@@ -69,7 +69,7 @@ def percent(value: float | None) -> str:
     if value is None or math.isnan(value):
         return number(None if value is None else value)
     shown = f"{100 * value:.3g}" if 0 < value < 0.0995 else f"{100 * value:.0f}"
-    return f"{shown}\N{NARROW NO-BREAK SPACE}%"
+    return f"{shown} %"
 
 
 def seconds(value: float) -> str:

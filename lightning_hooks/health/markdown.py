@@ -7,17 +7,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.health import training
 from lightning_hooks.health.cost import costs
 from lightning_hooks.health.html import number, percent
 from lightning_hooks.health.limits import severities
 from lightning_hooks.health.run import Run
+from lightning_hooks.health.scale import numbered
+from lightning_hooks.health.telling import measured
 from lightning_hooks.health.verdict import GRAVITY, Finding, courses, judge
 from lightning_hooks.trackers.console import visible
 from lightning_hooks.trackers.names import markdown_text
 
 MOST_ROWS = 30
 MOST_ALERTS = 50
-SIGNS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
+SIGNS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
 
 
 def health_markdown(run: Run) -> str:
@@ -33,10 +36,12 @@ def health_markdown(run: Run) -> str:
     lines += [line for finding in verdict.findings if finding.severity != "info" for line in _finding(finding)]
     for title, part in (
         ("Alerts", _alerts(run)),
+        ("Loss and learning rate", _training(run)),
         ("Gradient flow", _gradient_flow(run)),
         ("Outputs", _features(run)),
         ("Clipping", _clipping(run)),
         ("Silent", _silent(run)),
+        ("Model and set-up", [f"- {what}: {_text(value)}" for what, value in training.settings(run)]),
         ("Coverage", _coverage(run)),
         ("Cost", [f"- {much} {what}" for what, much in costs(run)]),
     ):
@@ -65,12 +70,21 @@ def _finding(finding: Finding) -> list[str]:
 def _alerts(run: Run) -> list[str]:
     found = sorted(courses(run), key=lambda course: (GRAVITY.get(course.severity, 3), not course.lasts, course.since))
     rows = [
-        (course.severity, course.alert.kind, course.alert.site, f"{course.since} to {course.until}", number(course.alert.value),
-         number(course.alert.threshold))
+        (course.severity, course.alert.kind, course.alert.site, f"{course.since} to {course.until}", *measured(course.alert))
         for course in found[:MOST_ALERTS]
     ]  # fmt: skip
     lines = _table(("severity", "alert", "where", "epochs", "value", "limit"), rows) if rows else []
     return [*lines, *_more(len(found) - len(rows), "alerts")]
+
+
+def _training(run: Run) -> list[str]:
+    epochs, losses = training.loss_by_epoch(run)
+    rates = training.rates_by_group(run)
+    if not rates and not any(map(math.isfinite, losses)):
+        return []
+    places = numbered(len(epochs), 10)
+    rows = [(epochs[place], number(losses[place]), *(number(values[place]) for values in rates.values())) for place in places]
+    return _table(("epoch", "loss", *(f"learning rate of {_text(group)}" for group in rates)), rows)
 
 
 def _more(rest: int, what: str) -> list[str]:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from lightning_hooks.health import drawing, telling
+from lightning_hooks.health import drawing, telling, training
 from lightning_hooks.health.html import Markup, tag
 from lightning_hooks.health.limits import Limits
 from lightning_hooks.health.run import Run
@@ -31,11 +31,13 @@ def _page(run: Run, limits: Limits) -> str:
     verdict = judge(run)
     parts: list[tuple[str, str, Any]] = [
         ("alerts", "Alerts", telling.alerts(run, limits)),
+        ("training", "Loss and learning rate", training.training(run)),
         ("gradients", "Gradient flow", drawing.gradient_flow(run, limits)),
         ("outputs", "Outputs", drawing.features(run, limits)),
         ("maps", "Over the epochs", drawing.heat_maps(run, limits)),
         ("clipping", "Clipping", drawing.clipping(run)),
         ("silent", "Silent", telling.silent(run)),
+        ("model", "Model and set-up", training.model(run, limits)),
         ("coverage", "Coverage", telling.coverage(run)),
         ("cost", "Cost", telling.cost(run)),
     ]

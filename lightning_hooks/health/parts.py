@@ -7,10 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_hooks.health.charts import epoch_axis
 from lightning_hooks.health.heat import HeatMap, gradient_css
 from lightning_hooks.health.html import Markup, number, percent, tag
 
-MARKS = {"critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
+SHOWN_ROWS = 40
+"""Of more rows those with an alert come first, and those beyond are folded."""
+MOST_TITLED_CELLS = 1200
+"""Up to so many cells of a heat map have a title each; above, each row has one."""
+MARKS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
 
 
 def mark(severity: str) -> Markup:
@@ -57,6 +62,7 @@ class Row:
         note: What is said in place of a dot that cannot be drawn.
         other: Where a second mark stands, that of another run; None for none.
         shown: What stands at the end of the line; None for the value.
+        title: What a pointer over the line shows.
     """
 
     name: str
@@ -67,9 +73,12 @@ class Row:
     note: str = ""
     other: float | None = None
     shown: str | None = None
+    title: str = ""
 
 
-def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence[float] = ()) -> Markup:
+def rows(
+    lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence[float] = (), limits: Sequence[float] = ()
+) -> Markup:
     """Draw lines on a common scale: logarithmic, in whole decades, or linear from 0 to 1 with bars.
 
     Args:
@@ -77,6 +86,7 @@ def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence
         what: What the numbers are, for the head.
         linear: Shares from 0 to 1.
         shades: Numbers that the scale must hold beside those of the lines.
+        limits: Thresholds of rules, drawn as a line where the scale reaches.
     """
     values = [value for line in lines for value in (line.value, line.high, line.other) if value is not None and _drawable(value)]
     first, last = _decades([*values, *shades]) if not linear else (0, 1)
@@ -93,11 +103,25 @@ def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence
     head = tag(
         "div", tag("span", class_="name"), tag("div", axis, class_="track"), tag("span", what, class_="n"), class_="row axis"
     )
-    body = [_row(line, place, linear) for line in lines]
-    return tag("div", head, body, class_="rows scroll", style=f"--decades:{decades}", tabindex="0")
+    low, high = (0.0, 1.0) if linear else (10.0**first, 10.0**last)
+    marks = [
+        tag("em", style=f"left:{place(limit)}%", title=f"limit of the rule: {percent(limit) if linear else number(limit)}")
+        for limit in limits
+        if low < limit < high
+    ]
+    ordered = list(lines)
+    if len(ordered) > SHOWN_ROWS:  # a sort keeps the model's order among equals
+        ordered.sort(key=lambda line: _ORDER.get(line.severity, len(_ORDER)))
+    body = [_row(line, place, linear, marks) for line in ordered]
+    more = body[SHOWN_ROWS:]
+    folded = tag("details", tag("summary", f"{len(more)} more"), more) if more else None
+    return tag("div", head, body[:SHOWN_ROWS], folded, class_="rows", style=f"--decades:{decades}")
 
 
-def _row(line: Row, place: Any, linear: bool) -> Markup:
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
+
+
+def _row(line: Row, place: Any, linear: bool, limits: Sequence[Markup]) -> Markup:
     inside: list[Markup] = []
     if line.low is not None and line.high is not None and _drawable(line.high):
         start = place(line.low) if _drawable(line.low) else 0.0
@@ -115,27 +139,69 @@ def _row(line: Row, place: Any, linear: bool) -> Markup:
     shown = line.shown if line.shown is not None else percent(line.value) if linear else number(line.value)
     sign = [mark(line.severity), " "] if line.severity in ("critical", "warning", "info") else []
     label = tag("span", sign, line.name, class_="name")
-    return tag(
-        "div", label, tag("div", inside, class_="track"), tag("span", shown, class_="n"), class_=f"row {line.severity}".strip()
-    )
+    track = tag("div", inside, list(limits), class_="track")
+    number_shown = tag("span", shown, class_="n")
+    return tag("div", label, track, number_shown, class_=f"row {line.severity}".strip(), title=line.title or None)
 
 
-def heat(caption: str, drawn: HeatMap, epochs: Sequence[int]) -> Markup:
-    """A heat map with the names of its rows, its epochs, and its scale."""
+def heat(caption: str, drawn: HeatMap) -> Markup:
+    """A heat map with the names of its rows, its epochs, its scale, and a title for each number."""
     height = drawn.rows * 14 if drawn.rows <= 60 else min(max(3 * drawn.rows, 840), 900)
     texts = [
         tag("span", tag("bdi", text), style=f"top:{round(100 * (at + 0.5) / drawn.rows, 2)}%", title=text)
         for at, text in zip(drawn.labels.positions, drawn.labels.texts, strict=True)
     ]
-    ends = [tag("span", f"epoch {epochs[0]}"), tag("span", f"epoch {epochs[-1]}") if len(epochs) > 1 else None]
-    low, high = (number(drawn.low), number(drawn.high)) if drawn.log else (percent(drawn.low), percent(drawn.high))
     alt = f"{caption}: {drawn.rows} rows by {drawn.columns} epochs"
     image = tag("img", src=drawn.uri, alt=alt, style=f"height:{height}px")
-    right = [image, tag("div", ends, class_="ends"), tag("div", class_="scale", style=f"background:{gradient_css()}")]
-    right.append(tag("div", tag("span", low), tag("span", "log scale" if drawn.log else ""), tag("span", high), class_="ends"))
+    titles = tag("svg", _cell_titles(drawn), viewBox=f"0 0 {drawn.columns} {drawn.rows}", preserveAspectRatio="none", class_="over")
+    epochs = epoch_axis(drawn.epochs, lambda place: round(100 * (place + 0.5) / drawn.columns, 2))
+    scale = [
+        tag("div", class_="scale", style=f"background:{gradient_css(drawn.colors)}"),
+        tag("div", [tag("span", text) for text in _scale_texts(drawn)], class_="ends"),
+    ]
     inside = f" ({drawn.labels.prefix.rstrip('.')})" if drawn.labels.prefix else ""
-    body = tag("div", tag("div", texts, class_="names", style=f"height:{height}px"), tag("div", right), class_="map")
+    right = tag("div", tag("div", image, titles, class_="cells"), epochs, scale)
+    body = tag("div", tag("div", texts, class_="names", style=f"height:{height}px"), right, class_="map")
     return tag("figure", tag("figcaption", caption, tag("small", inside)), body, class_="heat")
+
+
+def _told(drawn: HeatMap, value: float) -> str:
+    if not math.isfinite(value):
+        return "not measured"
+    return f"{value:.3g} times the first" if drawn.relative else number(value) if drawn.log else percent(value)
+
+
+def _cell_titles(drawn: HeatMap) -> list[Markup]:
+    if drawn.rows * drawn.columns <= MOST_TITLED_CELLS:
+        return [
+            tag(
+                "rect",
+                tag("title", f"{name}, epoch {epoch}: {_told(drawn, float(drawn.values[y, x]))}"),
+                x=x,
+                y=y,
+                width=1,
+                height=1,
+            )
+            for y, name in enumerate(drawn.names)
+            for x, epoch in enumerate(drawn.epochs)
+        ]
+    last = [_told(drawn, float(value)) for value in drawn.values[:, -1]]
+    return [
+        tag("rect", tag("title", f"{row}, epoch {drawn.epochs[-1]}: {told}"), x=0, y=y, width=drawn.columns, height=1)
+        for y, (row, told) in enumerate(zip(drawn.names, last, strict=True))
+    ]
+
+
+def _scale_texts(drawn: HeatMap) -> list[str]:
+    """Numbers at the beginning, at a quarter, in the middle, at three quarters, and at the end of the scale."""
+    shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+    if not drawn.log:
+        return [percent(drawn.low + share * (drawn.high - drawn.low)) for share in shares]
+    low, high = math.log10(drawn.low), math.log10(drawn.high)
+    values = [10 ** (low + share * (high - low)) for share in shares]
+    if not drawn.relative:
+        return [f"{value:.2g}" for value in values]
+    return ["the same" if value == 1 else f"{value:.0e}x" if value >= 100 else f"{value:.2g}x" for value in values]
 
 
 def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.kinds import KINDS
 from lightning_hooks.health.charts import strip
 from lightning_hooks.health.cost import costs
-from lightning_hooks.health.html import DASH, Markup, number, tag
+from lightning_hooks.health.html import DASH, Markup, number, percent, tag
 from lightning_hooks.health.limits import Limits, listed
 from lightning_hooks.health.parts import card, facts, mark, name, table
 from lightning_hooks.health.run import Run
 from lightning_hooks.health.verdict import GRAVITY, Course, Finding, Verdict, courses
+
+SHOWN_ALERTS = 20
+"""More are folded."""
 
 
 def headline(verdict: Verdict) -> Markup:
@@ -57,14 +62,15 @@ def alerts(run: Run, limits: Limits) -> Markup | None:
     shown = found[: limits.alerts]
     serious = [_alert(course, run.epochs) for course in shown if course.severity != "info"]
     infos = [_alert(course, run.epochs) for course in shown if course.severity == "info"]
-    content = tag("div", serious, class_="scroll", tabindex="0") if serious else None
+    more = serious[SHOWN_ALERTS:]
+    content = [serious[:SHOWN_ALERTS], tag("details", tag("summary", f"{len(more)} more"), more) if more else None]
     folded = None
     if infos:
         follow = sum(bool(getattr(course.alert, "cause", "")) for course in shown if course.severity == "info")
         title = f"{len(infos)} infos" if len(infos) > 1 else "1 info"
         if follow and serious:
             title += ", which follow from the above" if follow == len(infos) > 1 else f", {follow} of which follow from the above"
-        folded = tag("details", tag("summary", title), tag("div", infos, class_="scroll", tabindex="0"), open=not serious or None)
+        folded = tag("details", tag("summary", title), infos, open=not serious or None)
     rest = len(found) - len(shown)
     note = tag("p", f"{rest} more are in reports.jsonl.", class_="soft") if rest > 0 else None
     return card(content, folded, note)
@@ -91,9 +97,19 @@ def _when(course: Course) -> str:
 
 
 def _against(course: Course) -> str:
-    alert = course.alert
-    cause = getattr(alert, "cause", "")
-    return f"{number(alert.value)} against a limit of {number(alert.threshold)}" + (f"; follows from {cause}" if cause else "")
+    value, limit = measured(course.alert)
+    parts = [f"{value} against a limit of {limit}"] if value else []
+    cause = getattr(course.alert, "cause", "")
+    return "; ".join([*parts, *([f"follows from {cause}"] if cause else [])])
+
+
+def measured(alert: Alert) -> tuple[str, str]:
+    """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
+    measures = KINDS[alert.kind].measures if alert.kind in KINDS else "number"
+    if measures == "nothing":
+        return "", ""
+    share = measures == "share" or (alert.kind == "nonfinite" and 0 < alert.value < 1)
+    return (percent(alert.value), percent(alert.threshold)) if share else (number(alert.value), number(alert.threshold))
 
 
 def silent(run: Run) -> Markup | None:

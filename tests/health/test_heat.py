@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from lightning_hooks.health.heat import SHADES, VIRIDIS, heat_map, png, shades
+from lightning_hooks.health.heat import DIVERGING, SHADES, VIRIDIS, heat_map, png, shades
 from lightning_hooks.plots.series import Series
 
 
@@ -59,3 +59,15 @@ def test_any_index_survives_the_encoding():
     indices = np.random.default_rng(0).integers(0, SHADES + 1, (13, 7)).astype(np.uint8)
     table = np.array([[0, 0, 0], *(list(bytes.fromhex(color)) for color in shades())])
     np.testing.assert_array_equal(decoded(png(indices))[..., :3], table[indices])
+
+
+def test_sizes_relative_to_the_first_of_their_row():
+    drawn = heat_map(series([[np.nan, 1e-6, 1e-5], [1e3, 1e3, 1e1], [0.0, 2.0, 2.0]]), "rms", relative=True)
+    np.testing.assert_allclose(drawn.values, [[np.nan, 1, 10], [1, 1, 0.01], [0, 1, 1]])
+    assert (drawn.low, drawn.high, drawn.relative) == (pytest.approx(0.01), pytest.approx(100), True)
+    pixels = decoded(drawn.png)
+    assert pixels[0, 0, 3] == 0
+    assert "".join(f"{value:02x}" for value in pixels[1, 2, :3]) == DIVERGING[0]
+    np.testing.assert_array_equal(pixels[0, 1], pixels[1, 0])  # layers that did not change look alike, whatever their size
+    shares = series([[0.5, 1.0]])
+    assert not heat_map(shares, "dead_fraction", relative=True).relative

@@ -20,7 +20,7 @@ from tests.reports import HOSTILE, alert, layer_names
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "footer", "h1", "h2", "h3", "div"),
     *("span", "p", "small", "b", "i", "s", "u", "a", "code", "br", "bdi", "ul", "li", "details", "summary", "figure", "img"),
-    *("figcaption", "table", "thead", "tbody", "tr", "th", "td", "svg", "line", "polyline", "polygon", "rect"),
+    *("figcaption", "table", "thead", "tbody", "tr", "th", "td", "svg", "line", "polyline", "polygon", "rect", "em"),
 }
 VOID = {"meta", "br", "img", "link", "hr"}
 SPOOF = "\u202egnp.exe"  # would be shown as exe.png
@@ -67,7 +67,7 @@ def test_the_verdict_comes_first(page):
     headline = "Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3"
     assert 0 < body.index("Net") < body.index(headline) < body.index("What to try") < body.rindex("Gradient flow")
     headings = [element for element, _ in found.elements if element in ("h1", "h2")]
-    assert headings == ["h1", *["h2"] * 7]
+    assert headings == ["h1", *["h2"] * 8]
     for title in ("Alerts", "Gradient flow", "Outputs", "Over the epochs", "Clipping", "Coverage", "Cost"):
         assert title in found.texts
 
@@ -77,7 +77,7 @@ def test_links_lead_to_sections(page):
     targets = {attributes["id"] for _, attributes in elements if "id" in attributes}
     links = [attributes["href"] for element, attributes in elements if element == "a"]
     assert {f"#{target}" for target in targets} == set(links)
-    assert len(targets) == 7
+    assert len(targets) == 8
 
 
 def test_what_is_silent_has_a_section(page):
@@ -172,11 +172,11 @@ def test_markup_is_escaped_by_construction():
     ("value", "text"),
     [
         (None, DASH),
-        (1234567, "1\u202f234\u202f567"),
+        (1234567, "1234567"),
         (0.000123456, "0.000123"),
-        (-2.0, "\u22122"),
+        (-2.0, "-2"),
         (float("nan"), "NaN"),
-        (1e-9, "1e\u221209"),
+        (1e-9, "1e-09"),
     ],
 )
 def test_numbers_are_short(value, text):
@@ -185,10 +185,10 @@ def test_numbers_are_short(value, text):
 
 def test_shares_and_durations_are_short():
     assert [percent(value) for value in (0.0, 0.0123, 0.5, 1.0, None)] == [
-        "0\u202f%",
-        "1.23\u202f%",
-        "50\u202f%",
-        "100\u202f%",
+        "0 %",
+        "1.23 %",
+        "50 %",
+        "100 %",
         DASH,
     ]
     assert [seconds(value) for value in (0.0123, 5.0, 300.0, 9000.0, float("nan"))] == ["12.3 ms", "5 s", "5 min", "2.5 h", DASH]

@@ -1,0 +1,101 @@
+"""The parts of a health report about training itself: the loss, the learning rates, how it was set up, and the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_hooks.health.charts import Line, chart
+from lightning_hooks.health.html import Markup, number, tag
+from lightning_hooks.health.limits import Limits
+from lightning_hooks.health.parts import card, facts, name, table
+from lightning_hooks.health.run import Run
+
+COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
+SETTINGS = (
+    ("optimizers", "optimizers"),
+    ("precision", "precision"),
+    ("devices", "processes"),
+    ("accelerator", "accelerator"),
+    ("parameters", "elements of parameters"),
+    ("max_epochs", "epochs planned"),
+)
+WIDE_RANGE = 20.0
+"""A loss that spans more than this factor is drawn on a logarithmic scale."""
+
+
+def training(run: Run) -> Markup | None:
+    """The loss and the learning rates over the epochs."""
+    epochs, losses = loss_by_epoch(run)
+    rates = rates_by_group(run)
+    body: list[Any] = []
+    if any(map(math.isfinite, losses)):
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        log = min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
+        curve = Line("mean loss of the training batches" + (", log scale" if log else ""), losses, "var(--blue)")
+        body += [tag("h3", "Loss"), chart([curve], epochs, kind="log" if log else "linear")]
+    if rates:
+        shown = list(rates.items())[: len(COLORS)]
+        log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
+        curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
+        body += [tag("h3", "Learning rate"), chart(curves, _epochs(run), 110, kind="log" if log else "linear")]
+        if len(rates) > len(shown):
+            body.append(tag("p", f"{len(rates) - len(shown)} more parameter groups are in reports.jsonl.", class_="soft"))
+    return card(body) if body else None
+
+
+def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
+    """Epochs, and the mean loss of each; NaN where it is not known."""
+    epochs = _epochs(run)
+    return epochs, [_number(run.timing[epoch].get("loss")) for epoch in epochs]
+
+
+def rates_by_group(run: Run) -> dict[str, list[float]]:
+    """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
+    epochs = _epochs(run)
+    told: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
+    groups = dict.fromkeys(group for rates in told for group in rates)
+    return {group: [_number(rates.get(group)) for rates in told] for group in groups}
+
+
+def _epochs(run: Run, most: int = 300) -> list[int]:
+    epochs = sorted(run.timing)
+    step = max(1, -(-len(epochs) // most))
+    return epochs[::-1][::step][::-1]
+
+
+def _number(value: Any) -> float:
+    """A number of the run's file, where what is not finite is a text."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def settings(run: Run) -> list[tuple[str, Any]]:
+    """(what, value) of how training was set up."""
+    return [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)]
+
+
+def model(run: Run, limits: Limits) -> Markup | None:
+    """How training was set up, and the layers with their types and shapes."""
+    found = facts((what, number(value) if isinstance(value, int) else value) for what, value in settings(run))
+    lines = layers(run)
+    if not lines:
+        return card(found) if settings(run) else None
+    shown = [(name(layer), kind, tag("small", detail), number(size)) for layer, kind, detail, size in lines[: limits.rows]]
+    rest = tag("p", f"{len(lines) - len(shown)} more are in reports.jsonl.", class_="soft") if len(shown) < len(lines) else None
+    listing = table(("layer", "type", "shape", "parameters"), shown, numeric=(3,))
+    return card(found, tag("details", tag("summary", f"The {len(lines)} layers"), listing, rest))
+
+
+def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
+    """(name, type, shape, elements) of the model's leaves, as the fit event has them."""
+    columns = run.fit.get("layers")
+    if not isinstance(columns, dict):
+        return ()
+    wanted = [columns.get(key) for key in ("name", "type", "detail", "parameters")]
+    if not all(isinstance(column, list) for column in wanted):
+        return ()
+    return list(zip(*wanted, strict=False))  # type: ignore[arg-type]
