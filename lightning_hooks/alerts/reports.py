@@ -20,11 +20,11 @@ class FeatureReport(PlainReport):
     Attributes:
         epoch: The epoch, from 0.
         step: The trainer's ``global_step`` at its end.
-        sites: Module name to its statistics, in model order; only modules that were called.
+        sites: Module name to its statistics, in the order of their first call; only modules that were called.
         silent: Selected modules whose hook never fired in a sampled batch, on any rank.
         unmeasured: Of these, the modules that were called and put out no floating-point number.
-        sampled_batches: Training batches that were listened to, on this rank.
-        batches: Training batches of the epoch, on this rank.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the epoch, on the rank with the most.
         alerts: What the rules found, causes first.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
         inputs: ``training`` and ``validation`` to the statistics of what the model was fed, in the sampled training batches and
@@ -67,15 +67,15 @@ class GradientFlowReport(PlainReport):
     Attributes:
         epoch: The epoch, from 0.
         step: The trainer's ``global_step`` at its end.
-        modules: Module name to the gradient at its output, in model order; only where one arrived.
-        parameters: Parameter name to its gradient at the optimizer step, in model order; only where one was measured or
-            missing.
+        modules: Module name to the gradient at its output, in the order in which modules were first called; only where one arrived.
+        parameters: Parameter name to its gradient at the optimizer step, in the order in which their modules were first called;
+            only where one was measured or missing.
         total_norm: Mean over measured optimizer steps of the L2 norm over all the optimizer's gradients; with several
             optimizers the root of the summed squares of their means; NaN if none was finite.
         silent: Selected modules at whose output no gradient arrived in a sampled batch, on any rank: frozen, detached,
             unused, or never called.
-        sampled_batches: Training batches that were listened to, on this rank.
-        batches: Training batches of the epoch, on this rank.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the epoch, on the rank with the most.
         alerts: What the rules found, causes first.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.

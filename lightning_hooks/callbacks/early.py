@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,7 +132,11 @@ class StepChecks:
 
     On the CPU they are on the host already, and each step is looked at before its update. On an accelerator they are kept there,
     sent to the host every ``every`` steps, and looked at when they have come: at the next check at the latest, and under several
-    ranks exactly then. Gradients at the optimizer step are the same on every rank, so ranks agree without asking each other.
+    ranks exactly then.
+
+    Several ranks look at the largest norms of any of them: one collective of one number per parameter and step. Gradients at the
+    optimizer step are most often the same on every rank, but not under local SGD or ``no_sync``; to look further is a collective,
+    which all ranks must come to or none.
 
     Args:
         early: The monitor's part in the checks.
@@ -138,10 +144,23 @@ class StepChecks:
         limits: The absolute and the relative limit of gradients that explode.
         world_size: How many ranks there are.
         look: What to do when something is wrong.
+        sizes: How many elements the parameters have; one of unknown size is looked at for NaN and infinite values only.
+        device: Where the model is.
     """
 
-    def __init__(self, early: Early, names: Sequence[str], limits: tuple[float, float], world_size: int, look: Look) -> None:
+    def __init__(
+        self,
+        early: Early,
+        names: Sequence[str],
+        limits: tuple[float, float],
+        world_size: int,
+        look: Look,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._early, self._names, self._limits, self._look = early, names, limits, look
+        self._several, self._device = world_size > 1, torch.device(device)
+        self._elements = [sizes.get(name, 0) for name in names]
         self._courier = Courier(polls=world_size == 1)
         self._watches: dict[int, NormWatch] = {}
         self._before: dict[int, Tensor] = {}
@@ -164,12 +183,22 @@ class StepChecks:
 
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
+        if self._several:
+            self._before[step.optimizer] = self._of_all_ranks(step)
+            return
         if not step.indices:
             return
         self._before[step.optimizer] = step.norms()
         if self._sized.get(step.optimizer) != step.indices:
             self._sized[step.optimizer] = step.indices
             self._watch(step.optimizer).size(step.indices, [parameter.numel() for parameter in step.parameters])
+
+    def _of_all_ranks(self, step: Step) -> Tensor:
+        """The largest norm of each parameter's gradient on any rank; infinite where one is not finite. No host sync."""
+        norms = step.norms().to(self._device, row_dtype(self._device), non_blocking=True)
+        largest = norms.nan_to_num(nan=math.inf, posinf=math.inf)  # what the maximum of a NaN is depends on the backend
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return largest
 
     def skipped(self, step: Step) -> None:
         """The optimizer will not step."""
@@ -188,7 +217,9 @@ class StepChecks:
         norms = self._before.pop(step.optimizer, None)
         if norms is None:
             return
-        moment = Moment(step.global_step, batch, step.skips_nonfinite)
+        # Where a rank's loss scaler skips a step, another's may not: none of them counts it.
+        forgiven = step.skips_nonfinite or (self._several and step.loss_scale is not None)
+        moment = Moment(step.global_step, batch, forgiven)
         self._steps += 1
         if self.on_host(norms):
             broken = self._watch(step.optimizer).add(norms.numpy(), moment)
@@ -212,7 +243,13 @@ class StepChecks:
         return norms.is_cpu
 
     def _watch(self, optimizer: int) -> NormWatch:
-        return self._watches.setdefault(optimizer, NormWatch(len(self._names), *self._limits))
+        watch = self._watches.get(optimizer)
+        if watch is None:
+            watch = self._watches[optimizer] = NormWatch(len(self._names), *self._limits)
+            if self._several:  # else as each rank comes to know them
+                known = [index for index, elements in enumerate(self._elements) if elements]
+                watch.size(known, [self._elements[index] for index in known])
+        return watch
 
     def _send(self) -> None:
         for optimizer, (page, moments) in self._pages.items():

@@ -23,6 +23,7 @@ from lightning_hooks.hooks.selection import clean_name, compiled_regions
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.initial import initial_gains, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
+from lightning_hooks.statistics.order import in_order, merge_positions, positions, sites_in_order
 from lightning_hooks.statistics.rows import unheard
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
@@ -153,12 +154,20 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def pack(self) -> Tensor:
         features = self._table.pack(self._table.capacity if self._world_size > 1 else None)
-        return torch.cat((self._inputs.pack(), features))
+        order = positions(self._table.order, len(self._table.names), features)
+        return torch.cat((self.counted_batches(features), order, self._inputs.pack(), features))
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        self._inputs.unpack(packed[: self._inputs.length])
-        self._table.unpack(packed[self._inputs.length :])
+        _, order, inputs, features = self._parts(packed)
+        self._table.order = dict.fromkeys(sites_in_order(order))
+        self._inputs.unpack(inputs)
+        self._table.unpack(features)
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of batches, order of calls, inputs and features, of one vector or of those of all ranks."""
+        sizes = 2, len(self._table.names), self._inputs.length
+        return packed.split((*sizes, packed.shape[-1] - sum(sizes)), dim=-1)
 
     @property
     @override
@@ -167,21 +176,24 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        split = self._inputs.length
-        return torch.cat((self._inputs.merge_packed(packed[:, :split]), self._table.merge_packed(packed[:, split:])))
+        batches, order, inputs, features = self._parts(packed)
+        return torch.cat(
+            (batches.amax(0), merge_positions(order), self._inputs.merge_packed(inputs), self._table.merge_packed(features))
+        )
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
-        inputs, same = self._inputs.read(packed[: self._inputs.length])
-        sites, silent = self._table.read(packed[self._inputs.length :])
+        batches, calls, rows, features = self._parts(packed)
+        inputs, same = self._inputs.read(rows)
+        sites, silent = self._table.read(features)
+        order = self._table.called(sites_in_order(calls))
         return FeatureReport(
             epoch,
             step,
-            sites,
+            in_order(sites, order),
             silent,
-            self.sampled_batches,
-            self.batches,
-            order=self._table.called(),
+            *map(int, batches.tolist()),
+            order=order,
             inputs=inputs,
             input_place=self._inputs.place,
             same_samples=same,

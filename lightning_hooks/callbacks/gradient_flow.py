@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert, Exploding, GradientFlowReport
@@ -27,7 +28,7 @@ from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_si
 from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.hooks import Listener, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
-from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.selection import clean_name, compiled_regions
 from lightning_hooks.statistics import (
     GradientTable,
     ParameterTable,
@@ -35,6 +36,7 @@ from lightning_hooks.statistics import (
     scaled,
 )
 from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
+from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.statistics.shards import ShardedWeightSample
 from lightning_hooks.trackers import Table, some
@@ -49,6 +51,9 @@ MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "no
 PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
 
 BAND = ("median", "min", "max")
+
+NO_MODULE = "the loss"
+"""Where a loss squashes twice what no module squashed."""
 
 
 class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
@@ -141,7 +146,15 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             rules = [rule for rule in self.alerting.book.rules if isinstance(rule, Exploding)]
             absolute = min((rule.absolute for rule in rules), default=math.inf)  # a rule may be for some places only:
             relative = min((rule.relative for rule in rules), default=math.inf)  # what is found is held against it
-            self._checks = StepChecks(self.early, probe.names, (absolute, relative), self._world_size, partial(self.look, trainer))
+            self._checks = StepChecks(
+                self.early,
+                probe.names,
+                (absolute, relative),
+                self._world_size,
+                partial(self.look, trainer),
+                {clean_name(name): p.numel() for name, p in pl_module.named_parameters() if not is_lazy(p)},
+                device,
+            )
         self._watch, self._optimizer_names = SetupWatch(probe.names), probe.optimizer_names
         self._watch.load(self._loaded_setups)
         self._loaded_setups = {}
@@ -150,7 +163,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._outputs = _Outputs() if not compiled else None
         for index, (name, module) in enumerate(sites):
             arrived = guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter)
-            self.listen(name, module, _GradientListener(arrived, name, self._outputs))
+            self.listen(name, module, _GradientListener(arrived, name, index, self._modules, self._outputs))
 
     @override
     def released(self) -> None:
@@ -181,7 +194,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         """In a fit's first batch: whether a loss squashes what is squashed already, and where that was."""
         node = squashed_twice(loss)
         if node is not None and self._outputs is not None:
-            self._squashed = nearest_known(node, self._outputs.of) or "the loss"
+            self._squashed = nearest_known(node, self._outputs.of) or NO_MODULE
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -271,14 +284,29 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def pack(self) -> Tensor:
-        return torch.cat((self._loss.pack(), self._modules.rows.flatten(), self._parameters.pack()))
+        table, parameters = self._modules, self._parameters
+        called = positions(table.calls, len(table.names), table.rows)
+        arrived = positions(table.order, len(table.names), table.rows)
+        places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
+        reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
+        known = torch.tensor([places.get(self._squashed, 0.0), *reached], dtype=table.rows.dtype)
+        known = torch.cat((self.counted_batches(table.rows), known.to(table.rows.device, non_blocking=True)))
+        return torch.cat((called, arrived, known, self._loss.pack(), table.rows.flatten(), parameters.pack()))
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Order of calls and of arrival, what the host knows, loss, modules, parameters: of one vector or of those of all ranks."""
+        n, known, rows = len(self._modules.names), 3 + len(self._parameters.names), self._modules.rows.numel()
+        sizes = n, n, known, N_LOSS_COLUMNS, rows
+        return packed.split((*sizes, packed.shape[-1] - sum(sizes)), dim=-1)
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        self._loss.unpack(packed[:N_LOSS_COLUMNS])
-        packed, split = packed[N_LOSS_COLUMNS:], self._modules.rows.numel()
-        self._modules.rows.copy_(packed[:split].view_as(self._modules.rows))
-        self._parameters.unpack(packed[split:])
+        called, arrived, _, loss, rows, parameters = self._parts(packed)
+        self._modules.calls.update(dict.fromkeys(sites_in_order(called)))
+        self._modules.order.update(dict.fromkeys(sites_in_order(arrived)))
+        self._modules.rows.copy_(rows.view_as(self._modules.rows))
+        self._loss.unpack(loss)
+        self._parameters.unpack(parameters)
 
     @property
     @override
@@ -287,30 +315,34 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        loss, packed, split = packed[:, :N_LOSS_COLUMNS].sum(0), packed[:, N_LOSS_COLUMNS:], self._modules.rows.numel()
-        modules = merge(packed[:, :split].reshape(-1, *self._modules.rows.shape))
-        return torch.cat((loss, modules.flatten(), packed[0, split:]))  # parameters' gradients are the same on every rank
+        called, arrived, known, loss, rows, parameters = self._parts(packed)
+        modules = merge(rows.reshape(-1, *self._modules.rows.shape)).flatten()
+        orders = merge_positions(called), merge_positions(arrived)
+        return torch.cat((*orders, known.amax(0), loss.sum(0), modules, self._parameters.merge_packed(parameters)))
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        loss = loss_stats(packed[:N_LOSS_COLUMNS].tolist(), self.batches)
-        packed, split = packed[N_LOSS_COLUMNS:], self._modules.rows.numel()
-        rows = scaled(packed[:split].view(-1, N_COLUMNS), self.value_scale)
-        modules, silent = self._modules.read(rows)
-        parameters, total_norm = self._parameters.read(packed[split:])
+        called, arrived, known, losses, rows, measured = self._parts(packed)
+        modules, silent = self._modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
+        parameters, total_norm = self._parameters.read(measured)
+        order = self._modules.called(sites_in_order(called))
+        sampled_batches, batches, squashed, *reached = (int(number) for number in known.tolist())
+        for name, has_gradient in zip(self._parameters.names, map(bool, reached), strict=True):
+            if name in self._setups and self._setups[name].has_gradient != has_gradient:  # on another rank
+                self._setups[name] = dataclasses.replace(self._setups[name], has_gradient=has_gradient)
         return GradientFlowReport(
             epoch,
             step,
-            modules,
-            parameters,
+            in_order(modules, order),
+            in_order(parameters, parameters_in_order(parameters, order)),
             total_norm,
             silent,
-            self.sampled_batches,
-            self.batches,
-            order=self._modules.called(),
+            sampled_batches,
+            batches,
+            order=self._modules.arrived(sites_in_order(arrived)),
             setups=self._setups,
-            squashed_twice=self._squashed,
-            loss=loss,
+            squashed_twice=["", *self._modules.names, NO_MODULE][squashed],
+            loss=loss_stats(losses.tolist(), batches),
         )
 
     @override
@@ -461,11 +493,14 @@ class _Outputs:
 class _GradientListener(Listener):
     """Forward hook of one site: asks each output tensor for its gradient."""
 
-    def __init__(self, arrived: guarded, name: str, outputs: _Outputs | None) -> None:
+    def __init__(self, arrived: guarded, name: str, index: int, table: GradientTable, outputs: _Outputs | None) -> None:
         self.hook = arrived
-        self.name, self.outputs = name, outputs
+        self.name, self.index = name, index
+        self.calls, self.outputs = table.calls, outputs
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not torch.compiler.is_compiling():  # a traced hook may not remember
+            self.calls.setdefault(self.index)
         for tensor in float_tensors(output):
             if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a place of its own
                 tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]

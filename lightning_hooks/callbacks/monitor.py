@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Report)
 
+LAYOUT = 2
+"""Of the table that a checkpoint in the middle of an epoch holds; one of another layout is passed over."""
+
 
 class Monitor(Recorded, Generic[R]):
     """Base class of the monitors: what happens to a table at the end of an epoch.
@@ -385,6 +388,7 @@ class Monitor(Recorded, Generic[R]):
         if self.batches and self.attached:  # in the middle of an epoch; every rank is asked, so ranks may be merged
             state["epoch"] = {
                 "places": self.places,
+                "layout": LAYOUT,
                 "table": self._merged().to("cpu", copy=True),
                 "histograms": [] if self.histogram_table is None else self.histogram_table.names,
                 "batches": self.batches,
@@ -423,6 +427,10 @@ class Monitor(Recorded, Generic[R]):
         tables, counts = self._split(packed)
         return torch.cat((self.merge_packed(tables), counts.sum(0)))
 
+    def counted_batches(self, like: Tensor) -> Tensor:
+        """How many batches of the epoch were sampled, and how many it has, to be packed: ranks may differ, and rules ask."""
+        return torch.tensor((self.sampled_batches, self.batches), dtype=like.dtype).to(like.device, non_blocking=True)
+
     def _split(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """Take the table and the histograms' counts apart, along the last dimension."""
         if self.histogram_table is None:
@@ -435,7 +443,12 @@ class Monitor(Recorded, Generic[R]):
         if state is None:
             return
         self.batches, self.sampled_batches = state["batches"], state["sampled_batches"]
-        if state["places"] != self.places:
+        if state.get("layout") != LAYOUT:
+            rank_zero_warn(
+                f"{type(self).__name__}: another version of lightning_hooks wrote the checkpoint, in the middle of an epoch. "
+                "Statistics of this epoch start from here; later ones are not affected."
+            )
+        elif state["places"] != self.places:
             then, now = set(state["places"]), set(self.places)
             rank_zero_warn(
                 f"{type(self).__name__}: the checkpoint was written in the middle of an epoch with {len(then)} sites, now there "

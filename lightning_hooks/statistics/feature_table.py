@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -234,9 +234,13 @@ class FeatureTable:
         for fired in self.fired.values():
             fired.zero_()
 
-    def called(self) -> tuple[str, ...]:
-        """The sites in the order in which they were first called; of a compiled model, where that is not known, in its own."""
-        known = {} if self._compiled else {self.names[index]: None for index in self.order}
+    def called(self, order: Iterable[int]) -> tuple[str, ...]:
+        """Name the sites in the order of their first call; in a compiled model, where that is not known, in the model's own.
+
+        Args:
+            order: The sites that were called, first called first, on whichever rank.
+        """
+        known = {} if self._compiled else {self.names[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
 
 

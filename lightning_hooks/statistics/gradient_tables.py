@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from lightning_hooks.statistics.gradients import (
     empty_parameter_table,
     gradient_stats,
     merge_parameter_rows,
+    merge_ranks,
     parameter_gradient_stats,
     parameter_rows,
 )
@@ -55,6 +56,7 @@ class GradientTable:
         self.pending = empty_table(len(names), device) if loss_scaled else None
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as gradients first arrived
+        self.calls: dict[int, None] = {}  # sites, as they were first called
         self.histograms: HistogramTable | None = None
         self.listening = True
 
@@ -110,10 +112,19 @@ class GradientTable:
         if self.histograms is not None:
             self.histograms.reset()
 
-    def called(self) -> tuple[str, ...]:
-        """The sites in the order in which gradients first arrived; of a compiled model, where that is unknown, its own reversed."""
-        known = {} if self._compiled else {self.names[index]: None for index in self.order}
+    def arrived(self, order: Iterable[int]) -> tuple[str, ...]:
+        """Name the sites in the order in which gradients first arrived; in a compiled model, where that is not known, backwards.
+
+        Args:
+            order: The sites at which one arrived, first first, on whichever rank.
+        """
+        known = {} if self._compiled else {self.names[index]: None for index in order}
         return (*known, *(name for name in reversed(self.names) if name not in known))
+
+    def called(self, order: Iterable[int]) -> tuple[str, ...]:
+        """Name the sites in the order of their first call; in a compiled model, where that is not known, in the model's own."""
+        known = {} if self._compiled else {self.names[index]: None for index in order}
+        return (*known, *(name for name in self.names if name not in known))
 
 
 class ParameterTable:
@@ -193,6 +204,13 @@ class ParameterTable:
         self.rows.copy_(packed[:split].view_as(self.rows))
         self.totals.copy_(packed[split:].view_as(self.totals))
         self.missing = [int(steps) for steps in packed[:split].view_as(self.rows)[:, ParameterColumn.MISSING_STEPS]]
+
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the vectors of several ranks, ``(world, m)`` to ``(m,)``."""
+        rows, totals = packed[:, : self.rows.numel()], packed[:, self.rows.numel() :]
+        same = (totals == totals[0]).all()
+        merged = merge_ranks(rows.reshape(-1, *self.rows.shape)).flatten()
+        return torch.cat((merged, torch.where(same, totals[0], totals.sum(0))))
 
     def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""

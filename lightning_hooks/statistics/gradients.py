@@ -221,6 +221,16 @@ def merge_parameter_rows(rows: Tensor) -> Tensor:
     return merged
 
 
+def merge_ranks(rows: Tensor) -> Tensor:
+    """Merge what ranks measured of the same optimizer steps: ``(world, n, columns)`` to ``(n, columns)``.
+
+    Gradients at the optimizer step are most often the same on every rank, and so are the rows: then they count once. Where they are
+    not (local SGD, ``no_sync``, parameters that DDP ignores) each rank's steps count.
+    """
+    same = (rows == rows[0]).all(0).all(-1, keepdim=True)
+    return torch.where(same, rows[0], merge_parameter_rows(rows))
+
+
 class WeightPlan(NamedTuple):
     """What is the same whenever the same parameters are sampled.
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_hooks import ActivationPruner, monitors
@@ -139,14 +142,72 @@ def prune(world: int, rank: int) -> dict[str, Any]:
     return {"report": pruner.report, "masks": masks, "saved": means, "collectives": counting.counts}
 
 
+class Branches(Classifier):
+    """Two branches, of which the other comes first at every second batch and on every second rank; one vanishes."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(16, 3), lr=0.05)
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        if (self.global_rank + batch_idx) % 2 == 0:
+            left = self.left(x)
+            right = self.right(x)
+        else:
+            right = self.right(x)
+            left = self.left(x)
+        return nn.functional.cross_entropy(self.net(torch.cat([1e-6 * left, right], 1)), y)
+
+
+class NanOnOneRank(SumLoss):
+    """Its loss is NaN in rank 1's third batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if batch_idx == 2 and self.global_rank == 1 else loss
+
+
+class Nodes(Callback):
+    """Post-local SGD with one rank a node: gradients are not averaged over the ranks, the models now and then would be."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        alone = torch.distributed.new_subgroups(group_size=1)[0]
+        state = post_localSGD_hook.PostLocalSGDState(process_group=None, subgroup=alone, start_localSGD_iter=0)
+        trainer.strategy.model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+
+
+def by_rank(case: str, rank: int) -> dict[str, Any]:
+    """A training in which ranks call, or get, something else; a rank that waits for the other gives up after some seconds."""
+    ours = monitors(every_n_steps=1, summary=False, on_alert="stop" if case == "branches" else "log",
+                    check_every_n_steps=1 if case == "nodes" else None)  # fmt: skip
+    told: list[Any] = []
+    for monitor in ours:
+        monitor.subscribe(told.append)
+    strategy = DDPStrategy(timeout=timedelta(seconds=40), process_group_backend="gloo")
+    callbacks = [*ours, Nodes()] if case == "nodes" else list(ours)
+    run = trainer(callbacks, max_epochs=3, strategy=strategy, devices=2, use_distributed_sampler=False)
+    run.fit(NanOnOneRank(8.0) if case == "nodes" else Branches(), DataLoader(Shards("even", rank, 2), batch_size=None))
+    return {
+        "reports": [monitor.report for monitor in ours],
+        "told": told,
+        "epochs": run.current_epoch,
+        "faults": [monitor.faults.errors for monitor in ours],
+    }
+
+
 # Cases with trouble on rank 1 at its second batch. In early_gradient the NaN is in the loss, elsewhere aside of it.
 ON_ALERT = {"stop": "stop", "raise": "raise", "early_stop": "stop", "early_raise": "raise", "early_gradient": "stop"}
-CASES = ("even", "uneven", "one_rank_only", "prune", *ON_ALERT)
+BY_RANK = ("branches", "nodes")
+CASES = ("even", "uneven", "one_rank_only", "prune", *ON_ALERT, *BY_RANK)
 
 
 def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
     if case == "prune":
         return prune(world, rank)
+    if case in BY_RANK:
+        return by_rank(case, rank)
     ours = monitors(
         every_n_steps=1,
         summary=False,

@@ -98,6 +98,31 @@ def test_checks_within_the_epoch_agree_though_only_one_rank_saw_the_trouble(case
     ]
 
 
+def test_ranks_decide_alike_though_each_called_its_modules_in_another_order(two_ranks: Any) -> None:
+    one, other = two_ranks["branches"]
+    assert one["told"] == other["told"] != []
+    assert one["epochs"] == other["epochs"]
+    assert repr(one["reports"]) == repr(other["reports"])
+    features, flow, _ = one["reports"]
+    assert features.order == ("left", "right", "net")  # as rank 0 called them first
+    assert [*features.sites] == ["left", "right", "net"]
+    assert [*flow.modules] == ["left", "right", "net"]
+
+
+def test_a_module_that_only_one_rank_called_has_its_place_in_the_order(two_ranks: Any) -> None:
+    for found in two_ranks["one_rank_only"]:
+        assert [*found["reports"][0].sites] == ["net.first", "net.act", "net.second", "net.sometimes"]
+
+
+def test_gradients_that_differ_by_rank_do_not_hang_the_checks(two_ranks: Any) -> None:
+    one, other = two_ranks["nodes"]
+    assert not any((*one["faults"], *other["faults"]))
+    assert one["told"] == other["told"] != []
+    assert repr(one["reports"][:2]) == repr(other["reports"][:2])
+    assert (one["told"][0].kind, one["told"][0].batch) == ("nonfinite", 2)  # though rank 0 saw none
+    assert one["epochs"] == other["epochs"] == 3
+
+
 def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
     ranks, single = two_ranks["prune"], run_case("prune", world=1)
     assert ranks[0]["masks"] == ranks[1]["masks"] == single["masks"]

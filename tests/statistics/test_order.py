@@ -1,0 +1,42 @@
+"""The order of first calls, packed and merged over ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
+
+
+def merged(*ranks: list[int], n: int = 6) -> list[int]:
+    like = torch.zeros(0, dtype=torch.float64)
+    return sites_in_order(merge_positions(torch.stack([positions(called, n, like) for called in ranks])))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([[2, 0, 1]], [2, 0, 1]),
+        ([[2, 0, 1], [2, 0, 1]], [2, 0, 1]),
+        ([[0, 1, 2], [1, 0, 2]], [0, 1, 2]),  # the first rank's counts
+        ([[0, 1], [0, 4, 3, 1]], [0, 4, 3, 1]),  # what it did not call stands where another called it
+        ([[0, 1, 2], [5, 4, 0, 2]], [5, 4, 0, 1, 2]),
+        ([[], [3, 1]], [3, 1]),
+        ([[0, 1], [0, 2, 1], [0, 3, 1]], [0, 2, 3, 1]),
+        ([[], []], []),
+    ],
+)
+def test_the_first_rank_counts_and_the_others_add_to_it(ranks: list[list[int]], expected: list[int]) -> None:
+    assert merged(*ranks) == expected
+
+
+def test_a_table_follows_the_order_and_keeps_what_it_does_not_name() -> None:
+    assert list(in_order({"a": 1, "b": 2, "c": 3}, ["c", "x", "a"])) == ["c", "a", "b"]
+
+
+def test_parameters_stand_with_their_modules() -> None:
+    names = ["cls", "act.slope", "fc.weight", "fc.bias", "proj.weight", "scale", "out.in.weight"]
+    order = ["fc", "act", "proj", "out"]
+    assert parameters_in_order(names, order) == [
+        *("cls", "fc.weight", "fc.bias", "act.slope", "proj.weight", "scale", "out.in.weight")
+    ]
