@@ -22,6 +22,7 @@ class AlwaysClipped(Rule):
 
     kind: ClassVar[str] = "always_clipped"
     reads: ClassVar[type[Any] | None] = ClipReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.95
     min_steps: int = 20
@@ -79,6 +80,7 @@ class StepsSkipped(Rule):
 
     kind: ClassVar[str] = "steps_skipped"
     reads: ClassVar[type[Any] | None] = ClipReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.1
     min_skipped: int = 5

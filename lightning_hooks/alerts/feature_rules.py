@@ -29,6 +29,7 @@ class Dead(Rule):
 
     kind: ClassVar[str] = "dead"
     reads: ClassVar[type[Any] | None] = FeatureReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.6
 
@@ -55,6 +56,7 @@ class Saturated(Rule):
 
     kind: ClassVar[str] = "saturated"
     reads: ClassVar[type[Any] | None] = FeatureReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.5
 
@@ -118,6 +120,7 @@ class NonfiniteFeatures(Rule):
 
     kind: ClassVar[str] = "nonfinite"
     reads: ClassVar[type[Any] | None] = FeatureReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
     urgent: ClassVar[bool] = True
 
     threshold: float = 0.0

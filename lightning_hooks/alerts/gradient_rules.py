@@ -269,6 +269,7 @@ class Zero(Rule):
 
     kind: ClassVar[str] = "zero"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 1.0
 

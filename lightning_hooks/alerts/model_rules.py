@@ -125,6 +125,7 @@ class ConstantTargets(Rule):
 
     kind: ClassVar[str] = "constant"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.9
     min_samples: int = 8

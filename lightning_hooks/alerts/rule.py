@@ -34,6 +34,7 @@ class Rule:
     reads: ClassVar[type[Any] | None] = None  # the kind of report; None for any
     advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
     urgent: ClassVar[bool] = False  # whether it is asked within an epoch too, where check_every_n_steps is set
+    shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
 
     sites: str | Sequence[str] = "*"
     times: int = 1
@@ -49,6 +50,8 @@ class Rule:
             )
         if self.severity is not None and self.severity not in SEVERITIES:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, or None; got {self.severity!r}.")
+        for field in self.shares:
+            check_share(getattr(self, field), f"{type(self).__name__}: {field}")
 
     def matches(self, site: str) -> bool:
         """Whether the rule holds for a site."""
@@ -83,6 +86,15 @@ class Rule:
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
             since_step=since_step, batch=batch, diagnosis=diagnosis, advice=advice or self.advice or advice_for(self.kind),
         )  # fmt: skip
+
+
+def check_share(value: Any, what: str) -> None:
+    """Raise if a value is not a share, from 0 to 1: one given as percent would never be reached, without a word."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a share, from 0 to 1; got {value!r}.")
+    if not 0 <= value <= 1:
+        meant = f" {value:g} % is {value / 100:g}." if 1 < value <= 100 else ""
+        raise ValueError(f"{what} must be a share, from 0 to 1; got {value!r}.{meant}")
 
 
 def check_patterns(sites: Any, owner: str) -> None:

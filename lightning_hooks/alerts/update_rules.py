@@ -41,6 +41,7 @@ class UpdateTooSmall(Rule):
 
     kind: ClassVar[str] = "update_too_small"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    shares: ClassVar[tuple[str, ...]] = ("scheduled", "converged")
 
     threshold: float = 1e-6
     scheduled: float = 0.5
@@ -83,6 +84,7 @@ class UpdateTooLarge(Rule):
 
     kind: ClassVar[str] = "update_too_large"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
+    shares: ClassVar[tuple[str, ...]] = ("decay",)
 
     threshold: float = 0.4
     decay: float = 0.02

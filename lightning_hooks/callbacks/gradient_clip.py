@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from lightning_hooks.alerts import ClipReport
 from lightning_hooks.alerts.alert import CLIP_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
+from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
@@ -84,7 +84,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: bool = True,
-        report_dir: str | os.PathLike[str] | None = "auto",
+        report_dir: ReportDir = "auto",
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:

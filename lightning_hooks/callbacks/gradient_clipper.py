@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
+from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
@@ -70,7 +71,7 @@ class GradientClipper(GradientClipMonitor):
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: bool = True,
-        report_dir: str | os.PathLike[str] | None = "auto",
+        report_dir: ReportDir = "auto",
     ) -> None:
         super().__init__(on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir)
         self.policy = make_policy(policy, threshold)
@@ -88,6 +89,11 @@ class GradientClipper(GradientClipMonitor):
             raise RuntimeError(
                 "policy='tensor' clips in hooks of the parameters, and those of sharded parameters are not called. Use "
                 "policy='norm', 'agc', 'zclip', 'autoclip' or 'value'."
+            )
+        if trainer.gradient_clip_val and pl_module.automatic_optimization:
+            rank_zero_warn(
+                f"Gradients are clipped twice at each step: first by GradientClipper(policy={self.policy.name!r}), then by "
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}). Leave out one of the two."
             )
         for pattern in self.exclude:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in self._names):

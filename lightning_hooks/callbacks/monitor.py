@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import sys
 import time
 from abc import abstractmethod
@@ -27,6 +26,7 @@ from lightning_hooks.callbacks.logged import Logged, watched_tags
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
 from lightning_hooks.callbacks.publishing import Histograms, Publishing, publish
 from lightning_hooks.callbacks.recorded import Recorded
+from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
 from lightning_hooks.hooks import Meter, ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
@@ -105,7 +105,7 @@ class Monitor(Recorded, Generic[R]):
         summary: bool = True,
         logged: Logged = "auto",
         max_overhead: float | None = None,
-        report_dir: str | os.PathLike[str] | None = "auto",
+        report_dir: ReportDir = "auto",
         histograms: Histograms = False,
         figures: bool | int = False,
         check_every_n_steps: int | None = None,

@@ -123,7 +123,7 @@ class Publishing:
             step = -(-len(sites) // MOST_HISTOGRAMS)
             sites = sites[::step]
             rank_zero_info(
-                f"{who}: of its {len(names)} sites every {step}th gets a histogram, {len(sites)} in all. For others, name them: "
+                f"{who}: of its {len(names)} sites 1 in {step} gets a histogram, {len(sites)} in all. For others, name them: "
                 f"histograms=[{names[0]!r}, …] or a pattern."
             )
         return HistogramTable(sites, names, device, loss_scaled)

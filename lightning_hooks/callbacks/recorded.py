@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.recording import Recorder
+from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.health.frame import frame
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.plots.picture import picture
@@ -53,13 +54,14 @@ class Recorded(HookedCallback):
         *,
         modules: ModuleSelector | None = None,
         every_n_steps: int = 10,
-        report_dir: str | os.PathLike[str] | None = "auto",
+        report_dir: ReportDir = "auto",
         progress_bar: bool = False,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         if not isinstance(progress_bar, bool):
             raise TypeError(f"progress_bar must be True or False; got {progress_bar!r}.")
         self.progress_bar = progress_bar
+        report_dir = None if report_dir is False else report_dir
         if report_dir is not None and not isinstance(report_dir, (str, os.PathLike)):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {report_dir!r}.")
         self.report_dir = report_dir

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, finalize
 
 from lightning.pytorch import Trainer
@@ -14,6 +14,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_hooks.callbacks.shared_trackers import trackers_of
 from lightning_hooks.trackers.names import safe_path
+
+ReportDir = str | os.PathLike[str] | Literal[False] | None
+"""Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
 
 _TEMPORARY: WeakKeyDictionary[Trainer, TemporaryFolder] = WeakKeyDictionary()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from lightning_hooks.alerts import RULES, ClipReport, FeatureReport, GradientFlowReport
@@ -14,6 +13,7 @@ from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.logged import Logged, of_each
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.publishing import Histograms
+from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.hooks import ModuleSelector
 
 
@@ -26,7 +26,7 @@ def monitors(
     summary: bool = True,
     logged: Logged = "auto",
     max_overhead: float | None = None,
-    report_dir: str | os.PathLike[str] | None = "auto",
+    report_dir: ReportDir = "auto",
     histograms: Histograms = False,
     figures: bool | int = False,
     check_every_n_steps: int | None = None,

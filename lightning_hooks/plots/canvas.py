@@ -130,7 +130,7 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     if which == "x":
         text += ", in the model's order"
     if len(names) > len(chosen.positions) and not chosen.edges:
-        text += f" (every {round(chosen.positions[1])}th is named)"
+        text += f" (1 in {round(chosen.positions[1])} is named)"
     axis.set_label_text(plain(text))
     if chosen.edges:
         axis.set_tick_params(length=0)

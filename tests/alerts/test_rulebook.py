@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import re
 from typing import Any
 
 import pytest
@@ -163,3 +166,30 @@ def test_a_kind_that_several_rules_raise() -> None:
     }
     with pytest.raises(ValueError, match=r"WastedClip has the fields .*threshold; got 'often' in"):
         RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "often": 3}], ClipReport)
+
+
+SHARES = [(kind, field) for kinds in RULES.values() for kind in map(type, kinds) for field in getattr(kind, "shares", ())]
+
+
+@pytest.mark.parametrize(("kind", "field"), SHARES)
+def test_a_share_given_as_percent_is_refused(kind: Any, field: str) -> None:
+    """It would switch the rule off without a word."""
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: {field} must be a share, from 0 to 1; got 60\. 60 % is 0\.6\.$"):
+        kind(**{field: 60})
+    for wrong in (-0.1, 1e3, math.nan):
+        with pytest.raises(ValueError, match=rf"{field} must be a share, from 0 to 1; got {wrong!r}\.$"):
+            kind(**{field: wrong})
+    for wrong in ("0.6", True, None):
+        with pytest.raises(TypeError, match=rf"{field} must be a share, from 0 to 1; got {wrong!r}\.$"):
+            kind(**{field: wrong})
+    for right in (0, 0.5, 1):
+        kind(**{field: right})
+
+
+def test_every_field_that_is_documented_as_a_share_is_checked() -> None:
+    for kinds in RULES.values():
+        for kind in map(type, kinds):
+            text = inspect.getdoc(kind) or ""
+            said = {line.partition(":")[0].strip() for line in text.splitlines() if re.match(r" *[a-z_]+: (The s|S)hare ", line)}
+            assert said <= set(getattr(kind, "shares", ())), kind
+    assert len(SHARES) >= 9

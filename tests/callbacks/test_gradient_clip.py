@@ -269,6 +269,7 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
     assert again.report.optimizers == clipper.report.optimizers
 
 
+@pytest.mark.filterwarnings("ignore:Gradients are clipped twice")
 @pytest.mark.parametrize("clipper_first", [True, False])
 def test_beside_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
     rows: list[dict[str, float]] = []
@@ -305,3 +306,16 @@ def test_probe_forgets_everything_after_the_fit() -> None:
     assert not probe._hooks.alive
     assert not run.optimizers[0]._optimizer_step_pre_hooks
     assert not run.optimizers[0]._optimizer_step_post_hooks
+
+
+def test_gradients_that_are_clipped_twice_are_warned_of() -> None:
+    clipper = GradientClipper(policy="value", threshold=0.1, summary=False)
+    message = (
+        r"^Gradients are clipped twice at each step: first by GradientClipper\(policy='value'\), then by "
+        r"Trainer\(gradient_clip_val=0\.5\)\. Leave out one of the two\.$"
+    )
+    with pytest.warns(UserWarning, match=message) as told:
+        trainer([clipper], gradient_clip_val=0.5).fit(Classifier(mlp()), loader())
+    assert sum("clipped twice" in str(warning.message) for warning in told) == 1
+    trainer([clipper]).fit(Classifier(mlp()), loader())  # warnings are errors here
+    trainer([GradientClipMonitor(summary=False)], gradient_clip_val=0.5).fit(Classifier(mlp()), loader())

@@ -377,7 +377,7 @@ def test_of_very_many_sites_some_get_a_histogram_and_it_is_said(tmp_path: Path, 
     assert len(monitor.histograms) == 100 <= MOST_HISTOGRAMS
     told = [record.message for record in caplog.records if "histogram" in record.message]
     assert len(told) == 1
-    assert told[0].startswith("FeatureStatsMonitor: of its 300 sites every 3th gets a histogram, 100 in all. For others, name them")
+    assert told[0].startswith("FeatureStatsMonitor: of its 300 sites 1 in 3 gets a histogram, 100 in all. For others, name them")
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,8 @@ def test_a_directory_can_be_named(tmp_path: Path) -> None:
     assert files(tmp_path) == [f"mine/lightning_hooks/{name}" for name in FILES]
     fit(tmp_path, quiet(report_dir=tmp_path / "mine"), logger=CSVLogger(tmp_path / "logs"), epochs=1)
     assert read_run(tmp_path / "mine").epochs == [0]
+    fit(tmp_path / "off", quiet(report_dir=False), logger=CSVLogger(tmp_path / "off"))  # as Lightning's logger=False
+    assert files(tmp_path / "off") == []
     with pytest.raises(TypeError, match=r"report_dir must be 'auto', a directory, or None for nowhere; got True\."):
         FeatureStatsMonitor(report_dir=True)
 
