@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from lightning_hooks.alerts.brief import brief, brief_html, find
+
 T = TypeVar("T", bound="PlainReport")
 
 NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -16,9 +18,21 @@ NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class PlainReport:
-    """What every report can do: become plain data, and be made of it again."""
+    """What every report can do: be shown in a few lines, become plain data, and be made of it again.
+
+    ``report["net.0"]`` is what it holds of a module, a parameter or an optimizer.
+    """
 
     __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return find(self, name)
+
+    def __repr__(self) -> str:
+        return "\n".join(brief(self))
+
+    def _repr_html_(self) -> str:
+        return brief_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in plain JSON types: dictionaries, lists, texts, numbers, None.

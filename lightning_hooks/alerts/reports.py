@@ -13,7 +13,7 @@ from lightning_hooks.statistics import ActivationRange, FeatureStats, GradientSt
 from lightning_hooks.statistics.loss import LossStats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FeatureReport(PlainReport):
     """Feature statistics of one epoch.
 
@@ -60,7 +60,7 @@ class FeatureReport(PlainReport):
     unmeasured: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientFlowReport(PlainReport):
     """Gradient flow of one epoch.
 
@@ -103,7 +103,7 @@ class GradientFlowReport(PlainReport):
     loss: LossStats | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ClipReport(PlainReport):
     """What clipping did in one epoch.
 
@@ -127,7 +127,7 @@ class ClipReport(PlainReport):
     events: dict[str, StepEvents] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RangeReport(PlainReport):
     """Activation ranges of one epoch, or of one calibration.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import RangeReport
+from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.features import Forward, device_of, run_model, undisturbed
 from lightning_hooks.features.batches import check_forward
@@ -46,7 +47,8 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         bins: Bins of the histogram (8 kB per module at 2048).
         percentile: Percent of the values in a range of method ``percentile``.
         channel_dim: Also find the ranges of each index of this dimension, for instance 1; with ``minmax`` only.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.RangeReport`; None before the first.
@@ -78,7 +80,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         bins: int = 2048,
         percentile: float = 99.99,
         channel_dim: int | None = None,
-        summary: bool = True,
+        summary: Summary = True,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps, summary=summary)
         check_range_options(method, averaging_constant, bins, percentile, channel_dim)

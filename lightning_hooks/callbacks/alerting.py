@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -235,26 +234,13 @@ def tell(
         raise AlertError(fatal)
 
 
-def alert_lines(alerts: Sequence[Alert], window: AlertWindow) -> list[str]:
-    """What the end-of-training summary says of alerts: those that last, by severity, and those that are over."""
-    order = {"critical": 0, "warning": 1}
-    groups: dict[tuple[str, str], list[Alert]] = {}
-    for alert in sorted((a for a in alerts if a.severity in order and not a.cause), key=lambda alert: order[alert.severity]):
-        groups.setdefault((alert.severity, alert.kind), []).append(alert)
-    lines = []
-    for group in groups.values():
-        first = group[0]
-        since = "" if first.since_step in (None, first.step) else f" (since step {first.since_step})"
-        lines.append(f"  {coloured(str(first), first.severity, sys.stdout)}{since}")
-        if len(group) > 1:
-            lines.append(f"    The same at {some([alert.site for alert in group[1:]])}.")
+def over_lines(window: AlertWindow) -> list[str]:
+    """What the full summary says of alerts that are over."""
     over = [
         f"{e.kind} at {e.site} (epoch {e.first_epoch}" + (f" to {e.last_epoch})" * (e.last_epoch > e.first_epoch) or ")")
         for e in window.ended
     ]
-    if over:
-        lines.append(f"  Over: {some(over)}")
-    return lines
+    return [f"  Over: {some(over)}"] if over else []
 
 
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:

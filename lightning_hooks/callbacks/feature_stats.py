@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -57,7 +59,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
         logged: Which statistics are logged: ``auto`` for a number that does not grow with the model, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
@@ -261,8 +264,9 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         ]
         if report.silent:
             lines.append(f"  Silent: {some(report.silent)}")
-        worst = sorted(report.sites.items(), key=lambda item: -_illness(item[1]))[:5]
-        header = ("module", "mean", "std", "zeros", "dead", "saturated", "non-finite")
+        spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
+        worst = sorted(report.sites.items(), key=lambda item: (-_illness(item[1]), -_unusual(item[1].std, spread)))[:5]
+        header = ("module", "mean", "std", "zeros", "dead", "saturated", "NaN, inf")
         rows = [
             (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
         ]
@@ -277,6 +281,11 @@ class _OutputListener(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)
+
+
+def _unusual(std: float, median: float) -> float:
+    """How many times larger or smaller than the median of all modules, as a logarithm."""
+    return abs(math.log(std / median)) if 0 < std < math.inf else 0.0
 
 
 def _illness(stats: Any) -> float:

@@ -17,6 +17,7 @@ from lightning_hooks.alerts import ClipReport
 from lightning_hooks.alerts.alert import CLIP_KINDS
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
+from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
@@ -57,7 +58,8 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     Args:
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
         report_dir: As for :class:`FeatureStatsMonitor`.
         figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
@@ -83,7 +85,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         *,
         on_alert: OnAlert = "log",
         rules: Rules = (),
-        summary: bool = True,
+        summary: Summary = True,
         report_dir: ReportDir = "auto",
         figures: bool | int = False,
         progress_bar: bool = False,
@@ -243,7 +245,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     @override
     def summary_lines(self, report: ClipReport) -> list[str]:
-        header = ("optimizer", "steps", "clipped", "skipped", "non-finite", "norm before", "norm after", "coefficient")
+        header = ("optimizer", "steps", "clipped", "skipped", "NaN, inf", "norm before", "after", "left")
         rows = [
             (
                 name,

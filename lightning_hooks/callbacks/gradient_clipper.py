@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
+from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.step import Kept, Step
@@ -47,7 +48,8 @@ class GradientClipper(GradientClipMonitor):
         exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
         report_dir: As for :class:`FeatureStatsMonitor`.
 
     Raises:
@@ -70,7 +72,7 @@ class GradientClipper(GradientClipMonitor):
         exclude: str | Sequence[str] = (),
         on_alert: OnAlert = "log",
         rules: Rules = (),
-        summary: bool = True,
+        summary: Summary = True,
         report_dir: ReportDir = "auto",
     ) -> None:
         super().__init__(on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir)

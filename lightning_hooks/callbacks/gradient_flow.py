@@ -76,7 +76,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         max_overhead: The share of the training step's time that all monitors together may cost; None for no limit.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
         logged: Which statistics are logged: ``auto`` for a number that does not grow with the model, ``all``, or names of them.
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
@@ -445,7 +446,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
         rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
-        return [*lines, Table(("module", "rms", "norm", "zeros", "non-finite"), rows)]
+        return [*lines, Table(("module", "rms", "norm", "zeros", "NaN, inf"), rows)]
 
 
 class _Measured:

@@ -20,7 +20,8 @@ from typing_extensions import override
 from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
 from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import RuleLike
-from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, alert_lines, conclude
+from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, conclude, over_lines
+from lightning_hooks.callbacks.closing import Summary, checked_summary, conclude_in_print
 from lightning_hooks.callbacks.early import checked, look
 from lightning_hooks.callbacks.logged import Logged, watched_tags
 from lightning_hooks.callbacks.overhead import PROBES, Overhead, stride_within
@@ -55,7 +56,8 @@ class Monitor(Recorded, Generic[R]):
             with each. An ``info`` is only ever counted, or handed to the function. An alert that lasts is told once.
         rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a
             report to alerts, and so on; see :class:`~lightning_hooks.alerts.RuleBook`.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together (the verdict, the open
+            alerts, where the report is), ``full`` for tables before them, False for nothing.
         logged: Which statistics are logged: ``auto`` for those of every site in models of up to 8 modules, and in larger ones the
             median and the worst of the model and the sites that had an alert; ``all``, or names of statistics, for these of
             every site. Reports and ``callback_metrics`` always have all.
@@ -102,7 +104,7 @@ class Monitor(Recorded, Generic[R]):
         every_n_steps: int = 10,
         on_alert: OnAlert = "log",
         rules: Rules = (),
-        summary: bool = True,
+        summary: Summary = True,
         logged: Logged = "auto",
         max_overhead: float | None = None,
         report_dir: ReportDir = "auto",
@@ -123,9 +125,7 @@ class Monitor(Recorded, Generic[R]):
         self._thinned = True  # nothing to decide before the next epoch
         self._settled = False  # a stride was found
         self.alerting = Alerting(on_alert, RuleBook(self.rules(), rules, self.report_type))
-        if not isinstance(summary, bool):
-            raise TypeError(f"summary must be True or False; got {summary!r}.")
-        self.summary = summary
+        self.summary = checked_summary(summary)
         self.publishing = Publishing(logged, self.ranking, histograms, figures, defaults=self.logged_by_default)
         self.selection = describe_selector(modules)  # tells two monitors of a kind apart in a checkpoint
         self.report = None
@@ -350,10 +350,12 @@ class Monitor(Recorded, Generic[R]):
         monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor)]
         if self is monitors[-1]:
             publish(trainer, pl_module, monitors, epoch_step(trainer), last=True)
-        if self.summary and self.report is not None and trainer.is_global_zero:
-            lines = [*self.summary_lines(self.report), *alert_lines(self.report.alerts, self.alerting.window)]
-            show(["", *lines])
+        if self.summary == "full" and self.report is not None and trainer.is_global_zero:
+            show(["", *self.summary_lines(self.report), *over_lines(self.alerting.window)])
+        recorded = self.records
         self.leave(trainer, "finished")
+        if self is monitors[-1] and not recorded and trainer.is_global_zero:  # else the recorder prints this, with the path
+            conclude_in_print(monitors)
 
     def subscribe(self, observer: Callable[[Alert], object]) -> None:
         """Call ``observer`` with every new alert, after those that subscribed before and beside what ``on_alert`` says.

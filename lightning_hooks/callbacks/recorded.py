@@ -134,6 +134,11 @@ class Recorded(HookedCallback):
         if any(peer.progress_bar for peer in peers):
             trainer.progress_bar_metrics.update(in_short(peers))
 
+    @property
+    def records(self) -> bool:
+        """Whether what it reports is written."""
+        return self._recorder is not None
+
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
         """Training is over: with the last monitor the run's report is written. Harmless when it was over before."""
         self.remember()

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.callbacks.beside_bar import beside_bar
+from lightning_hooks.callbacks.closing import conclude_in_print
 from lightning_hooks.callbacks.described import layers, learning_rates, mean_loss
 from lightning_hooks.callbacks.run_folder import run_folder, temporary_folder
 from lightning_hooks.health.files import write_health
@@ -46,6 +47,7 @@ class Recorder:
         self._fit: dict[str, Any] | None = fit
         self._trainer: Callable[[], Trainer | None] = lambda: None
         self._present: list[Recorded] = []
+        self._members: list[Recorded] = []  # all that joined
         self._recorded: dict[int, int] = {}  # id of a monitor -> the epoch that was written last
         self._began = time.perf_counter()
         self._broken = False
@@ -68,6 +70,7 @@ class Recorder:
             rank_zero_warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
             return None
         recorder._present.append(monitor)
+        recorder._members.append(monitor)
         return recorder
 
     def epoch_starts(self, monitor: Recorded) -> None:
@@ -128,6 +131,8 @@ class Recorder:
             end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", end)])))
         self._try(lambda: self._conclude(monitor, trainer))
+        if self._broken:
+            conclude_in_print(self._members)
 
     def _conclude(self, monitor: Recorded, trainer: Trainer) -> None:
         run = read_run(self.file)
@@ -143,8 +148,10 @@ class Recorder:
                 place = f"{written[0].name} is among {kept[0][0]}."
             else:
                 temporary.keep()
+        headline = judge(run).headline
         with beside_bar(trainer):
-            rank_zero_info(f"Health report: {judge(run).headline} {place}")
+            if not conclude_in_print(self._members, headline, place):
+                rank_zero_info(f"Health report: {headline} {place}")
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:

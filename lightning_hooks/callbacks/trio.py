@@ -7,6 +7,7 @@ from typing import Any
 from lightning_hooks.alerts import RULES, ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rulebook import hand_out
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
+from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
@@ -23,7 +24,7 @@ def monitors(
     every_n_steps: int = 10,
     on_alert: OnAlert = "log",
     rules: Rules = (),
-    summary: bool = True,
+    summary: Summary = True,
     logged: Logged = "auto",
     max_overhead: float | None = None,
     report_dir: ReportDir = "auto",
@@ -40,7 +41,8 @@ def monitors(
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add, each for the monitor whose reports it reads; see
             :class:`~lightning_hooks.alerts.RuleBook`. A function says which by the annotation of its first parameter.
-        summary: Print a compact summary at the end of training.
+        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
+            them, False for nothing.
         logged: Which statistics of modules and parameters are logged: ``auto`` for at most 100 tags in all, ``all``, or names.
         max_overhead: The share of the training step's time that the three together may cost, such as 0.01: they sample more
             thinly than ``every_n_steps`` where that takes more. None for no limit.

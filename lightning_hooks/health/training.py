@@ -98,4 +98,4 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     wanted = [columns.get(key) for key in ("name", "type", "detail", "parameters")]
     if not all(isinstance(column, list) for column in wanted):
         return ()
-    return list(zip(*wanted, strict=False))  # type: ignore[arg-type]
+    return list(zip(*wanted, strict=False))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
+
+from lightning_hooks.plots.names import shortened
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COLOURS = {"critical": "31", "warning": "33", "info": "36"}
@@ -49,7 +52,12 @@ class Table(str):
 
     def __new__(cls, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
         """Lay it out."""
-        table = super().__new__(cls, "\n".join(f"  {line}" for line in table_lines(header, rows)))
+        lines = table_lines(header, rows)
+        beyond = max(map(len, lines)) + 2 - shutil.get_terminal_size((80, 24)).columns
+        if beyond > 0 and rows and isinstance(rows[0][0], str):  # names give way; their ends tell most
+            room = max(max(len(cell(row[0])) for row in rows) - beyond, 12)
+            lines = table_lines(header, [(shortened(cell(row[0]), room), *row[1:]) for row in rows])
+        table = super().__new__(cls, "\n".join(f"  {line}" for line in lines))
         table.header, table.rows = tuple(header), tuple(map(tuple, rows))
         return table
 
@@ -86,7 +94,7 @@ def _rich(stream: TextIO) -> Callable[[Table], str] | None:
     def draw(table: Table) -> str:
         drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for title, right in zip(table.header, _numeric(table.header, table.rows), strict=True):
-            drawn.add_column(Text(title), justify="right" if right else "left", overflow="fold")
+            drawn.add_column(Text(title), justify="right" if right else "left", overflow="fold", no_wrap=right)
         for row in table.rows:
             drawn.add_row(*(Text(cell(value)) for value in row))  # as text: a name may look like markup
         with console.capture() as captured:

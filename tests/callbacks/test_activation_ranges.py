@@ -78,7 +78,8 @@ def test_the_summary_names_method_and_widest_modules(capsys: pytest.CaptureFixtu
             super().__init__(mlp())
             self.unused = nn.Linear(2, 2)
 
-    trainer([ActivationRangeObserver(method="percentile", dtype="uint8", scheme="symmetric")]).fit(Silent(), loader())
+    observer = ActivationRangeObserver(method="percentile", dtype="uint8", scheme="symmetric", summary="full")
+    trainer([observer]).fit(Silent(), loader())
     text = capsys.readouterr().out
     assert "Activation ranges (percentile, uint8, symmetric), epoch 0: 5 of 6 modules heard, in 7 of 7 batches." in text
     assert "Silent: unused" in text

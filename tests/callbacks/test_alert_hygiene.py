@@ -100,7 +100,7 @@ def test_a_line_each_whoever_wrote_the_message(caplog: pytest.LogCaptureFixture,
         trainer([FeatureStatsMonitor(rules=[poem])]).fit(Classifier(mlp()), loader())
     (told,) = (r.message for r in caplog.records if "poem" in r.message)
     assert told == "[warning] poem at net.0: roses are red, violets are blue"
-    assert "  [warning] poem at net.0: roses are red, violets are blue\n" in capsys.readouterr().out
+    assert "Open alerts: [warning] poem at net.0\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", ["oops", None, Alert("odd", "net.0", 1.0, 0.0, 0, 0, "dreadful", "…")])  # type: ignore[arg-type]
@@ -215,12 +215,11 @@ def test_the_summary_says_what_lasts_by_severity_and_what_is_over(capsys: pytest
             yield Alert("late", "net.2", 1.0, 0.0, report.epoch, report.step, "warning", "it came late.")
             yield Alert("worse", "net.2", 1.0, 0.0, report.epoch, report.step, "critical", "it is worse.")
 
-    trainer([FeatureStatsMonitor(rules=[late], every_n_steps=1)], max_epochs=4).fit(Wavering(), loader(n=16))
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  [") or "Over:" in line]
+    trainer([FeatureStatsMonitor(rules=[late], every_n_steps=1, summary="full")], max_epochs=4).fit(Wavering(), loader(n=16))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Open alerts") or "Over:" in line]
     assert lines == [
-        "  [critical] worse at net.2: it is worse. (since step 4)",
-        "  [warning] late at net.2: it came late. (since step 4)",
         "  Over: dead at net.1 (epoch 0 to 1)",
+        "Open alerts: [critical] worse at net.2, [warning] late at net.2",
     ]
 
 

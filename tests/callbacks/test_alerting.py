@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,18 +86,34 @@ def test_healthy_training_raises_no_alert() -> None:
     assert [callback.report.alerts for callback in ours[:3]] == [(), (), ()]
 
 
-def test_summary_names_the_worst_the_silent_and_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(monitors(every_n_steps=2), gradient_clip_val=0.5).fit(dying(), loader())
+def test_the_full_summary_names_the_worst_the_silent_and_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(monitors(every_n_steps=2, summary="full"), gradient_clip_val=0.5).fit(dying(), loader())
     printed = capsys.readouterr().out
     assert "Feature statistics, epoch 0: 3 of 3 modules heard, in 4 of 7 batches." in printed
-    assert "[critical] dead at net.1: 100% of its units" in printed
+    assert printed.splitlines()[-2:] == ["Monitors: Dead units at net.1.", "Open alerts: [critical] dead at net.1"]
     assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters heard" in printed
     assert "0-SGD" in printed
 
 
 def test_summary_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     trainer(monitors(summary=False)).fit(Classifier(mlp()), loader())
-    assert "Feature statistics" not in capsys.readouterr().out
+    assert capsys.readouterr().out == ""
+
+
+def test_the_summary_is_three_lines_once_for_all_monitors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(monitors(), logger=CSVLogger(tmp_path, name="", version="run")).fit(Classifier(mlp()), loader())
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "Monitors: Nothing was found wrong.",
+        "Open alerts: none",
+        f"Health report: {tmp_path / 'run' / 'lightning_hooks' / 'report.html'}",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "short"])
+def test_a_summary_of_another_kind_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"summary must be True \(three lines at the end\), 'full' \(with tables\) or False; got"):
+        monitors(summary=wrong)
 
 
 def test_nan_weights_name_every_ill_layer_in_order() -> None:
@@ -229,7 +246,7 @@ def test_history_is_short_and_survives_resume(tmp_path: Any) -> None:
 
 
 def test_the_summary_tells_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer([FeatureStatsMonitor(every_n_steps=1)], max_epochs=4).fit(Reviving(dying().net, lr=0.0), loader())
+    trainer([FeatureStatsMonitor(every_n_steps=1, summary="full")], max_epochs=4).fit(Reviving(dying().net, lr=0.0), loader())
     assert "  Over: dead at net.1 (epoch 0)" in capsys.readouterr().out
 
 
