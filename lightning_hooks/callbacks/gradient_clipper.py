@@ -22,6 +22,7 @@ from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.gradients import as_real
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.statistics.shards import whole_where_partial
 
@@ -34,7 +35,7 @@ class GradientClipper(GradientClipMonitor):
     is in the list too, the first of the two logs. The state of the adaptive policies is in the checkpoint.
 
     Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
-    to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a tensor hook during backward;
+    (of complex ones each part) to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a tensor hook during backward;
     ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``, outliers by z-score (2.5; Kumar
     et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For their other numbers pass an object
     of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
@@ -164,6 +165,8 @@ class GradientClipper(GradientClipMonitor):
                 parameter.grad = parameter.grad.coalesce()  # its values can be scaled in place then
             elif parameter.grad is not None and step.shards is not None:
                 parameter.grad = whole_where_partial(parameter.grad)  # a part of a sum cannot be clipped
+            elif parameter.grad is not None and (parameter.grad.is_conj() or parameter.grad.is_neg()):
+                parameter.grad = parameter.grad.resolve_conj().resolve_neg()  # what torch only marks is not in memory
         present = step.gradients()
         gradients = [present[place] for place in chosen]
         if not gradients:
@@ -172,7 +175,7 @@ class GradientClipper(GradientClipMonitor):
         if isinstance(self.policy, Value):
             bound = self.policy.max_value if carried is None else self.policy.max_value * carried
             for gradient in gradients:
-                gradient.clamp_(-bound, bound)  # type: ignore[arg-type]  # two numbers or two tensors
+                as_real(gradient).clamp_(-bound, bound)  # type: ignore[arg-type]  # two numbers or two tensors
             return
         step.look_again()  # a user's own clipping may have come between
         norms = step.norms()
@@ -243,7 +246,7 @@ class _TensorClip(Listener):
 
     def __call__(self, gradient: Tensor) -> Tensor:
         scale = None if self.scaler is None else loss_scale(self.scaler)
-        norm = torch.linalg.vector_norm(plain_values(gradient), dtype=torch.float32)
+        norm = torch.linalg.vector_norm(as_real(plain_values(gradient)), dtype=torch.float32)
         norm = norm if scale is None else norm / scale
         factor = norm_factor(norm, self.max_norm)
         squares = torch.stack((norm, norm * factor)).double() ** 2

@@ -122,6 +122,11 @@ def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
     )
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as the pairs of its real and imaginary parts, of the same memory; any other as it is."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+
+
 def gradient_norms(gradients: Sequence[Tensor], places: Places | None = None) -> Tensor:
     """L2 norm of each gradient, without a host sync.
 
@@ -136,10 +141,10 @@ def gradient_norms(gradients: Sequence[Tensor], places: Places | None = None) ->
     if device.type == "cpu":
         fast, places = native(), places or located(gradients)
         if fast is None or places is None:
-            return torch.tensor(norms_on_host(gradients), dtype=torch.float64)
+            return torch.tensor(norms_on_host([as_real(gradient) for gradient in gradients]), dtype=torch.float64)
         return fast.norms(places)[0]
     # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
-    return torch.stack(torch._foreach_norm(list(gradients))).to(row_dtype(device))
+    return torch.stack(torch._foreach_norm([as_real(gradient) for gradient in gradients])).to(row_dtype(device))
 
 
 def norms_and_zeros(gradients: Sequence[Tensor], places: Places | None = None) -> tuple[Tensor, Tensor]:
@@ -268,6 +273,7 @@ class WeightSample:
     """
 
     def __init__(self, parameters: Sequence[Tensor], plan: WeightPlan | None = None) -> None:
+        parameters = [as_real(parameter) for parameter in parameters]
         fast, places = native(), located(parameters, None if plan is None else plan.places)
         if plan is None or places is None or places is not plan.places:
             plan = WeightPlan.of(parameters, places)
@@ -287,6 +293,7 @@ class WeightSample:
         Returns:
             Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros, and for those that became others.
         """
+        parameters = [as_real(parameter) for parameter in parameters]
         fast = native()
         plan = self.plan
         if fast is not None and plan.places is not None:

@@ -159,7 +159,9 @@ def norms_on_host(tensors: Sequence[Tensor]) -> list[float]:
 
 
 def zeros_on_host(values: Tensor) -> int:
-    """How many values of a plain CPU tensor are exactly zero."""
+    """How many values of a plain CPU tensor are exactly zero; of complex ones those with both parts zero."""
+    if values.is_complex():
+        return int(np.count_nonzero(values.resolve_conj().numpy() == 0))
     zeros = 0.0
     for chunk in torch.split(flatten(values), CHUNK):
         zeros += number(torch.eq(chunk, 0, out=_scratch(chunk)).sum())

@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.gradients import every, spacing
+from lightning_hooks.statistics.gradients import as_real, every, spacing
 from lightning_hooks.statistics.rows import row_dtype
 
 
@@ -97,7 +97,7 @@ class ShardedWeightSample:
 
     def __init__(self, parameters: Sequence[Tensor], indices: Tensor, n_parameters: int, shards: Shards) -> None:
         self._indices, self._n_parameters, self._shards = indices, n_parameters, shards
-        local = [plain_values(parameter) for parameter in parameters]
+        local = [as_real(plain_values(parameter)) for parameter in parameters]
         self._strides = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1)[1] for p in local]
         self._taken = self._sampled(local)
         # A sample's square stands for that of its shard.
@@ -109,7 +109,7 @@ class ShardedWeightSample:
 
     def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
         """‖after - before‖ / ‖before‖ of each whole parameter, shape ``(k,)``; a collective."""
-        after = self._sampled([plain_values(parameter) for parameter in parameters])
+        after = self._sampled([as_real(plain_values(parameter)) for parameter in parameters])
         differences = torch._foreach_sub(after, self._taken)
         norms = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in (differences, self._taken)])
         squares = norms.to(self._scales).square() * self._scales
