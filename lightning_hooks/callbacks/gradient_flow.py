@@ -25,6 +25,7 @@ from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.setups import SetupWatch
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
+from lightning_hooks.callbacks.steps import StepProbe
 from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.hooks import Listener, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
@@ -135,6 +136,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
         self._loss = LossTable(device)
         self._take_loss = guarded(self._loss.add, "the loss", self.faults)
+        self._sites = sites
+        self._modules.owners = self._owners(probe)
         self._modules.listening = False  # but while the loss's backward runs
         self.histogram_table = self._modules.histograms = self.publishing.histogram_table(
             self._modules.names, device, type(self).__name__, loss_scaler(trainer) is not None
@@ -165,6 +168,13 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         for index, (name, module) in enumerate(sites):
             arrived = guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter)
             self.listen(name, module, _GradientListener(arrived, name, index, self._modules, self._outputs))
+
+    def _owners(self, probe: StepProbe) -> list[frozenset[int]] | None:
+        """Of each site, the optimizers that hold parameters of it; None where there is but one optimizer."""
+        if len(probe.optimizer_names) < 2:
+            return None
+        holders = probe.holders()
+        return [frozenset(held for p in module.parameters() for held in holders.get(id(p), ())) for _, module in self._sites]
 
     @override
     def released(self) -> None:
@@ -202,6 +212,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         super().on_after_backward(trainer, pl_module)
         self._watch.after_backward()
         self._modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
+        self._modules.backward_ends()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -234,7 +245,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     def on_taken(self, step: Step) -> None:
         valid = torch.isfinite(step.norms().sum()) if step.skips_nonfinite else None
         if step.loss_scale is not None:
-            self._modules.commit(step.loss_scale, valid)
+            self._modules.commit(step.loss_scale, valid, step.optimizer)
         self._watch.step_taken(step, self._optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
         if measured is not None:
@@ -246,6 +257,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         assert self._probe is not None
         self._optimizer_names = self._probe.optimizer_names
         self._parameters.follow(self._probe.names, kept)
+        self._modules.owners = self._owners(self._probe)
         self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
         self._due = {now for now, old in enumerate(kept) if old in self._due}
         self._watch.follow(kept)
@@ -254,7 +266,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
     @override
     def on_skipped(self, step: Step) -> None:
-        self._modules.discard()
+        self._modules.discard(step.optimizer)
         self._measured.pop(step.optimizer, None)
         if self._checks is not None:
             self._checks.skipped(step)
@@ -281,7 +293,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def unheard(self) -> list[str]:
         pending = self._modules.pending
-        return unheard(self._modules.names, self._modules.rows, *([] if pending is None else [pending]))
+        return unheard(self._modules.names, self._modules.rows, *([] if pending is None else pending.records()))
 
     @override
     def pack(self) -> Tensor:

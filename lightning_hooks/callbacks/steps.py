@@ -144,6 +144,14 @@ class StepProbe:
         """The parameter's place in ``names``."""
         return self._places.index_of(parameter)
 
+    def holders(self) -> dict[int, set[int]]:
+        """By its id, which optimizers hold a parameter."""
+        found: dict[int, set[int]] = {}
+        for position, optimizer in enumerate(self._optimizers):
+            for parameter in (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+                found.setdefault(id(parameter), set()).add(position)
+        return found
+
     def led_by(self, owner: object, trainer: Trainer) -> bool:
         """Whether ``owner`` is the subscriber that hands events on: the first among the trainer's callbacks as they are now."""
         for callback in callbacks_of(trainer):

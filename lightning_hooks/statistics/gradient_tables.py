@@ -21,6 +21,7 @@ from lightning_hooks.statistics.gradients import (
 )
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
     Clock,
@@ -38,7 +39,8 @@ class GradientTable:
     """Rows of the gradients at module outputs.
 
     Under a loss scaler gradients arrive times a scale that is known only at the optimizer step, and the step may be
-    skipped. Rows then wait as pending until :meth:`commit` or :meth:`discard`.
+    skipped. Rows then wait as pending until :meth:`commit` or :meth:`discard`; with several optimizers each backward pass for the
+    steps of those whose parameters are at the sites it reached.
 
     Args:
         names: The sites, in order.
@@ -53,7 +55,9 @@ class GradientTable:
         self._compiled = compiled
         self.names = names
         self.rows = empty_table(len(names), device)
-        self.pending = empty_table(len(names), device) if loss_scaled else None
+        self.pending = Pending(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
+        self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
+        self._reached: set[int] = set()  # sites, in the backward pass under way
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as gradients first arrived
         self.calls: dict[int, None] = {}  # sites, as they were first called
@@ -68,36 +72,48 @@ class GradientTable:
             if not self.listening:
                 return
             self.order.setdefault(index)
+            if self.owners is not None:
+                self._reached.add(index)
             fast = native()
             readable = fast is not None and fast.reads(gradient)
         values = gradient if readable else plain_values(gradient)
-        rows = self.rows if self.pending is None else self.pending
+        rows = self.rows if self.pending is None else self.pending.now
         accumulate(rows, index, values, self.clock, compiling=compiling, readable=readable)
         if self.histograms is not None:
             self.histograms.add(index, values)
 
-    def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
+    def backward_ends(self) -> None:
+        """A backward pass is over: note which optimizers have gradients from it."""
+        if self.pending is None or self.owners is None:
+            return
+        owners = frozenset[int]().union(*(self.owners[index] for index in self._reached))
+        self._reached.clear()
+        self.pending.set_aside(owners)
+        if self.histograms is not None and self.histograms.pending is not None:
+            self.histograms.pending.set_aside(owners)
+
+    def commit(self, scale: Tensor | float, valid: Tensor | None = None, optimizer: int | None = None) -> None:
         """The optimizer took the step: what is pending counts, divided by the loss scale.
 
         Args:
             scale: The loss scale in force.
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+            optimizer: Which, where there are several: what waits for others goes on waiting.
         """
         if self.pending is None:
             return
-        unscaled = scaled(self.pending, 1.0 / scale)
+        unscaled = scaled(self.pending.take(optimizer), 1.0 / scale)
         merged = merge(torch.stack((self.rows, unscaled)))
         self.rows.copy_(merged if valid is None else torch.where(valid, merged, self.rows))
         if self.histograms is not None:
-            self.histograms.commit(scale, valid)
-        self.discard()
+            self.histograms.commit(scale, valid, optimizer)
 
-    def discard(self) -> None:
+    def discard(self, optimizer: int | None = None) -> None:
         """The step was skipped: what is pending never happened."""
         if self.pending is not None:
-            self.pending.copy_(empty_table(len(self.names), self.pending.device))
+            self.pending.take(optimizer)
         if self.histograms is not None:
-            self.histograms.discard()
+            self.histograms.discard(optimizer)
 
     def read(self, rows: Tensor) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
         """Name the numbers of rows on the host: statistics by site, and the names of sites where no gradient arrived."""
@@ -125,6 +141,10 @@ class GradientTable:
         """Name the sites in the order of their first call; in a compiled model, where that is not known, in the model's own."""
         known = {} if self._compiled else {self.names[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
+
+
+def _merge_two(one: Tensor, other: Tensor) -> Tensor:
+    return merge(torch.stack((one, other)))
 
 
 class ParameterTable:

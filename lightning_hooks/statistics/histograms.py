@@ -7,12 +7,13 @@ they are small, and read straight off a float32's bits (its exponent and the fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.rows import row_dtype
 
 QUARTERS = 4
@@ -56,30 +57,30 @@ class HistogramTable:
         self.lines = {site: line for line, site in enumerate(sites)}
         self.names = [names[site] for site in sites]
         self.counts = torch.zeros((len(sites), N_BINS), dtype=torch.int64, device=device)
-        self.pending = torch.zeros_like(self.counts) if loss_scaled else None
+        self.pending = Pending(partial(torch.zeros_like, self.counts), torch.add) if loss_scaled else None
 
     def add(self, site: int, values: Tensor) -> None:
         """Count values: floating point, plain, any shape and device; NaN and infinite ones are passed over. No host sync."""
         line = self.lines.get(site)
         if line is not None and values.numel():
-            counts = self.counts if self.pending is None else self.pending
+            counts = self.counts if self.pending is None else self.pending.now
             counts[line] += bin_counts(values).to(counts.device, non_blocking=True)
 
-    def commit(self, scale: Tensor | float, valid: Tensor | None = None) -> None:
+    def commit(self, scale: Tensor | float, valid: Tensor | None = None, optimizer: int | None = None) -> None:
         """The optimizer took the step: what is pending counts, divided by the loss scale (by a power of two exactly)."""
         if self.pending is None:
             return
-        edges = torch.as_tensor(bin_edges(), dtype=torch.float32, device=self.pending.device)
+        pending = self.pending.take(optimizer)
+        edges = torch.as_tensor(bin_edges(), dtype=torch.float32, device=pending.device)
         middles = (edges[1:] + edges[:-1]) / 2
         places = _places(middles / scale)
-        moved = torch.zeros_like(self.pending).index_add_(1, places.clamp(max=N_BINS - 1), self.pending)
+        moved = torch.zeros_like(pending).index_add_(1, places.clamp(max=N_BINS - 1), pending)
         self.counts += moved if valid is None else moved * valid
-        self.discard()
 
-    def discard(self) -> None:
+    def discard(self, optimizer: int | None = None) -> None:
         """The step was skipped."""
         if self.pending is not None:
-            self.pending.zero_()
+            self.pending.take(optimizer)
 
     def pack(self) -> Tensor:
         """Return the counts as one vector of the row's dtype; vectors of several ranks add."""

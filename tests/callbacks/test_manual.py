@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipMonitor, GradientFlowMonitor, monitors
@@ -188,3 +189,45 @@ def test_a_parameter_shared_by_two_names_counts_once() -> None:
     trainer([flow]).fit(model, loader())
     assert "net.two.weight" not in flow.report.parameters
     assert flow.report.total_norm == pytest.approx(np.mean(model.norms), rel=1e-5)
+
+
+class TwoLosses(Classifier):
+    """Both losses go backward, then both optimizers step, in either order; one loss overflows at batch 1."""
+
+    def __init__(self, first: int, overflows: int) -> None:
+        torch.manual_seed(0)
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.critic = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+        self.first, self.overflows = first, overflows
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers = self.optimizers()
+        losses = [super().training_step(batch, batch_idx), self.critic(batch[0]).pow(2).mean()]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for place, loss in enumerate(losses):
+            self.manual_backward(loss * (1e38 if (place, batch_idx) == (self.overflows, 1) else 1.0))
+        for place in (self.first, 1 - self.first):
+            optimizers[place].step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.net, self.critic)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("overflows", [0, 1])
+def test_a_step_skipped_for_one_of_two_losses_leaves_the_other_s_gradients(first: int, overflows: int) -> None:
+    ours = monitors(every_n_steps=1, summary=False, histograms=True)
+    trainer(ours, plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))).fit(
+        TwoLosses(first, overflows), loader()
+    )
+    flow, clip = ours[1].report, ours[2].report
+    assert [stats.skipped_steps for stats in clip.optimizers.values()] == [int(overflows == 0), int(overflows == 1)]
+    calls = {name: stats.calls for name, stats in flow.modules.items()}
+    parts = {name: 0 if name.startswith("net") else 1 for name in calls}
+    assert calls == {name: 6 if part == overflows else 7 for name, part in parts.items()}
+    assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
+    assert "nonfinite" not in [alert.kind for alert in flow.alerts]
+    counted = {name: sum(counts) for name, (_, counts) in ours[1].histograms.items()}
+    assert counted == {name: stats.count for name, stats in flow.modules.items()}
