@@ -22,8 +22,8 @@ from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
-from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
-from lightning_hooks.clipping.watch import N_EVENT_COLUMNS
+from lightning_hooks.clipping import ClipLedger, clip_stats, merge_ranks, step_events
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, merge_events
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
@@ -187,7 +187,9 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        return packed[0]  # gradients at the optimizer step are the same on every rank
+        counts = N_EVENT_COLUMNS + 2
+        events, careless, totals = packed[..., :N_EVENT_COLUMNS], packed[..., N_EVENT_COLUMNS:counts], packed[..., counts:]
+        return torch.cat((merge_events(events), careless.amax(0), merge_ranks(totals)), -1)
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:

@@ -40,7 +40,8 @@ N_CLIP_COLUMNS = len(ClipColumn)
 class ClipStats:
     """What clipping did at one optimizer's steps in an epoch; every step counts, whatever the sampling.
 
-    Norms are L2 norms over all the optimizer's gradients. Means and maxima are over steps with a finite norm.
+    Norms are L2 norms over all the optimizer's gradients. Means and maxima are over steps with a finite norm. Of several ranks,
+    which step together, counts are the most of any, means are over the steps of all, and maxima the largest of any.
 
     Attributes:
         steps: Optimizer steps taken.
@@ -119,6 +120,21 @@ def merge_tallies(tallies: Tensor) -> Tensor:
     return merged
 
 
+_COUNTS = (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)
+
+
+def merge_ranks(tallies: Tensor) -> Tensor:
+    """Merge what ranks tallied of the same steps, ``(world, …, m)`` to ``(…, m)``.
+
+    Ranks step together, so counts are not added: they are the most of any rank, which is that of each where ranks agree. Norms,
+    coefficients and shares are sums over the steps of all ranks, and maxima the largest of any.
+    """
+    merged = merge_tallies(tallies)
+    for column in _COUNTS:
+        merged[..., column] = tallies[..., column].amax(0)
+    return merged
+
+
 def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None = None) -> ClipStats:
     """Name the numbers of a tally.
 
@@ -128,7 +144,7 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
         limit: The configured norm.
     """
     steps, finite, clipped = (int(row[c]) for c in (ClipColumn.STEPS, ClipColumn.FINITE, ClipColumn.CLIPPED))
-    rated = row[ClipColumn.RATED]
+    rated, shared = row[ClipColumn.RATED], sum(row[N_CLIP_COLUMNS:])  # of a clipped step the shares sum to 1
     ranked = sorted(zip(names, row[N_CLIP_COLUMNS:], strict=True), key=lambda pair: -pair[1])
     return ClipStats(
         steps=steps,
@@ -141,6 +157,6 @@ def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None =
         coefficient=row[ClipColumn.COEFFICIENT] / rated if rated else math.nan,
         nonfinite_steps=int(row[ClipColumn.NONFINITE]),
         skipped_steps=int(row[ClipColumn.SKIPPED]),
-        top_parameters=tuple((name, share / clipped) for name, share in ranked[:TOP] if share > 0),
+        top_parameters=tuple((name, share / shared) for name, share in ranked[:TOP] if share > 0),
         limit=limit,
     )

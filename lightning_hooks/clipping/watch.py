@@ -92,6 +92,28 @@ def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return events
 
 
+_BLOCKS = ((EventColumn.JUMP, EventColumn.GROWTH), (EventColumn.GROWTH, EventColumn.BAD_BATCH))
+
+
+def merge_events(events: Tensor) -> Tensor:
+    """Merge the events of several ranks, ``(world, …, n_event_columns)`` to ``(…, n_event_columns)``.
+
+    The jump and the growth are those of the rank where they were largest, the step that was not finite that of the rank that had it
+    first.
+    """
+    merged = events[0].clone()
+    for first, last in _BLOCKS:
+        merged[..., first:last] = _of_rank(events, events[..., first].argmax(0))[..., first:last]
+    bad = _of_rank(events, events[..., EventColumn.BAD_BATCH].argmin(0))
+    merged[..., EventColumn.BAD_BATCH :] = bad[..., EventColumn.BAD_BATCH :]
+    return merged
+
+
+def _of_rank(events: Tensor, rank: Tensor) -> Tensor:
+    """Each row of the rank that ``rank`` names for it."""
+    return events.gather(0, rank[None, ..., None].expand(1, *events.shape[1:]))[0]
+
+
 class NormWatch:
     """Holds each step's norm against those before, many steps at a time, on the device. No host sync.
 

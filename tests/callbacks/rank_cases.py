@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_hooks import ActivationPruner, monitors
+from lightning_hooks import ActivationPruner, GradientClipMonitor, monitors
 from lightning_hooks.alerts import AlertError
 from tests.models import Classifier, trainer
 
@@ -197,10 +197,43 @@ def by_rank(case: str, rank: int) -> dict[str, Any]:
     }
 
 
+class ClipsOnRankZero(SumLoss):
+    """Has larger gradients on rank 1, step by step more so, and forgets to clip them there; keeps the norms of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__(divisor=4.0)
+        self.before: list[float] = []
+        self.after: list[float] = []
+
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= 1.0 + self.global_rank * (1 + self.global_step)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        self.before.append(self.norm())
+        if self.global_rank == 0:
+            self.clip_gradients(optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm="norm")
+        self.after.append(self.norm())
+
+    def norm(self) -> float:
+        return float(torch.stack([p.grad.double().norm() for p in self.parameters() if p.grad is not None]).norm())
+
+
+def clip_by_rank(rank: int) -> dict[str, Any]:
+    clip = GradientClipMonitor(summary=False)
+    model = ClipsOnRankZero()
+    run = trainer([clip], strategy="ddp", devices=2, use_distributed_sampler=False, gradient_clip_val=0.2)
+    run.fit(model, DataLoader(Shards("even", rank, 2), batch_size=None))
+    return {"report": clip.report, "before": model.before, "after": model.after}
+
+
 # Cases with trouble on rank 1 at its second batch. In early_gradient the NaN is in the loss, elsewhere aside of it.
 ON_ALERT = {"stop": "stop", "raise": "raise", "early_stop": "stop", "early_raise": "raise", "early_gradient": "stop"}
 BY_RANK = ("branches", "nodes")
-CASES = ("even", "uneven", "one_rank_only", "prune", *ON_ALERT, *BY_RANK)
+CASES = ("even", "uneven", "one_rank_only", "prune", "clip_by_rank", *ON_ALERT, *BY_RANK)
 
 
 def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
@@ -208,6 +241,8 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
         return prune(world, rank)
     if case in BY_RANK:
         return by_rank(case, rank)
+    if case == "clip_by_rank":
+        return clip_by_rank(rank)
     ours = monitors(
         every_n_steps=1,
         summary=False,

@@ -71,6 +71,22 @@ def test_a_module_that_runs_on_one_rank_only_neither_hangs_nor_shifts_the_rest(t
     assert "net.never" in ranks[0]["reports"][0].silent
 
 
+def test_the_clip_report_covers_all_ranks(two_ranks: Any) -> None:
+    ranks = two_ranks["clip_by_rank"]
+    assert repr(ranks[0]["report"]) == repr(ranks[1]["report"])
+    report, before, after = ranks[0]["report"], *(ranks[0][key] + ranks[1][key] for key in ("before", "after"))
+    stats = report.optimizers["0-SGD"]
+    assert (stats.steps, stats.clipped_steps, stats.skipped_steps, stats.nonfinite_steps) == (3, 3, 0, 0)
+    assert (stats.norm_before_max, stats.norm_after_max) == pytest.approx((max(before), max(after)), rel=1e-5)
+    assert (stats.norm_before, stats.norm_after) == pytest.approx((sum(before) / 6, sum(after) / 6), rel=1e-5)
+    assert stats.coefficient == pytest.approx(sum(b / a for a, b in zip(before, after, strict=True)) / 6, rel=1e-5)
+    assert sum(share for _, share in stats.top_parameters) == pytest.approx(1.0, rel=1e-6)
+    jumps = [(norms[i] / max(norms[:i]), norms[i]) for norms in (found["before"] for found in ranks) for i in (1, 2)]
+    assert (report.events["0-SGD"].jump, report.events["0-SGD"].jump_norm) == pytest.approx(max(jumps), rel=1e-5)
+    assert [alert.kind for alert in report.alerts if alert.kind == "clip_ineffective"] == ["clip_ineffective"]
+    assert max(ranks[0]["after"]) <= 0.2 * 1.001 < max(ranks[1]["after"])
+
+
 @pytest.mark.parametrize("case", ["stop", "raise"])
 def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ranks: Any) -> None:
     ranks = two_ranks[case]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_hooks.clipping import ClipLedger, NormWatch, step_events
-from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW
+from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn, merge_events
 
 NAMES = ["a", "b", "c"]
 
@@ -174,3 +174,11 @@ def test_nothing_is_said_against_norms_of_zero() -> None:
     assert (events.jump, events.jump_batch) == (1.0, 21)  # held against batch 20
     assert math.isnan(events.growth)
     assert_events(events, reference(norms, [True] * 30, list(range(30))))
+
+
+def test_events_of_ranks_merge_to_the_largest_and_the_first() -> None:
+    first, second = (torch.arange(len(EventColumn), dtype=torch.float64) + offset for offset in (0, 100))
+    first[EventColumn.GROWTH], second[EventColumn.GROWTH] = 9.0, 2.0
+    merged = merge_events(torch.stack((first, second))[:, None])[0]
+    assert torch.equal(merged[: EventColumn.GROWTH], second[: EventColumn.GROWTH])
+    assert torch.equal(merged[EventColumn.GROWTH :], first[EventColumn.GROWTH :])
