@@ -478,8 +478,7 @@ class _Measured:
             if step.shards is not None:
                 self.weights = ShardedWeightSample(step.parameters, indices, step.n_parameters, step.shards)
             else:
-                self.weights = WeightSample(step.parameters, step.known.weights)
-                step.known.weights = self.weights.plan
+                self.weights = step.reader.sample(step.parameters)
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""

@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 
 from lightning_hooks.callbacks.withheld import Withheld
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics import gradient_norms, norms_and_zeros
-from lightning_hooks.statistics.gradients import WeightPlan, located
-from lightning_hooks.statistics.native import Places, fixed
+from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.shards import Shards, whole_where_partial
+from lightning_hooks.statistics.step_reader import StepReader
 
 Kept = list[int | None]
 """Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
@@ -24,19 +23,6 @@ def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Which gradients these parameters have, and how often each was changed in place."""
     # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
     return [(id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Known:
-    """What one step of an optimizer leaves to the next: most often it is all the same there.
-
-    Attributes:
-        gradients: Where gradients lay.
-        weights: How weights were sampled.
-    """
-
-    gradients: Places | None = None
-    weights: WeightPlan | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -55,7 +41,7 @@ class Step:
         global_step: The trainer's, before this step.
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
-        known: What the steps before it left.
+        reader: Reads gradients and weights, and is handed from step to step.
         again: Not the first look within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
             first are the gradients at the weights that the step starts from.
         withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
@@ -73,7 +59,7 @@ class Step:
     skips_nonfinite: bool
     global_step: int
     shards: Shards | None = None
-    known: Known = field(default_factory=Known)
+    reader: StepReader = field(default_factory=StepReader)
     again: bool = False
     withheld: bool = False
     unzeroed: bool = False
@@ -86,22 +72,14 @@ class Step:
 
     def gradients(self) -> list[Tensor]:
         """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
-        found = self._found()
-        if self.shards is not None:
-            found = [whole_where_partial(grad) for grad in found]
-        return [plain_values(grad) for grad in found]
+        return [plain_values(grad) for grad in self._reduced()]
 
     def _found(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
-    def _readable(self) -> tuple[list[Tensor], Places | None]:
-        """The gradients, and where they lie, where the compiled path can read them as they are."""
-        if self.shards is None:
-            found = self._found()
-            places = self.known.gradients = located(found, self.known.gradients)
-            if places is not None:
-                return found, places
-        return self.gradients(), None
+    def _reduced(self) -> list[Tensor]:
+        found = self._found()
+        return found if self.shards is None else [whole_where_partial(grad) for grad in found]
 
     def mark(self) -> None:
         """Remember which gradients these are, for :meth:`unchanged`."""
@@ -121,7 +99,7 @@ class Step:
         if not self.indices:  # training_step returned None
             return torch.zeros(self.n_parameters, dtype=torch.float64)
         if self._norms is None:
-            self._norms = self._placed(gradient_norms(*self._readable()))
+            self._norms = self._placed(self.reader.norms(self._reduced()))
             if self.shards is not None:
                 self._norms = self.shards.norms(self._norms)
         return self._norms
@@ -129,13 +107,11 @@ class Step:
     def zeros(self) -> Tensor:
         """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
         if self._zeros is None:
-            gradients, places = self._readable()
-            norms, self._zeros = norms_and_zeros(gradients, places)
+            norms, self._zeros, self._sizes = self.reader.norms_and_zeros(self._reduced())
             self._norms = self._placed(norms)
             if self.shards is not None:
                 self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)
-                gradients = self._found()
-            self._sizes = [gradient.numel() for gradient in gradients]
+                self._sizes = [gradient.numel() for gradient in self._found()]
         return self._zeros
 
     def _of_whole(self, shards: Shards, norms: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:

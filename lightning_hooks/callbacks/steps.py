@@ -20,13 +20,14 @@ from torch.optim import Optimizer
 
 from lightning_hooks.callbacks.gradient_trace import GradientTrace
 from lightning_hooks.callbacks.parameter_places import ParameterPlaces
-from lightning_hooks.callbacks.step import Kept, Known, Step
+from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_hooks import AfterUpdate, BeforeUpdate, has_step_hooks, warn_unseen
 from lightning_hooks.callbacks.trainer import callbacks_of, loss_scale, loss_scaler
 from lightning_hooks.callbacks.who_clips import may_clip
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.statistics.shards import Shards, is_distributed
+from lightning_hooks.statistics.step_reader import StepReader
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -46,7 +47,7 @@ class _Watch:
 
     hooked: bool  # it has step hooks
     step: Step | None = None
-    known: Known = field(default_factory=Known)
+    reader: StepReader = field(default_factory=StepReader)
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     left: GradientTrace | None = None  # the gradients that the last step left behind
     ready: bool = False  # on_before_optimizer_step has come
@@ -354,7 +355,7 @@ class StepProbe:
             skips_nonfinite=unscales_itself,
             global_step=trainer.global_step,
             shards=self.shards,
-            known=watch.known,
+            reader=watch.reader,
             again=watch.looks > 1,
             unzeroed=watch.left is not None and watch.left.unzeroed,
             wasted=watch.left is not None and watch.left.wasted,

@@ -14,8 +14,8 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
-from lightning_hooks.statistics.native import Places, fixed, native
-from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, Column, ParameterColumn, row_dtype
+from lightning_hooks.statistics.native import Places, native
+from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, Column, ParameterColumn, fixed, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
 """Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hooks.statistics.rows import N_COLUMNS, Column
+from lightning_hooks.statistics.rows import N_COLUMNS, Column, fixed
 
 SOURCE = Path(__file__).with_suffix(".c")
 LIBRARY = Path(__file__).with_name("libnative.so")  # not native.so, which would be an import of its own
@@ -254,12 +254,6 @@ class Native:
     def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor) -> None:
         """Enter update ratios, float64, shape ``(k,)``; those that are not finite do not count."""
         self._enter_ratios(rows.data_ptr(), indices.data_ptr(), len(indices), ratios.data_ptr())
-
-
-@functools.lru_cache(maxsize=256)
-def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
-    return torch.tensor(values, dtype=dtype)
 
 
 def _lies(values: Tensor) -> bool:

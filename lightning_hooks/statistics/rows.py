@@ -7,6 +7,7 @@ counter stops at 2²⁴, and sums of squares in float32 have given negative vari
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -59,6 +60,12 @@ N_PARAMETER_COLUMNS = len(ParameterColumn)
 def row_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 on devices that lack it (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@functools.lru_cache(maxsize=256)
+def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
+    return torch.tensor(values, dtype=dtype)
 
 
 def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
