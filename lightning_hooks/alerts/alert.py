@@ -47,6 +47,7 @@ class Alert:
         title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.alerts.kinds.KINDS`.
         diagnosis: What was seen and the likely cause; empty for the message.
         advice: What to try, as short imperatives, the most likely remedy first.
+        also: Of a root: the other sites with the same problem that do not follow from it.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Alert:
     title: str = ""
     diagnosis: str = ""
     advice: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen for everybody else
@@ -79,9 +81,16 @@ class Alert:
         """``kind at site``."""
         return f"{self.kind} at {self.site}"
 
+    @property
+    def where(self) -> str:
+        """The site, and how many more have the same problem."""
+        return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+
     def __str__(self) -> str:
         follows = f" What follows: {_grouped(self.consequences)}." if self.consequences else ""
-        return " ".join(f"[{self.severity}] {self.name}: {self.message}{follows}".split())  # one line, whoever wrote the message
+        return " ".join(
+            f"[{self.severity}] {self.kind} at {self.where}: {self.message}{follows}".split()
+        )  # one line, whoever wrote the message
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""

@@ -227,7 +227,7 @@ def report_of(rule: Any) -> Any:
     except (NameError, TypeError, ValueError):  # annotations that cannot be told, a builtin
         return None
     said = first[0].annotation if first else None
-    return said if isinstance(said, type) and said is not inspect.Parameter.empty else None
+    return said if isinstance(said, type) and said not in (inspect.Parameter.empty, Any) else None  # Any is a type, since 3.11
 
 
 def _takes_history(rule: RuleLike) -> bool:

@@ -1,19 +1,23 @@
-"""When a finding counts, when an alert is news, and when it is over."""
+"""When a finding counts, when an alert is new, and when it is over."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.alert import SEVERITIES, Alert
+from lightning_hooks.alerts.plain import from_plain
 from lightning_hooks.alerts.rulebook import Finding
 
 ENDED = 50
 """How many alerts that are over are remembered for the summary."""
+REARM = 2
+"""Reports without an alert after which it is over."""
 
-Key = tuple[str, str]
+Key = tuple[str, bool]
+"""Kind, and whether it is more than an info: the identity of a problem while it lasts."""
 
 
 @dataclass(slots=True)
@@ -25,9 +29,30 @@ class _Seen:
     span: int
 
 
+@dataclass(slots=True)
+class Open:
+    """A problem that was passed on and lasts.
+
+    Attributes:
+        first: The alert as it was first passed on; its step, batch and value are those of the problem.
+        level: The gravest severity that was passed on.
+        last_epoch: The last epoch with it.
+        absent: Reports since then.
+        sites: The sites that were its root cause so far.
+        root: Whether it is a root cause in the last report, and not only a consequence of something else.
+    """
+
+    first: Alert
+    level: int
+    last_epoch: int
+    absent: int = 0
+    sites: dict[str, None] = field(default_factory=dict)
+    root: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An alert that was told and is over."""
+    """An alert that was passed on and is over."""
 
     kind: str
     site: str
@@ -36,29 +61,33 @@ class Ended:
 
 
 class AlertWindow:
-    """Tells new alerts from those that were already told, and chance findings from those that count.
+    """Separates new alerts from those that were passed on before, and chance findings from those that count.
 
-    A finding counts if its rule found it in ``times`` of the last ``of`` reports. An alert is told when it appears, holds
-    silently while it lasts, is over after ``rearm`` reports without it, and only then can be told again: a value that
-    wavers around its threshold is told once.
+    A finding counts if its rule found it in ``times`` of the last ``of`` reports. What counts is one problem per kind, whatever the
+    site: the layer at which gradients pass a limit moves from epoch to epoch. The first alert of a kind is passed on when it
+    appears, and again only if it grows graver; it lasts, and is over after ``rearm`` reports without the kind.
 
     Args:
-        rearm: Reports without an alert after which it would be news again; at least 1.
+        rearm: Reports without an alert after which it would be new again; at least 1.
 
     Attributes:
         cleared: What was over at the last :meth:`news`.
         ended: What is over since the start, the last ``ENDED`` of it.
     """
 
-    def __init__(self, rearm: int = 2) -> None:
+    def __init__(self, rearm: int = REARM) -> None:
         if rearm < 1:
             raise ValueError(f"rearm must be at least 1; got {rearm!r}.")
         self.rearm = rearm
         self.cleared: list[Ended] = []
         self.ended: list[Ended] = []
-        self._seen: dict[Key, _Seen] = {}
-        self._absent: dict[Key, int] = {}  # told -> reports since it was last there
-        self._epochs: dict[Key, tuple[int, int]] = {}  # told -> its first and last epoch
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._open: dict[Key, Open] = {}
+
+    @property
+    def open(self) -> list[Alert]:
+        """The root causes that last, each as it was first passed on."""
+        return [entry.first for entry in self._open.values() if entry.root and not entry.absent]
 
     def confirmed(self, findings: Iterable[Finding]) -> list[Alert]:
         """Enter what was found in one report; return what counts, each with the step since which it is there."""
@@ -75,57 +104,117 @@ class AlertWindow:
                 counted.append(dataclasses.replace(alert, since_step=seen.since_step))
         return counted
 
-    def news(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Take the alerts of one report and return those to tell.
+    def grouped(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+        """Give the root causes of one kind one beginning, and the first of them the names of the others.
 
-        What follows from another alert is no news; but if it was told before, when it was a root, it is not over.
+        Args:
+            alerts: Of one report, root causes first, in order of cause.
+
+        Returns:
+            The alerts. Of a problem that was passed on before, root causes have the step since which it lasts; the alert that was
+            passed on within the same epoch is as it was then.
         """
-        current = {(alert.kind, alert.site): alert for alert in alerts}
-        current = {key: alert for key, alert in current.items() if key in self._absent or not alert.cause}
-        new = [alert for key, alert in current.items() if key not in self._absent]
+        alerts = list(alerts)
+        groups = _roots(alerts)
+        leaders = {id(_leader(group)): group for group in groups.values()}
+        return tuple(self._dated(alert, leaders.get(id(alert), ())) for alert in alerts)
+
+    def _dated(self, alert: Alert, group: Iterable[Alert]) -> Alert:
+        also = tuple(other.site for other in group if other is not alert)
+        entry = None if alert.cause else self._open.get(_key(alert))
+        if entry is not None and (alert.site, alert.epoch) == (entry.first.site, entry.first.epoch):
+            return dataclasses.replace(entry.first, also=also, consequences=alert.consequences, step=alert.step)
+        since = alert.since_step if entry is None else entry.first.since_step
+        return dataclasses.replace(alert, also=also, since_step=since)
+
+    def news(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Take the alerts of one report, as :meth:`grouped` gave them, and return those to pass on.
+
+        What follows from another alert is not passed on; but if its kind was before, as a root cause, that is not over.
+        """
+        alerts = list(alerts)
+        groups, kinds = _roots(alerts), {alert.kind for alert in alerts}
+        new = self._enter(groups)
         self.cleared = []
-        for key in [key for key in self._absent if key not in current]:
-            self._absent[key] += 1
-            if self._absent[key] >= self.rearm:
-                del self._absent[key]
-                self.cleared.append(Ended(*key, *self._epochs.pop(key)))
+        for key, entry in list(self._open.items()):
+            entry.root = key in groups
+            if entry.root or key[0] in kinds:
+                entry.absent = 0
+                entry.last_epoch = max((alert.epoch for alert in alerts), default=entry.last_epoch)
+                continue
+            entry.absent += 1
+            if entry.absent >= self.rearm:
+                del self._open[key]
+                self.cleared.append(Ended(key[0], entry.first.site, entry.first.epoch, entry.last_epoch))
         self.ended = [*self.ended, *self.cleared][-ENDED:]
-        for key, alert in current.items():
-            self._hold(key, alert)
         return new
 
     def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Take alerts found in the middle of an epoch and return those to tell; nothing ends before the epoch does."""
-        new = [alert for alert in alerts if not self.holds(alert)]
-        for alert in new:
-            self._hold((alert.kind, alert.site), alert)
+        """Take alerts found in the middle of an epoch and return those to pass on; nothing ends before the epoch does."""
+        return self._enter(_roots(list(alerts)))
+
+    def _enter(self, groups: dict[Key, list[Alert]]) -> list[Alert]:
+        new = []
+        for key, group in groups.items():
+            leader = _leader(group)
+            entry = self._open.get(key)
+            level = SEVERITIES.index(leader.severity)
+            if entry is None:
+                entry = self._open[key] = Open(leader, level, leader.epoch)
+                new.append(leader)
+            elif level > entry.level:
+                entry.level = level
+                new.append(leader)
+            entry.sites.update(dict.fromkeys(alert.site for alert in group))
         return new
 
     def holds(self, alert: Alert) -> bool:
-        """Whether an alert was told and is not over."""
-        return (alert.kind, alert.site) in self._absent
-
-    def _hold(self, key: Key, alert: Alert) -> None:
-        self._absent[key] = 0
-        first, _ = self._epochs.get(key, (alert.epoch, alert.epoch))
-        self._epochs[key] = (first, alert.epoch)
+        """Whether an alert was the root cause of a problem that lasts."""
+        return any(alert.site in entry.sites for key, entry in self._open.items() if key[0] == alert.kind)
 
     def state_dict(self) -> dict[str, list[list[Any]]]:
         """Return what :meth:`load_state_dict` needs, in plain types."""
         return {
-            "absent": [[*key, age, *self._epochs[key]] for key, age in self._absent.items()],
+            "open": [
+                [serious, entry.first.record(), entry.level, entry.last_epoch, entry.absent, list(entry.sites), entry.root]
+                for (_, serious), entry in self._open.items()
+            ],
             "seen": [[*key, seen.recent, seen.since_step, seen.span] for key, seen in self._seen.items()],
             "ended": [[over.kind, over.site, over.first_epoch, over.last_epoch] for over in self.ended],
         }
 
     def load_state_dict(self, state: dict[str, list[list[Any]]]) -> None:
         """Take up the state of an earlier run."""
-        self._absent, self._epochs = {}, {}
-        for kind, site, age, *epochs in state["absent"]:  # without epochs up to version 0.1
-            self._absent[kind, site] = int(age)
-            self._epochs[kind, site] = (int(epochs[0]), int(epochs[1])) if epochs else (0, 0)
+        self._open = {}
+        for kind, site, age, *epochs in state.get("absent", []):  # up to version 0.1, one entry a site
+            first, last = epochs or (0, 0)
+            known = Alert(kind, site, 1.0, 0.0, int(first), 0, "critical", kind)
+            entry = self._open.setdefault((kind, True), Open(known, SEVERITIES.index("critical"), int(last), int(age)))
+            entry.sites[site] = None
+        for serious, plain, level, last, absent, sites, root in state.get("open", []):
+            alert: Alert = from_plain(Alert, plain)
+            self._open[alert.kind, bool(serious)] = Open(
+                alert, int(level), int(last), int(absent), dict.fromkeys(map(str, sites)), bool(root)
+            )
         self._seen = {
             (kind, site): _Seen([int(hit) for hit in recent], int(since), int(span))
             for kind, site, recent, since, span in state.get("seen", [])
         }
         self.ended = [Ended(str(kind), str(site), int(first), int(last)) for kind, site, first, last in state.get("ended", [])]
+
+
+def _key(alert: Alert) -> Key:
+    return alert.kind, alert.severity != "info"
+
+
+def _roots(alerts: Iterable[Alert]) -> dict[Key, list[Alert]]:
+    groups: dict[Key, list[Alert]] = {}
+    for alert in alerts:
+        if not alert.cause:
+            groups.setdefault(_key(alert), []).append(alert)
+    return groups
+
+
+def _leader(group: list[Alert]) -> Alert:
+    """The gravest of the root causes of one kind, of several the first."""
+    return max(group, key=lambda alert: SEVERITIES.index(alert.severity))

@@ -29,7 +29,17 @@ Rules = Sequence[Any]
 """What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, said loosely so that LightningCLI hands it on."""
 
 ON_ALERT = ("log", "warn", "stop", "raise")
-COLUMNS = ("severity", "kind", "site", "value", "threshold", "epoch", "what was seen, the likely cause, what to try")
+COLUMNS = (
+    "severity",
+    "kind",
+    "site",
+    "value",
+    "threshold",
+    "epoch",
+    "step",
+    "batch",
+    "what was seen, the likely cause, what to try",
+)
 """Of the table of alerts in the trackers."""
 MOST_SHOWN = 200
 """Rows of that table at one step."""
@@ -78,9 +88,9 @@ class Alerting:
         known = {(alert.kind, alert.site): alert for alert in early}
         findings = []
         for finding in self.book.judge(report, tuple(self.history), self._fault_of_rule):
-            first = known.pop((finding.alert.kind, finding.alert.site), None)
-            if first is not None:  # the check knows when
-                dated = dataclasses.replace(finding.alert, since_step=first.since_step, batch=first.batch)
+            checked = known.pop((finding.alert.kind, finding.alert.site), None)
+            if checked is not None:  # the check knows when
+                dated = dataclasses.replace(finding.alert, since_step=checked.since_step, batch=checked.batch)
                 finding = finding._replace(alert=dated)
             findings.append(finding)
         alerts = tuple(self.window.confirmed([*findings, *map(Finding, known.values())]))
@@ -139,21 +149,20 @@ def conclude(trainer: Trainer, monitors: Sequence[Monitor[Any]], file: Path | No
     reports: list[Any] = [monitor.report for monitor in monitors]
     found = [report.alerts for report in reports]
     ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
-    for place, alerts in enumerate(ordered.of_report):
-        reports[place] = monitors[place].report = dataclasses.replace(reports[place], alerts=alerts)
     records: list[dict[str, Any]] = []
-    fresh = {}
-    for place, (monitor, report) in enumerate(zip(monitors, reports, strict=True)):
+    fresh: dict[tuple[int, str], Alert] = {}
+    for place, (monitor, alerts) in enumerate(zip(monitors, ordered.of_report, strict=True)):
         window = monitor.alerting.window
-        fresh[place] = {alert.name for alert in window.news(report.alerts)}
+        reports[place] = report = monitor.report = dataclasses.replace(reports[place], alerts=window.grouped(alerts))
+        fresh.update({(place, alert.name): alert for alert in window.news(report.alerts)})
         records += [
             {"event": "cleared", "monitor": monitor.prefix, **dataclasses.asdict(over), "epoch": report.epoch, "step": report.step}
             for over in window.cleared
         ]
     news = [
-        News(monitors[place], alert, concerned(alert, monitors, found))
+        News(monitors[place], fresh[place, alert.name], concerned(alert, monitors, found))
         for place, alert in ordered.roots
-        if alert.name in fresh[place]
+        if (place, alert.name) in fresh
     ]
     for monitor in monitors:
         if monitor.early is not None:
@@ -243,13 +252,22 @@ def over_lines(window: AlertWindow) -> list[str]:
     return [f"  Over: {some(over)}"] if over else []
 
 
+def began(alert: Alert) -> str:
+    """Since when: the step, and the batch where that is known; empty where the end of its epoch is all that is known."""
+    if alert.since_step in (None, alert.step) and alert.batch is None:
+        return ""
+    batch = "" if alert.batch is None else f", batch {alert.batch} of epoch {alert.epoch}"
+    return f" (since step {alert.since_step}{batch})"
+
+
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
     rows: list[tuple[object, ...]] = [
-        (a.severity, a.kind, a.site, a.value, a.threshold, a.epoch, str(a).partition(": ")[2]) for a in alerts[:MOST_SHOWN]
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, str(a).partition(": ")[2])
+        for a in alerts[:MOST_SHOWN]
     ]
     if len(alerts) > MOST_SHOWN:
-        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, ""))
+        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
     trackers.table("alerts", COLUMNS, rows, step)
     kinds: dict[str, list[Alert]] = {}
     for alert in alerts:

@@ -65,9 +65,17 @@ def conclude_in_print(monitors: Sequence[Any], headline: str = "", place: str = 
     reports = [monitor.report for monitor in monitors if monitor.report is not None]
     if not any(getattr(monitor, "summary", False) for monitor in monitors) or not (reports or headline):
         return False
-    alerts = open_alerts(reports)
+    alerts = sorted((alert for monitor in monitors for alert in _open(monitor)), key=lambda alert: ORDER[alert.severity])
     show(["", *closing_lines(headline or headline_of(alerts), alerts, place)])
     return True
+
+
+def _open(monitor: Any) -> list[Alert]:
+    """The problems that last: of a monitor that follows them one each, as first passed on; else what its last report has."""
+    alerting = getattr(monitor, "alerting", None)
+    if alerting is None:
+        return open_alerts([monitor.report])
+    return [alert for alert in alerting.window.open if alert.severity in ORDER]
 
 
 def _listed(alerts: Sequence[Alert], room: int) -> str:

@@ -110,10 +110,14 @@ def look(trainer: Trainer, monitors: Sequence[Monitor[Any]], step: int) -> bool:
         reports.append(dataclasses.replace(report, alerts=alerts))
     ordered = in_order_of_cause(reports, lambda place, alert: monitors[place].alerting.window.holds(alert))
     found = [report.alerts for report in reports]
+    of_report, fresh = [], {}
+    for place, (monitor, alerts) in enumerate(zip(monitors, ordered.of_report, strict=True)):
+        of_report.append(monitor.alerting.window.grouped(alerts))
+        fresh.update({(place, alert.name): alert for alert in monitor.alerting.window.at_once(of_report[place])})
     news = [
-        News(monitors[place], alert, concerned(alert, monitors, found))
+        News(monitors[place], fresh[place, alert.name], concerned(alert, monitors, found))
         for place, alert in ordered.roots
-        if monitors[place].alerting.window.at_once([alert])
+        if (place, alert.name) in fresh
     ]
     for monitor in monitors:
         assert monitor.early is not None
@@ -121,7 +125,7 @@ def look(trainer: Trainer, monitors: Sequence[Monitor[Any]], step: int) -> bool:
     if not news:
         return False
     if any("raise" in entry.how for entry in news):  # there will be no end of this epoch
-        for monitor, report, alerts in zip(monitors, whole, ordered.of_report, strict=True):
+        for monitor, report, alerts in zip(monitors, whole, of_report, strict=True):
             monitor.report = dataclasses.replace(report, alerts=alerts)
     tell(trainer, news, step, news[0].monitor._alert_file)
     return any("stop" in entry.how for entry in news)

@@ -170,7 +170,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Numbers of batches, order of calls, inputs and features, of one vector or of those of all ranks."""
         sizes = 2, len(self._table.names), self._inputs.length
-        return packed.split((*sizes, packed.shape[-1] - sum(sizes)), dim=-1)
+        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @property
     @override
@@ -195,7 +195,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             step,
             in_order(sites, order),
             silent,
-            *map(int, batches.tolist()),
+            int(batches[0]),
+            int(batches[1]),
             order=order,
             inputs=inputs,
             input_place=self._inputs.place,

@@ -310,7 +310,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         """Order of calls and of arrival, what the host knows, loss, modules, parameters: of one vector or of those of all ranks."""
         n, known, rows = len(self._modules.names), 3 + len(self._parameters.names), self._modules.rows.numel()
         sizes = n, n, known, N_LOSS_COLUMNS, rows
-        return packed.split((*sizes, packed.shape[-1] - sum(sizes)), dim=-1)
+        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
     def unpack(self, packed: Tensor) -> None:

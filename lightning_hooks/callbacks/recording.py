@@ -129,6 +129,8 @@ class Recorder:
         end = {"how": how, "epoch": trainer.current_epoch, "step": trainer.global_step, "ended": _now()}
         if error is not None:
             end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+            if how == "exception":
+                end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", end)])))
         self._try(lambda: self._conclude(monitor, trainer))
         if self._broken:

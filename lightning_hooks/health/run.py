@@ -90,6 +90,14 @@ class Run:
         return [recorded for recorded in self.monitors if recorded.prefix == prefix and recorded.epochs]
 
     @property
+    def error(self) -> tuple[str, str] | None:
+        """The type and the text of the exception that ended training; None if none did."""
+        if self.end is None or self.end.get("how") != "exception":
+            return None
+        kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
+        return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
+
+    @property
     def epochs(self) -> list[int]:
         """All epochs that any monitor reported of."""
         return sorted({epoch for recorded in self.monitors for epoch in recorded.epochs})

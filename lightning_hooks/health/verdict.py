@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.kinds import inside_a_sentence
+from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.health.run import Recorded, Run
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import TABLES
 
-Status = Literal["critical", "warning", "healthy", "unknown"]
+Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
 GRAVITY = {"critical": 0, "warning": 1, "info": 2}
+
+LONGEST_ERROR = 160
+"""Characters of an error's text in the headline."""
 
 URGENT = ("nonfinite", "exploding", "dead", "vanishing")
 """What is told first where several kinds are equally grave: what breaks the rest of training, then what stops a layer."""
@@ -24,10 +29,10 @@ class Course:
     """One alert over the epochs.
 
     Attributes:
-        alert: As it last was.
+        alert: As it was at first in its last stretch, with what it followed from at the end.
         prefix: Of the monitor that raised it.
         severity: The gravest it was in its last stretch.
-        since: The first epoch of the last stretch of epochs with it.
+        since: The first epoch of the last stretch of epochs with it; an epoch without it does not end one.
         until: The last epoch with it.
         lasts: Whether that is the run's last.
         epochs: All epochs with it.
@@ -57,6 +62,8 @@ class Finding:
         seen: What was seen at the first site, and its likely cause.
         advice: What to try, as short imperatives; may be empty.
         consequences: What follows from it, as ``kind at site``.
+        first: The alert as it was passed on first: its batch, step and value are those of the problem.
+        again: The first and the last epoch of each earlier stretch.
     """
 
     kind: str
@@ -69,6 +76,8 @@ class Finding:
     seen: str
     advice: tuple[str, ...]
     consequences: tuple[str, ...] = ()
+    first: Alert | None = None
+    again: tuple[tuple[int, int], ...] = ()
 
     @property
     def what(self) -> str:
@@ -83,9 +92,11 @@ class Finding:
     @property
     def when(self) -> str:
         """Since when, or from when to when."""
+        batch = "" if self.first is None or self.first.batch is None else f", batch {self.first.batch}"
+        also = f" (also in {_epochs(self.again)})" if self.again else ""
         if self.lasts:
-            return f"since epoch {self.since}"
-        return f"in epoch {self.since}" if self.since == self.until else f"in epochs {self.since} to {self.until}"
+            return f"since epoch {self.since}{batch}{also}"
+        return f"in {_epochs([(self.since, self.until)])}{also}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,8 @@ class Verdict:
     """The judgement of a run.
 
     Attributes:
-        status: ``critical``, ``warning``, ``healthy``, or ``unknown`` if nothing was reported.
+        status: ``failed`` if training ended with an error, else ``critical``, ``warning``, ``healthy``, or ``unknown`` if nothing
+            was reported.
         headline: It in a sentence.
         details: What must be known beside it, a sentence each.
         findings: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
@@ -115,28 +127,30 @@ def courses(run: Run) -> list[Course]:
 
 
 def judge(run: Run) -> Verdict:
-    """Judge a run by its alerts."""
-    roots = [course for course in courses(run) if not getattr(course.alert, "cause", "")]
-    findings = sorted(
-        [*_grouped(course for course in roots if course.lasts), *_grouped(course for course in roots if not course.lasts)],
-        key=_order,
-    )
+    """Judge a run by its alerts, and by how training ended."""
+    found = [finding for recorded in run.monitors for finding in _findings(recorded, max(run.epochs, default=-1))]
+    findings = tuple(sorted(found, key=_order))
+    status, headline = _headline(run, findings)
+    if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
+        status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {headline}"
+    return Verdict(status, headline, (*_ending(run), *_extent(run)), findings if run.epochs else ())
+
+
+def _headline(run: Run, findings: Sequence[Finding]) -> tuple[Status, str]:
     present = [finding for finding in findings if finding.lasts and finding.severity != "info"]
     past = [finding for finding in findings if not finding.lasts and finding.severity != "info"]
-    details = [*_ending(run), *_extent(run)]
     if not run.epochs:
-        return Verdict("unknown", "Nothing was reported: no epoch was completed.", tuple(details), ())
+        return "unknown", "Nothing was reported: no epoch was completed."
     if not any(_heard(recorded) for recorded in run.monitors):
-        return Verdict("unknown", "Nothing was heard: no module, no parameter, no optimizer.", tuple(details), tuple(findings))
+        return "unknown", "Nothing was heard: no module, no parameter, no optimizer."
     if present:
         first = present[0]
         more = f"; {len(present) - 1} more finding{'s' * (len(present) > 2)} below" if len(present) > 1 else ""
         status: Status = "critical" if first.severity == "critical" else "warning"
-        return Verdict(status, f"{_capital(first.what)} at {first.where}, {first.when}{more}.", tuple(details), tuple(findings))
+        return status, f"{_capital(first.what)} at {first.where}, {first.when}{more}."
     if past:
-        what = f"{_capital(past[0].what)} at {past[0].where}, {past[0].when}, passed."
-        return Verdict("healthy", f"Nothing is wrong at the end. {what}", tuple(details), tuple(findings))
-    return Verdict("healthy", "Nothing was found wrong.", tuple(details), tuple(findings))
+        return "healthy", f"Nothing is wrong at the end. {_capital(past[0].what)} at {past[0].where}, {past[0].when}, passed."
+    return "healthy", "Nothing was found wrong."
 
 
 def _of_monitor(recorded: Recorded, last: int) -> list[Course]:
@@ -151,23 +165,56 @@ def _of_monitor(recorded: Recorded, last: int) -> list[Course]:
     for key in sorted(seen, key=lambda key: at_the_end.get(key, len(at_the_end))):
         stretch = [seen[key][-1]]
         for earlier in reversed(seen[key][:-1]):
-            if place[stretch[0][0]] - place[earlier[0]] > 1:
+            if place[stretch[-1][0]] - place[earlier[0]] > REARM:
                 break
-            stretch.insert(0, earlier)
+            stretch.append(earlier)
+        stretch.reverse()
         severity = min((alert.severity for _, alert in stretch), key=lambda one: GRAVITY.get(one, 3))
-        until = stretch[-1][0]
+        until, latest = stretch[-1]
+        first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
         lasts = until == epochs[-1] and until == last
-        found.append(
-            Course(stretch[-1][1], recorded.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key]))
-        )
+        found.append(Course(first, recorded.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key])))
     return found
 
 
-def _grouped(courses: Iterable[Course]) -> list[Finding]:
-    groups: dict[tuple[str, bool], list[Course]] = {}
-    for course in courses:
-        groups.setdefault((course.alert.kind, course.severity == "info"), []).append(course)
-    return [_finding(group) for group in groups.values()]
+@dataclass(slots=True)
+class _Spell:
+    """A stretch of epochs with one problem: root causes of one kind, at whatever sites."""
+
+    first: Alert
+    since: int
+    number: int  # of the last report with it
+    until: int = 0
+    severity: str = "info"
+    sites: dict[str, None] = field(default_factory=dict)
+    consequences: dict[str, None] = field(default_factory=dict)
+
+    def add(self, epoch: int, roots: Sequence[Alert]) -> None:
+        self.until = epoch
+        self.severity = min((self.severity, *(root.severity for root in roots)), key=lambda one: GRAVITY.get(one, 3))
+        self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
+        self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
+
+
+def _findings(recorded: Recorded, last: int) -> list[Finding]:
+    """The problems that one monitor found, each kind once, in the order in which they began."""
+    spells: dict[tuple[str, bool], list[_Spell]] = {}
+    for number, (epoch, alerts) in enumerate(recorded.alerts.items()):
+        kinds = {alert.kind for alert in alerts}
+        roots: dict[tuple[str, bool], list[Alert]] = {}
+        for alert in alerts:
+            if not alert.cause:
+                roots.setdefault((alert.kind, alert.severity == "info"), []).append(alert)
+        for key, group in roots.items():
+            known = spells.setdefault(key, [])
+            if not known or number - known[-1].number > REARM:
+                known.append(_Spell(min(group, key=lambda root: GRAVITY.get(root.severity, 3)), epoch, number))
+            known[-1].add(epoch, group)
+        for (kind, _), known in spells.items():
+            if kind in kinds and number - known[-1].number <= REARM:
+                known[-1].number = number
+    end = max(recorded.alerts, default=-1)
+    return [_finding(known, known[-1].until == end == last) for known in spells.values()]
 
 
 def _order(finding: Finding) -> tuple[bool, bool, int, int]:
@@ -175,22 +222,35 @@ def _order(finding: Finding) -> tuple[bool, bool, int, int]:
     return finding.severity == "info", not finding.lasts, GRAVITY.get(finding.severity, 3), urgency
 
 
-def _finding(group: Sequence[Course]) -> Finding:
-    ordered = sorted(group, key=lambda course: (GRAVITY.get(course.severity, 3), course.since))
-    first = ordered[0]
-    follows = [name for course in ordered for name in getattr(course.alert, "consequences", ())]
+def _finding(spells: Sequence[_Spell], lasts: bool) -> Finding:
+    *earlier, spell = spells
+    first = spell.first
     return Finding(
-        first.alert.kind,
-        first.alert.title,
-        first.severity,
-        tuple(dict.fromkeys(course.alert.site for course in ordered)),
-        min(course.since for course in ordered),
-        max(course.until for course in ordered),
-        first.lasts,
-        _capital(first.alert.diagnosis),
-        first.alert.advice,
-        tuple(dict.fromkeys(follows)),
+        first.kind,
+        first.title,
+        spell.severity,
+        tuple(dict.fromkeys((first.site, *spell.sites))),
+        spell.since,
+        spell.until,
+        lasts,
+        _capital(first.diagnosis),
+        first.advice,
+        tuple(spell.consequences),
+        first,
+        tuple((other.since, other.until) for other in earlier),
     )
+
+
+def _epochs(stretches: Iterable[tuple[int, int]]) -> str:
+    """``epoch 3``, ``epochs 3 to 5 and 9``."""
+    parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
+    several = len(parts) > 1 or "to" in parts[0]
+    return f"epoch{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]} …"
 
 
 def _ending(run: Run) -> list[str]:

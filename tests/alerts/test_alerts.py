@@ -35,7 +35,9 @@ def told(window, *epochs):
         (2, ["a", "", "", "a"], ["a", "", "", "a"]),
         (1, ["a", "", "a", "a"], ["a", "", "a", ""]),
         (3, ["a", "", "", "a", "", "", "", "a"], ["a", "", "", "", "", "", "", "a"]),
-        (2, ["a", "ab", "b", "b", "ab"], ["a", "b", "", "", "a"]),
+        (2, ["a", "ab", "b", "b", "ab"], ["a", "", "", "", ""]),  # one problem, whose site moves
+        (2, ["a", "b", "", "c"], ["a", "", "", ""]),
+        (2, ["a", "b", "", "", "c"], ["a", "", "", "", "c"]),
         (2, ["", "a", "", "a", "", "a"], ["", "a", "", "", "", ""]),
         (2, ["aa"], ["a"]),
     ],
@@ -89,7 +91,7 @@ def test_a_record_is_json_without_nan():
     assert json.loads(json.dumps(plain, allow_nan=False)) == {
         "kind": "dead", "site": "a", "value": "NaN", "threshold": 0.5, "epoch": 0, "step": 10, "severity": "warning",
         "message": "seen; cause; remedy", "since_step": None, "cause": "", "consequences": ["zero at b"], "batch": None,
-        "title": "Dead units", "diagnosis": "seen; cause; remedy", "advice": [],
+        "title": "Dead units", "diagnosis": "seen; cause; remedy", "advice": [], "also": [],
     }  # fmt: skip
 
 

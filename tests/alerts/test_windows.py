@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +56,11 @@ def test_since_is_the_first_step_of_the_spell() -> None:
 def test_what_is_over_is_told_once_with_its_epochs() -> None:
     window = AlertWindow(rearm=2)
     cleared: list[Any] = []
-    for epoch, sites in enumerate(["a", "ab", "b", "b", "", ""]):
+    for epoch, sites in enumerate(["a", "ab", "b", "", "", "", "c"]):
         window.news([alert(site, epoch) for site in sites])
         cleared.append([(over.site, over.first_epoch, over.last_epoch) for over in window.cleared])
-    assert cleared == [[], [], [], [("a", 0, 1)], [], [("b", 1, 3)]]
-    assert [over.site for over in window.ended] == ["a", "b"]
+    assert cleared == [[], [], [], [], [("a", 0, 2)], [], []]  # by the site at which it began
+    assert [over.site for over in window.ended] == ["a"]
 
 
 def test_the_state_of_version_0_1_is_read() -> None:
@@ -68,24 +69,72 @@ def test_the_state_of_version_0_1_is_read() -> None:
     assert window.news([alert("a")]) == []
 
 
+def test_a_problem_has_one_beginning_though_its_site_moves() -> None:
+    window = AlertWindow()
+    for epoch, site in enumerate("aabc"):
+        (now,) = window.grouped([alert(site, epoch, since=10 * epoch + 3)])
+        assert now.since_step == 3
+        assert [entry.site for entry in window.news([now])] == (["a"] if epoch == 0 else [])
+    assert window.open == [alert("a", 0, since=3)]  # as it was passed on
+
+
+def test_one_alert_names_the_sites_that_have_the_same_problem() -> None:
+    window = AlertWindow()
+    one, two, three, follows = window.grouped(
+        [alert("a", 1), replace(alert("b", 1), severity="critical"), alert("c", 1), replace(alert("d", 1), cause="dead at a")]
+    )
+    assert [entry.also for entry in (one, two, three, follows)] == [(), ("a", "c"), (), ()]  # the gravest speaks for all
+    assert window.news([one, two, three, follows]) == [two]
+    assert str(two).startswith("[critical] dead at b and 2 more sites: ")
+    assert two.name == "dead at b"
+
+
+def test_what_grows_graver_is_passed_on_again() -> None:
+    window = AlertWindow()
+    told = []
+    for epoch, severity in enumerate(["info", "info", "warning", "critical", "warning", "critical"]):
+        graded = replace(alert("a", epoch, since=5), severity=severity)
+        told += [(entry.epoch, entry.severity) for entry in window.news(window.grouped([graded]))]
+    assert told == [(0, "info"), (2, "warning"), (3, "critical")]
+
+
 def test_what_was_told_and_now_follows_from_another_is_not_over() -> None:
     window = AlertWindow(rearm=2)
-    assert [entry.site for entry in window.news([alert("b", 0)])] == ["b"]
+    assert window.news([alert("b", 0)]) == [alert("b", 0)]
+    other = replace(alert("a", 1), kind="constant")
     for epoch in range(1, 4):
-        told = window.news(
-            [alert("a", epoch), replace(alert("b", epoch), cause="dead at a"), replace(alert("c"), cause="dead at a")]
-        )
-        assert [entry.site for entry in told] == (["a"] if epoch == 1 else [])
+        follows = replace(alert("b", epoch), cause="constant at a", severity="info")
+        assert window.news([replace(other, epoch=epoch), follows]) == ([other] if epoch == 1 else [])
         assert window.cleared == []
+        assert window.open == [other]  # of the root causes
     assert window.news([alert("b", 4)]) == []  # a root again, and told long ago
-    assert [entry.site for entry in window.news([alert("c", 5)])] == ["c"]  # never was told
 
 
 def test_what_is_told_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:
     window = AlertWindow(rearm=1)
     window.news([alert("a", 0)])
-    assert [entry.site for entry in window.at_once([alert("a", 1), alert("b", 1)])] == ["b"]
-    assert window.at_once([alert("b", 1)]) == []
-    assert window.news([alert("a", 1), alert("b", 1)]) == []
+    early = replace(alert("b", 1, since=13), kind="nonfinite", batch=3)
+    assert window.at_once([alert("a", 1), early]) == [early]
+    assert window.at_once([replace(early, site="c")]) == []
+    at_the_end = replace(early, value=0.7, since_step=19, batch=9, step=20)
+    (a, now) = window.grouped([alert("a", 1), at_the_end])
+    assert now == replace(early, step=20)  # as it was passed on in this epoch
+    assert window.news([a, now]) == []
     assert window.news([]) == []
-    assert [(over.site, over.first_epoch, over.last_epoch) for over in window.cleared] == [("a", 0, 1), ("b", 1, 1)]
+    assert [(over.kind, over.first_epoch, over.last_epoch) for over in window.cleared] == [("dead", 0, 1), ("nonfinite", 1, 1)]
+
+
+def test_a_restored_state_keeps_the_identity_of_what_is_open() -> None:
+    before, after = AlertWindow(), AlertWindow()
+    first = replace(alert("a", 0, since=3), batch=2, value=math.nan)
+    before.news([first])
+    before.news(before.grouped([alert("b", 1, since=17)]))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert repr(after.open) == repr([first])
+    assert after.holds(alert("a"))
+    assert after.holds(alert("b"))
+    (now,) = after.grouped([alert("c", 2, since=29)])
+    assert now.since_step == 3
+    assert after.news([now]) == []
+    assert after.news([]) == after.news([]) == []
+    assert [(over.site, over.first_epoch, over.last_epoch) for over in after.cleared] == [("a", 0, 2)]

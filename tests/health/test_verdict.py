@@ -1,5 +1,7 @@
 """The verdict: what is wrong, since when, and what to try."""
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_hooks.health import judge, read_run
@@ -48,8 +50,40 @@ def test_what_lasts_is_told_since_when(told):
 
 
 def test_what_came_back_counts_from_then(told):
+    (finding,) = told([DEAD], [], [], [DEAD], [DEAD]).findings
+    assert finding.when == "since epoch 3 (also in epoch 0)"
+
+
+def test_all_that_came_before_is_told(told):
+    (finding,) = told([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).findings
+    assert finding.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
+
+
+def test_one_epoch_without_it_is_no_end(told):
     (finding,) = told([DEAD], [], [DEAD], [DEAD]).findings
-    assert finding.when == "since epoch 2"
+    assert finding.when == "since epoch 0"
+
+
+def test_a_problem_whose_site_moves_is_one_finding_from_its_first_epoch(told):
+    wandering = [("vanishing", site, "warning") for site in ("b.133.1", "b.133.0", "b.132.1")]
+    verdict = told([], *([one] for one in wandering))
+    (finding,) = verdict.findings
+    assert finding.sites == ("b.133.1", "b.133.0", "b.132.1")
+    assert (finding.when, finding.first.epoch) == ("since epoch 1", 1)
+
+
+def test_the_first_alert_says_what_where_and_when(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(file, line("fit", FIT))
+    for epoch, (value, batch) in enumerate([(0.5102, 10), (1.0, 0), (1.0, 0)]):
+        nan = replace(alert("nonfinite", "a", epoch, "critical", f"{value:.2%} are NaN."), value=value, batch=batch, since_step=10)
+        append(file, report_line("features", "", features(epoch, ["a"], alerts=(nan,)), 0.0))
+    run = read_run(file)
+    (finding,) = judge(run).findings
+    assert (finding.when, finding.seen) == ("since epoch 0, batch 10", "51.02% are NaN.")
+    assert (finding.first.value, finding.first.batch, finding.first.since_step) == (0.5102, 10, 10)
+    (course,) = courses(run)
+    assert (course.since, course.alert.value, course.alert.batch) == (0, 0.5102, 10)
 
 
 def test_what_passed_is_no_verdict_but_told(told):
@@ -88,7 +122,13 @@ def test_how_training_ended_is_told(told, end, detail):
 
 def test_a_run_without_an_epoch_is_not_judged(told):
     verdict = told(end="exception")
-    assert (verdict.status, verdict.headline) == ("unknown", "Nothing was reported: no epoch was completed.")
+    failed = "Training ended with ValueError: boom. Nothing was reported: no epoch was completed."
+    assert (verdict.status, verdict.headline) == ("failed", failed)
+
+
+def test_a_run_that_raised_is_not_called_healthy(told):
+    verdict = told([], end="exception")
+    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. Nothing was found wrong.")
 
 
 def test_a_run_that_heard_nothing_is_not_called_healthy(tmp_path):

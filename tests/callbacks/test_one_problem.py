@@ -1,0 +1,109 @@
+"""One problem is one alert, with one beginning, wherever it is shown."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+
+from lightning_hooks import Alert, FeatureStatsMonitor, monitors
+from lightning_hooks.health import judge, read_run
+from tests.models import Classifier, loader, trainer
+
+
+class Breaks(nn.Module):
+    """Its output is NaN for half of the samples in its fourth call, and for all of them later."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        bad = 0 if self.calls < 4 else len(x) // 2 if self.calls == 4 else len(x)
+        return torch.cat([x[:bad] * torch.nan, x[bad:]])
+
+
+@pytest.mark.parametrize("check", [None, 1])
+def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
+    check: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    told: list[Alert] = []
+    ours = monitors(every_n_steps=1, check_every_n_steps=check)
+    for monitor in ours:
+        monitor.subscribe(told.append)
+    net = nn.Sequential(nn.Linear(8, 8), Breaks(), nn.Linear(8, 3))
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer(list(ours), max_epochs=4, logger=CSVLogger(tmp_path, name="", version="")).fit(Classifier(net), loader())
+    (alert,) = told  # what the gradients and the clips have follows from it
+    assert (alert.kind, alert.site, alert.epoch, alert.batch) == ("nonfinite", "net.1", 0, 3)
+    assert alert.value < 1.0
+
+    assert str(alert) in caplog.text
+    printed = capsys.readouterr().out
+    assert "NaN or infinite values at net.1, since epoch 0, batch 3." in printed
+    assert "Open alerts: [critical] nonfinite at net.1\n" in printed
+
+    folder = tmp_path / "lightning_hooks"
+    (raised,) = map(json.loads, (folder / "alerts.jsonl").read_text().splitlines())
+    first = judge(read_run(tmp_path)).findings[0].first
+    for plain in (raised, first.record()):
+        assert (plain["batch"], plain["since_step"], plain["message"]) == (alert.batch, alert.since_step, alert.message)
+        assert plain["value"] == pytest.approx(alert.value, rel=1e-3)
+
+    page = html.unescape((folder / "report.html").read_text())
+    assert "since epoch 0, batch 3" in page
+    assert alert.diagnosis[:60] in page
+
+    (table,) = (path for path in tmp_path.rglob("*.csv") if path.parent.name == "alerts")
+    row = table.read_text()
+    assert f",{alert.value}," in row
+    assert f",{alert.since_step},{alert.batch}," in row
+
+
+def vanishing_at(sites: dict[int, str]) -> Any:
+    """A rule that finds one problem, each epoch at another site."""
+
+    def rule(report: Any) -> Any:
+        if report.epoch in sites:
+            yield Alert("vanishing", sites[report.epoch], 0.01, 0.1, report.epoch, report.step, "warning", "It vanishes.")
+
+    return rule
+
+
+class Save(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_a_site_that_moves_is_one_problem_also_over_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[Alert] = []
+
+    def fit(epochs: int, path: Path | None = None) -> FeatureStatsMonitor:
+        net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+        rule = vanishing_at({1: "net.2", 2: "net.1", 3: "net.0", 5: "net.1"})
+        monitor = FeatureStatsMonitor(rules=[rule], report_dir=tmp_path)
+        monitor.subscribe(told.append)
+        run = trainer([monitor, Save(tmp_path / "a.ckpt")], max_epochs=epochs)
+        run.fit(Classifier(net), loader(), ckpt_path=path, weights_only=True if path else None)
+        return monitor
+
+    fit(3)
+    monitor = fit(6, tmp_path / "a.ckpt")
+    (alert,) = told
+    assert (alert.site, alert.epoch) == ("net.2", 1)
+    assert monitor.report.alerts[0].site == "net.1"
+    assert monitor.report.alerts[0].since_step == alert.since_step == 14
+    assert "Open alerts: [warning] vanishing at net.2\n" in capsys.readouterr().out.rpartition("Monitors:")[2]
+    (finding,) = judge(read_run(tmp_path)).findings
+    assert (finding.when, finding.sites) == ("since epoch 1", ("net.2", "net.1", "net.0"))
