@@ -1,4 +1,4 @@
-"""``python -m lightning_hooks``: a run's report made again, and two runs side by side."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: a run's report made again, and two runs side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]",
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0, or 2 if a run cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m lightning_hooks", description="Health reports of training runs.")
+    parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
     report.add_argument("run", type=Path, help="its log directory, such as lightning_logs/version_0")

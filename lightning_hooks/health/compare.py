@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_hooks.health.run import Recorded, Run
-from lightning_hooks.health.verdict import Course, Verdict, courses, judge
+from lightning_hooks.health.verdict import GRAVITY, Course, Verdict, courses, judge
 from lightning_hooks.plots.series import FRACTIONS, TABLES
 
 COMPARED = (
@@ -110,6 +110,22 @@ class Comparison:
     alerts_both: tuple[Course, ...]
     settings: tuple[tuple[str, Any, Any], ...]
 
+    def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
+        """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
+
+        An alert explains what differs at its own site, which comes first, and where its consequences are. The gravest alert has the
+        first group.
+        """
+        left = [difference for difference in self.differences if difference.size > 0]
+        found: list[tuple[Course | None, list[Difference]]] = []
+        for course in sorted((*self.alerts_a, *self.alerts_b), key=lambda course: GRAVITY.get(course.severity, 3)):
+            own = [difference for difference in left if _within(difference.name, course.alert.site)]
+            sites = [name.partition(" at ")[2] for name in course.alert.consequences]
+            follow = [d for d in left if d not in own and any(_within(d.name, site) for site in sites)]
+            left = [difference for difference in left if difference not in own and difference not in follow]
+            found.append((course, [*own, *follow]))
+        return [(course, group) for course, group in (*found, (None, left)) if group]
+
     def of(self, stat: str, what: str | None = None) -> list[Difference]:
         """The differences of one statistic, in the model's order."""
         found = [difference for difference in self.differences if difference.stat == stat and what in (None, difference.what)]
@@ -139,13 +155,14 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
     for prefix, table, stat, what in COMPARED:
         first, second = _numbers(a, prefix, table, stat, at), _numbers(b, prefix, table, stat, at)
         found += [Difference(what, stat, name, first[name], second[name]) for name in first if name in second]
-        if first and second:
-            only[0].update(dict.fromkeys(name for name in first if name not in second))
-            only[1].update(dict.fromkeys(name for name in second if name not in first))
+        names = _names(a, prefix, table, at), _names(b, prefix, table, at)
+        if all(names):  # by name: a layer may be there without this number, such as an update ratio where nothing was updated
+            only[0].update(dict.fromkeys(name for name in names[0] if name not in names[1]))
+            only[1].update(dict.fromkeys(name for name in names[1] if name not in names[0]))
     found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of COMPARED and of the model
     mine, theirs = ({(course.alert.kind, course.alert.site): course for course in courses(run) if _told(course)} for run in (a, b))
     return Comparison(
-        a, b, at, (judge(a), judge(b)), tuple(found), tuple(only[0]), tuple(only[1]),
+        a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only[0]), _outermost(only[1]),
         tuple(course for key, course in mine.items() if key not in theirs),
         tuple(course for key, course in theirs.items() if key not in mine),
         tuple(course for key, course in mine.items() if key in theirs),
@@ -157,6 +174,16 @@ def names_of(run: Run) -> list[str]:
     """All names of a run's last reports, in order."""
     tables = [getattr(recorded.last, table, {}) for recorded in run.monitors for table in TABLES]
     return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _outermost(names: dict[str, None]) -> tuple[str, ...]:
+    """Names without the parameters of a module that is among them."""
+    return tuple(name for name in names if name.rpartition(".")[0] not in names)
+
+
+def _within(name: str, site: str) -> bool:
+    """Whether a name is a site's, or that of one of its parameters."""
+    return name == site or name.startswith(f"{site}.")
 
 
 def _told(course: Course) -> bool:
@@ -172,6 +199,11 @@ def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> dict[s
     for recorded in run.of(prefix):
         found |= _column(recorded, table, stat, epoch)
     return found
+
+
+def _names(run: Run, prefix: str, table: str, epoch: int) -> dict[str, None]:
+    """All names of a table at an epoch, whatever is known of them."""
+    return dict.fromkeys(name for recorded in run.of(prefix) for name in recorded.columns.get(epoch, {}).get(table, ((), {}))[0])
 
 
 def _column(recorded: Recorded, table: str, stat: str, epoch: int) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning_hooks.health.charts import Line, chart
@@ -17,7 +17,9 @@ from lightning_hooks.plots.names import shortened
 from lightning_hooks.trackers.console import table_lines
 
 MOST = 25
-"""How many differences are told as those that matter most."""
+"""How many differences are shown as those that matter most."""
+MOST_OF_A_CAUSE = 5
+"""How many of them under one cause."""
 
 LAYERS = (
     ("rms", "Gradient RMS at each module's output"),
@@ -70,11 +72,23 @@ def _shown(difference: Difference, value: float) -> str:
 
 
 def _most(found: Comparison) -> Markup:
-    told = [difference for difference in found.differences if difference.size > 0][:MOST]
-    if not told:
-        return card(tag("p", "All numbers that both runs have are the same."))
-    lines = [([name(d.name), tag("br"), tag("small", d.what)], _shown(d, d.a), _shown(d, d.b), d.change) for d in told]
-    return card(table(("layer", "A", "B", "A to B"), lines, numeric=(1, 2, 3)))
+    content: list[Any] = []
+    for title, told, more in _groups(found):
+        lines = [([name(d.name), tag("br"), tag("small", d.what)], _shown(d, d.a), _shown(d, d.b), d.change) for d in told]
+        content += [tag("h3", title) if title else None, table(("layer", "A", "B", "A to B"), lines, numeric=(1, 2, 3))]
+        content.append(tag("p", f"and {more} more", class_="soft") if more else None)
+    return card(content or tag("p", "All numbers that both runs have are the same."))
+
+
+def _groups(found: Comparison) -> Iterator[tuple[str, list[Difference], int]]:
+    """What differs most, by cause: a title, the differences that are shown, and how many more there are."""
+    groups = found.by_cause()
+    for course, group in groups:
+        most = MOST if course is None else MOST_OF_A_CAUSE
+        title = "Without an alert that explains it" if len(groups) > 1 else ""
+        if course is not None:
+            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and what follows"
+        yield title, group[:most], len(group[most:])
 
 
 def _alerts(found: Comparison) -> Markup | None:
@@ -152,12 +166,15 @@ def _only(found: Comparison) -> Markup | None:
 def compare_lines(found: Comparison) -> list[str]:
     """Two runs side by side as plain lines."""
     lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
-    told = [difference for difference in found.differences if difference.size > 0][:MOST]
-    if told:
+    groups = list(_groups(found))
+    if groups:
         lines.append(f"What differs most, epoch {found.epoch}:")
+    for title, told, more in groups:
         cells = [(shortened(d.name, 44), d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in told]
+        lines += [f"  {title}:"] * bool(title)
         lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
-    else:
+        lines += [f"  and {more} more"] * bool(more)
+    if not groups:
         lines.append(f"All numbers of epoch {found.epoch} that both runs have are the same.")
     for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
         if alerts:

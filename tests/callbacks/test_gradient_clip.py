@@ -269,7 +269,6 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
     assert again.report.optimizers == clipper.report.optimizers
 
 
-@pytest.mark.filterwarnings("ignore:Gradients are clipped twice")
 @pytest.mark.parametrize("clipper_first", [True, False])
 def test_beside_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
     rows: list[dict[str, float]] = []

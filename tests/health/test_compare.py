@@ -5,12 +5,13 @@ import math
 
 import pytest
 
+from lightning_hooks.alerts import Alert
 from lightning_hooks.health import read_run
 from lightning_hooks.health.compare import Difference, compare
 from lightning_hooks.health.compare_page import compare_lines
 from lightning_hooks.health.lines import FOLDER, REPORTS, append, report_line
 from tests.health.conftest import FIT
-from tests.reports import flow, layer_names
+from tests.reports import features, flow, layer_names
 
 NAMES = layer_names(9)
 
@@ -87,3 +88,45 @@ def test_an_epoch_can_be_chosen(make_run):
 def test_layers_are_told_in_the_models_order(make_run):
     found = compare(read_run(make_run("a")), read_run(make_run("b", names=NAMES[::-1])))
     assert [difference.name for difference in found.of("rms")] == NAMES
+
+
+def test_a_layer_without_a_number_is_in_both(make_run):
+    """An update ratio is null where no update was measured."""
+    a, b = make_run("a"), make_run("b", epochs=4)
+    report = flow(4, NAMES)
+    first = next(iter(report.parameters))
+    assert report.parameters[first].update_ratio is not None
+    parameters = {**report.parameters, first: dataclasses.replace(report.parameters[first], update_ratio=None)}
+    append(
+        b / FOLDER / REPORTS, report_line("gradient_flow", "every leaf", dataclasses.replace(report, parameters=parameters), 0.0)
+    )
+    found = compare(read_run(a), read_run(b))
+    assert (found.epoch, found.only_a, found.only_b) == (4, (), ())
+
+
+def test_what_differs_stands_under_its_cause(make_run):
+    """A dead layer, and the gradients that vanish before it by more decades than anything differs at the layer itself."""
+    dead, before, apart = NAMES[5], NAMES[1:5], NAMES[7]
+    follows = tuple(f"vanishing at {name}" for name in before)
+    alert = Alert("dead", dead, 1.0, 0.6, 4, 50, "critical", "all units are dead", consequences=follows)
+    a, b = make_run("a", healthy=True), make_run("b", epochs=4, healthy=True)
+    seen, report = features(4, NAMES, alerts=()), flow(4, NAMES, alerts=())
+    sites = {**seen.sites, dead: dataclasses.replace(seen.sites[dead], dead_fraction=1.0)}
+    sites[apart] = dataclasses.replace(sites[apart], std=sites[apart].std * 3)
+    modules = {**report.modules, **{name: dataclasses.replace(report.modules[name], rms=1e-30) for name in before}}
+    file = b / FOLDER / REPORTS
+    append(file, report_line("features", "every leaf", dataclasses.replace(seen, sites=sites, alerts=(alert,)), 0.0))
+    append(file, report_line("gradient_flow", "every leaf", dataclasses.replace(report, modules=modules), 0.0))
+    found = compare(read_run(a), read_run(b))
+    (cause, under), (nothing, others) = found.by_cause()
+    assert cause.alert.name == alert.name
+    assert under[0].name == dead
+    assert sorted(difference.name for difference in under[1:]) == sorted(before)
+    assert nothing is None
+    assert [(difference.name, difference.stat) for difference in others] == [(apart, "std")]
+    lines = compare_lines(found)
+    title = lines.index(f"  dead at {dead}, only in B, and what follows:")
+    assert lines[title + 2].split()[0] == dead
+    rest = lines.index("  Without an alert that explains it:")
+    assert rest == title + 2 + 5
+    assert lines[rest + 2].split()[0] == apart
