@@ -126,22 +126,27 @@ def _accumulate_on_host(
 
 
 def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
-    count, mean = float(row[Column.COUNT]), float(row[Column.MEAN])
+    # In Python's numbers: to read and write single entries of an array costs more than the arithmetic. The order is Column's.
+    (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = row.tolist()
     if new.finite:
         total = count + new.finite
         delta = new.mean - mean
-        row[Column.COUNT] = total
-        row[Column.MEAN] = mean + delta * (new.finite / total)
-        row[Column.M2] += new.m2 + delta * delta * (count * new.finite / total)
-    if new.nonfinite:
-        row[Column.NONFINITE] += new.nonfinite
-        row[Column.FIRST_NONFINITE] = min(row[Column.FIRST_NONFINITE], now)
-    row[Column.CALLS] += new_call
-    row[Column.MIN] = min(row[Column.MIN], new.min)
-    row[Column.MAX] = max(row[Column.MAX], new.max)
-    row[Column.ZEROS] += new.zeros
-    row[Column.SATURATED] += at_bound
-    row[Column.SATURABLE] += boundable
-    row[Column.NORM] += new.norm
-    row[Column.NORM_MAX] = max(row[Column.NORM_MAX], new.norm)
-    row[Column.UNITS] = max(row[Column.UNITS], units)
+        mean += delta * (new.finite / total)
+        m2 += new.m2 + delta * delta * (count * new.finite / total)
+        count = total
+    row[:] = (
+        calls + new_call,
+        count,
+        mean,
+        m2,
+        min(low, new.min),
+        max(high, new.max),
+        zeros + new.zeros,
+        nonfinite + new.nonfinite,
+        saturated + at_bound,
+        saturable + boundable,
+        norm + new.norm,
+        max(norm_max, new.norm),
+        max(most_units, units),
+        min(first, now) if new.nonfinite else first,
+    )
