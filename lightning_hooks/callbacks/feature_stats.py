@@ -65,7 +65,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of each module's output: True for up to 128 modules, or glob patterns on their names.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
+        figures: Log pictures: True after epochs 0, 1, 2, 4, 8, …, n after every nth, and at the end; needs matplotlib. Of the
+            heat maps, which take longest to
             draw, those of the statistics that ``logged`` names, or of the RMS; at the end of training all.
         check_every_n_steps: Look for values that are not finite every n batches, among those listened to so far, and tell at once.
             None for at the end of each epoch.

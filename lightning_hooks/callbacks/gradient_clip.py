@@ -61,7 +61,7 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
             them, False for nothing.
         report_dir: As for :class:`FeatureStatsMonitor`.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib.
+        figures: Log pictures: True after epochs 0, 1, 2, 4, 8, …, n after every nth, and at the end; needs matplotlib.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
 
     Attributes:

@@ -83,7 +83,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
             one, another directory, or None for nowhere.
         histograms: Log a histogram of the gradient at each module's output: True for up to 128 modules, or glob patterns.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Of the heat maps, which take longest to
+        figures: Log pictures: True after epochs 0, 1, 2, 4, 8, …, n after every nth, and at the end; needs matplotlib. Of the
+            heat maps, which take longest to
             draw, those of the statistics that ``logged`` names, or of the modules' RMS; at the end of training all.
         check_every_n_steps: Look for gradients that are not finite or explode every n optimizer steps, and tell at once; every step
             is looked at on the CPU, before its update. None for at the end of each epoch.

@@ -67,7 +67,8 @@ class Monitor(Recorded, Generic[R]):
             one, another directory, or None for nowhere.
         histograms: Whether loggers get a histogram of each site's values over the epoch: True for up to 128 sites, spread evenly,
             or glob patterns on the names of the sites.
-        figures: Whether loggers get pictures: True after every epoch, n after every nth; needs matplotlib.
+        figures: Whether loggers get pictures, drawn next to training: True after epochs 0, 1, 2, 4, 8, …, n after every nth epoch;
+            and at the end. Needs matplotlib.
         check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
             epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.callbacks.drawing_thread import drawing_thread, write_pictures
 from lightning_hooks.callbacks.logged import Logged, LoggedScalars
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
@@ -83,7 +84,7 @@ class Publishing:
         if figures and find_spec("matplotlib") is None:
             raise ImportError(f'figures={figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
         self.histograms: bool | Sequence[str] = patterns
-        self.figures = int(figures)
+        self.figures = figures
         self.start()
 
     def start(self) -> None:
@@ -92,7 +93,7 @@ class Publishing:
         self.introduced = False  # whether this fit's charts and sites are written
         self._sites: list[str] = []
         self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
-        self._told: set[str] = set()
+        self._drawn: dict[str, int] = {}  # picture -> the epoch it was drawn of last
 
     def histogram_table(
         self, names: Sequence[str], device: torch.device, who: str, loss_scaled: bool = False
@@ -142,17 +143,19 @@ class Publishing:
             "epochs": [epoch for epoch, _ in self._seen],
         }
 
-    def draw(self, trackers: Trackers, figures: Figures, folder: str, step: int) -> None:
-        """Draw pictures and show them; one that cannot be drawn is told of once."""
-        if not trackers.shows_pictures:
-            return
-        for name, draw in figures.items():
-            try:
-                trackers.figure(f"{folder}/{name}", draw(), step)
-            except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
-                if name not in self._told:
-                    self._told.add(name)
-                    rank_zero_warn(f"The picture {folder}/{name} could not be drawn: {type(error).__name__}: {error}")
+    def due(self, epoch: int, last: bool) -> bool:
+        """Whether pictures are drawn now: after epochs 0, 1, 2, 4, 8, …, or after every n-th; and at the end."""
+        if last or not self.figures:
+            return bool(self.figures)
+        if self.figures is True:
+            return epoch & (epoch - 1) == 0
+        return (epoch + 1) % self.figures == 0
+
+    def fresh(self, figures: Figures, epoch: int) -> dict[str, Callable[[], Figure]]:
+        """The pictures that were not drawn of this epoch yet: at the end those of the last epoch may have been."""
+        found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != epoch}
+        self._drawn.update(dict.fromkeys(found, epoch))
+        return found
 
 
 def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Monitor[Any]], step: int, last: bool = False) -> None:
@@ -179,11 +182,22 @@ def publish(trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Mon
         if not last:
             what.remember(report.epoch, monitor.histograms)
             trackers.histograms({f"{monitor.prefix}/{site}/histogram": found for site, found in monitor.histograms.items()}, step)
-        if what.figures and (last or (report.epoch + 1) % what.figures == 0):
+        if trackers.shows_pictures and what.due(report.epoch, last):
             folder = f"{monitor.prefix}/figures" + f"-{number}" * (number > 1)
             monitor.remember()
-            what.draw(trackers, monitor.figures(evenly(list(monitor.history), MOST_PICTURED), last), folder, step)
+            figures = _figures(monitor, last)
+            for name, draw in what.fresh(figures, report.epoch).items():
+                drawing_thread(trainer).ask(f"{folder}/{name}", draw, step)
+    write_pictures(trainer, trackers, last)
     trackers.save()
+
+
+def _figures(monitor: Monitor[Any], last: bool) -> Figures:
+    try:
+        return monitor.figures(evenly(list(monitor.history), MOST_PICTURED), last)
+    except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
+        rank_zero_warn(f"The pictures of {type(monitor).__name__} could not be chosen: {type(error).__name__}: {error}.")
+        return {}
 
 
 def _introduce(

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
+from lightning_hooks.callbacks.drawing_thread import write_pictures
 from lightning_hooks.callbacks.recording import Recorder
 from lightning_hooks.callbacks.run_folder import ReportDir
 from lightning_hooks.health.frame import frame
@@ -142,6 +143,8 @@ class Recorded(HookedCallback):
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
         """Training is over: with the last monitor the run's report is written. Harmless when it was over before."""
         self.remember()
+        if how != "finished":  # else the last monitor has written them
+            write_pictures(trainer, self.trackers(trainer), last=True)
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.leave(self, trainer, how, error)

@@ -49,8 +49,8 @@ def monitors(
         report_dir: Where the run's reports and one health report of all three are written: ``auto`` for the log directory, if a
             logger has one, another directory, or None for nowhere.
         histograms: Log histograms of outputs and of their gradients: True for up to 128 modules, or glob patterns on names.
-        figures: Log pictures: True after every epoch, n after every nth; needs matplotlib. Heat maps of the statistics that
-            ``logged`` names, or of the RMS; at the end of training of all.
+        figures: Log pictures, drawn next to training: True after epochs 0, 1, 2, 4, 8, …, n after every nth epoch, and at the
+            end; needs matplotlib. Heat maps of the statistics that ``logged`` names, or of the RMS; at the end of training of all.
         check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
             epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.

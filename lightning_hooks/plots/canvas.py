@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,6 +49,10 @@ STYLE: Any = {
 }  # fmt: skip
 
 
+_STYLING = RLock()
+"""matplotlib's settings are those of the process: pictures of ours are drawn one at a time."""
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw in the house style.
@@ -56,11 +61,17 @@ def style() -> Iterator[None]:
         ImportError: If matplotlib is not installed.
     """
     try:
-        from matplotlib import rc_context
+        from matplotlib import rcParams
     except ImportError as error:
         raise ImportError('lightning_hooks.plots needs matplotlib: pip install "lightning-hooks[plots]".') from error
-    with rc_context(STYLE):
-        yield
+    with _STYLING:
+        before = {key: rcParams[key] for key in STYLE}
+        rcParams.update(STYLE)
+        ours = {key: rcParams[key] for key in STYLE}
+        try:
+            yield
+        finally:  # what a user's thread has set meanwhile stays
+            rcParams.update({key: before[key] for key in STYLE if rcParams[key] == ours[key]})
 
 
 def sheet(width: float, height: float) -> Figure:

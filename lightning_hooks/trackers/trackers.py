@@ -56,7 +56,11 @@ class Trackers:
     def figure(self, tag: str, figure: Figure, step: int) -> None:
         """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
         if self.shows_pictures:
-            self._each("picture", tag, Picture.of_figure(figure), step)
+            self.picture(tag, Picture.of_figure(figure), step)
+
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        """Show a picture that is encoded already."""
+        self._each("picture", tag, picture, step)
 
     def image(self, tag: str, image: np.ndarray, step: int) -> None:
         """Show an image, uint8 of shape ``(height, width, 3)``, as :meth:`figure` does."""

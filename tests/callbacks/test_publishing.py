@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import re
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
+from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors, plots
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.callbacks.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
@@ -458,6 +459,37 @@ def test_pictures_of_every_nth_epoch_and_all_at_the_end(tmp_path: Path) -> None:
     for tag in each:
         drawn = np.asarray(Image.open(io.BytesIO(events.Images(tag)[-1].encoded_image_string)).convert("RGB"))
         assert drawn.std() > 5, tag  # not a blank sheet
+
+
+def test_pictures_are_drawn_at_powers_of_two_and_at_the_end_once_each_off_the_training_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    drawn = plots.clip_history
+    monkeypatch.setattr(plots, "clip_history", lambda reports: threads.append(threading.current_thread()) or drawn(reports))
+    before = set(threading.enumerate())
+    for epochs, steps in ((7, [7, 14, 21, 35, 49]), (9, [7, 14, 21, 35, 63])):
+        threads.clear()
+        events = fit(mlp(), tmp_path / str(epochs), [GradientClipMonitor(figures=True, summary=False)], max_epochs=epochs)
+        assert [image.step + 1 for image in events.Images("gradient_clip/figures/clip history")] == steps
+        assert len(threads) == len(steps)
+        assert threading.main_thread() not in threads
+    assert set(threading.enumerate()) <= before
+
+
+def test_pictures_of_a_fit_that_raises_are_written(tmp_path: Path) -> None:
+    class Raises(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.current_epoch == 2:
+                raise RuntimeError("on purpose")
+            return super().training_step(batch, batch_idx)
+
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    run = trainer([GradientClipMonitor(figures=True, summary=False)], logger=logger, max_epochs=4)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run.fit(Raises(mlp()), loader())
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert len(events.Images("gradient_clip/figures/clip history")) == 2
 
 
 def test_no_picture_is_drawn_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
