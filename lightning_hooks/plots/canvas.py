@@ -217,7 +217,7 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
     room = figure.get_figwidth() * figure.dpi - 20
     for handle in handles:
         handle.set_label(textwrap.fill(str(handle.get_label()), int(room / CHARACTER) - 8))
-    widths = [max(map(len, str(handle.get_label()).splitlines())) * CHARACTER + 50 for handle in handles]
+    widths = [max(map(len, str(handle.get_label()).splitlines())) * CHARACTER + 62 for handle in handles]
     for columns in range(len(handles), 0, -1):
         rows, longer = divmod(len(handles), columns)
         sizes = [rows + (column < longer) for column in range(columns)]

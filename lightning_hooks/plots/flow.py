@@ -15,16 +15,22 @@ from lightning_hooks.plots.canvas import (
     GREY,
     INK,
     MARKS,
+    ORANGE,
+    PURPLE,
     SKY,
+    VERMILLION,
     alert_handles,
     decades,
     heading,
     legend,
     name_layers,
     nothing,
+    plain,
     sheet,
     style,
 )
+from lightning_hooks.plots.names import shortened
+from lightning_hooks.plots.roles import OTHER, by_role
 from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
 
 if TYPE_CHECKING:
@@ -34,11 +40,17 @@ if TYPE_CHECKING:
 HEALTHY_UPDATES = (1e-4, 1e-2)
 """Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""
 
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, INK)
+DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
+"""Of weights and modules, and of biases, which share the colour of their weight: the first seven roles, and the next."""
+
 
 def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
-    The line is the root mean square per element, comparable between layers of any size. For modules the band reaches from the
+    Each role of layers (what its name says after the number of its block, weights and biases apart) has a line of its own: queries
+    and normalisations differ a hundredfold in health. Drawn is the root mean square per element, comparable between layers of any
+    size. Where there is one role only, a band shows the spread. For modules it reaches from the
     mean's magnitude up to the largest single value, for parameters from the mean norm to the largest, per root of the
     elements. A gradient that is zero, or has no finite value, stands on the axis's foot.
 
@@ -79,20 +91,56 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
         heading(axes, title, line, figure.get_figwidth() - 0.8)
         x = np.arange(len(names))
         shown = _positive(rms)
-        alone = shown & ~np.append(shown[1:], False) & ~np.append(False, shown[:-1])
         decades(axes, np.concatenate([values[_positive(values)] for values in (rms, high)]))
         bottom, top = axes.get_ylim()
         floor = np.where(_positive(low), np.clip(low, bottom, top), bottom)
-        axes.fill_between(x, floor, np.clip(np.where(shown, high, np.nan), bottom, top), where=shown, color=SKY, alpha=0.3, lw=0)
-        axes.vlines(x[alone], floor[alone], np.clip(high[alone], bottom, top), color=SKY, alpha=0.45, lw=3)
-        axes.plot(x, np.where(shown, rms, np.nan), color=BLUE, marker="o", ms=_dot(len(names)), label="RMS", zorder=3)
+        roles = by_role(names)
+        if len(roles) == 1:
+            _band(axes, x, shown, floor, np.clip(np.where(shown, high, np.nan), bottom, top))
         axes.grid(axis="y")
-        handles = [*axes.get_legend_handles_labels()[0], _patch(SKY, band)]
+        handles = _role_lines(axes, roles, np.where(shown, rms, np.nan), len(names))
+        handles += [_patch(SKY, band)] if len(roles) == 1 else []
         handles += _foot(axes, x, rms, "gradient")
         handles += _marks(axes, names, rms, report.alerts, of)
         axes.set_ylabel("gradient (loss per unit)" if of == "modules" else "gradient (loss per unit of weight)")
         _finish(figure, axes, names, of[:-1], handles)
     return figure
+
+
+def _band(axes: Axes, x: np.ndarray, shown: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    alone = shown & ~np.append(shown[1:], False) & ~np.append(False, shown[:-1])
+    axes.fill_between(x, low, high, where=shown, color=SKY, alpha=0.3, lw=0)
+    axes.vlines(x[alone], low[alone], high[alone], color=SKY, alpha=0.45, lw=3)
+
+
+def _role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarray, layers: int) -> list[Any]:
+    """A line for each role along the model: between layers of different roles a line would be a saw-tooth that says nothing."""
+    handles = []
+    named = [role for role in roles if role != OTHER]
+    bases = list(dict.fromkeys(_base(role) for role in named))
+    for role in named:
+        cycle, number = divmod(bases.index(_base(role)), len(COLORS))
+        color, dashes = COLORS[number], DASHES[role.rpartition(".")[2] == "bias"][min(cycle, 1)]
+        if cycle > 1:  # more than anyone can tell apart
+            color = GREY
+        at = np.array(roles[role])
+        (line,) = axes.plot(at, values[at], color=color, ls=dashes, marker="o", ms=_dot(layers), lw=1.3, zorder=3)
+        line.set_label(
+            plain(shortened(role or ("RMS" if len(roles) == 1 else "weights" if "bias" in roles else "numbered layers")))
+        )
+        if cycle <= 1:
+            handles.append(line)
+    if OTHER in roles:
+        at = np.array(roles[OTHER])
+        (line,) = axes.plot(at, values[at], color=INK, ls="", marker="D", ms=_dot(layers), zorder=3)
+        line.set_label("single layers")
+        handles.append(line)
+    return handles
+
+
+def _base(role: str) -> str:
+    """The layer's role, of its weight and its bias alike."""
+    return role.removesuffix("weight").removesuffix("bias").removesuffix(".")
 
 
 def update_ratios(report: GradientFlowReport) -> Figure:

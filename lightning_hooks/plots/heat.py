@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_hooks.alerts.feature_rules import Dead
 from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.canvas import (
     BLUE,
@@ -27,17 +29,18 @@ from lightning_hooks.plots.canvas import (
     sheet,
     style,
 )
+from lightning_hooks.plots.roles import relative_to_first
 from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DEAD_LIMIT = 0.5
+DEAD_LIMIT = Dead().threshold
 """The share of dead units that the default rule allows."""
 
 
-def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None) -> Figure:
+def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None, relative: bool | None = None) -> Figure:
     """Draw one statistic of all layers over the epochs; a mark shows where an alert began.
 
     Shares have a linear scale from 0 to 1, magnitudes a log scale, and what has a sign a scale that diverges from zero. Hatched
@@ -47,6 +50,8 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         reports: One or several of one kind; any order.
         stat: A field of their statistics, such as ``rms``, ``std``, ``dead_fraction`` or ``update_ratio``.
         of: ``module`` or ``parameter``, for a statistic that both have; None for modules where they have it.
+        relative: Whether each row is relative to its own first epoch, which shows what changed: layers of different types differ a
+            thousandfold in health, and would be stripes. None for magnitudes over several epochs.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -55,14 +60,20 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     """
     ordered = as_reports(reports)
     table = series(ordered, stat, of)
+    magnitude = stat not in FRACTIONS and stat not in SIGNED and not stat.endswith("_steps")
+    if relative is None:
+        relative = magnitude and len(table.epochs) > 1
+    if relative:
+        table = dataclasses.replace(table, values=relative_to_first(table.values))
     title = f"{_subject(ordered[0])} {stat} by {table.noun}"
     with style():
         if not table.names:
             return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
         figure, axes = _tall(table)
         hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
-        heading(axes, title, _span(table.epochs) + hatched, figure.get_figwidth() - 2.5)
-        _cells(figure, axes, table, stat)
+        against = "; each row relative to its first epoch" if relative else ""
+        heading(axes, title, _span(table.epochs) + against + hatched, figure.get_figwidth() - 2.5)
+        _cells(figure, axes, table, stat, relative=relative)
         handles = _beginnings(axes, table, ordered)
         legend(figure, handles)
     return figure
@@ -103,18 +114,24 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
             bars.set_ylim(len(table.names) - 0.5, -0.5)
             name_layers(bars, table.names, "y", "rectifier")
             handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
-        _bars(bars, table.values[:, -1], table.epochs[-1])
+        _bars(bars, table.values[:, -1], table.epochs[-1], _dead_limit(ordered))
         legend(figure, handles)
     return figure
 
 
-def _bars(axes: Axes, shares: np.ndarray, epoch: int) -> None:
+def _dead_limit(reports: Sequence[Report]) -> float:
+    """The limit of the rule: that of its last alert, which the user may have set, or the default."""
+    told = [alert.threshold for report in reports for alert in report.alerts if alert.kind == "dead"]
+    return told[-1] if told else DEAD_LIMIT
+
+
+def _bars(axes: Axes, shares: np.ndarray, epoch: int, limit: float) -> None:
     y = np.arange(len(shares))
     axes.barh(y, np.ones_like(shares), color=PALE, height=0.82 if len(y) <= 120 else 1.0)
-    grave = shares > DEAD_LIMIT
+    grave = shares > limit
     colors = np.where(grave, VERMILLION, BLUE)
     axes.barh(y, np.nan_to_num(shares), color=list(colors), height=0.82 if len(y) <= 120 else 1.0)
-    axes.axvline(DEAD_LIMIT, color="black", lw=0.9, ls=(0, (4, 3)))
+    axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.set_xlabel(f"dead units in epoch {epoch}")
@@ -129,9 +146,9 @@ def _bars(axes: Axes, shares: np.ndarray, epoch: int) -> None:
             )  # fmt: skip
 
 
-def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True) -> None:
+def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
     rows, columns = table.values.shape
-    shown, norm, colors, ticks = _scale(table.values, stat)
+    shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
     axes.set_facecolor(MISSING)
     axes.patch.set_hatch("////")
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
@@ -147,7 +164,21 @@ def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool 
         bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1), **ticks)
         bar.outline.set_visible(False)
         bar.ax.minorticks_off()
-        bar.set_label(f"{stat}, {_unit(stat)}")
+        bar.set_label(f"{stat} over that of the first epoch" if relative else f"{stat}, {_unit(stat)}")
+
+
+def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
+    """As :func:`_scale`, for sizes over the first of their row: less is blue, the same white, more red."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    finite = np.isfinite(values)
+    powers = np.abs(np.log10(np.clip(values[finite & (values > 0)], 1e-100, 1e100)))
+    most = max(float(powers.max(initial=0.0)), np.log10(2.0))
+    shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
+    places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
+    told = FuncFormatter(lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x")
+    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", {"ticks": FixedLocator(places), "format": told}
 
 
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:

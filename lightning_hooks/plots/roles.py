@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+OTHER = "other"
+"""The role of layers that are like no two others."""
 ALIKE = 3
 """So many layers of one role make a line of their own."""
 
@@ -40,7 +42,7 @@ def by_role(names: Sequence[str]) -> dict[str, list[int]]:
     lines = {what: places for what, places in found.items() if len(places) >= ALIKE}
     rest = sorted(place for what, places in found.items() if what not in lines for place in places)
     ordered = dict(sorted(lines.items(), key=lambda item: -len(item[1])))
-    return {**ordered, "other": rest} if rest else ordered
+    return {**ordered, OTHER: rest} if rest else ordered
 
 
 def relative_to_first(values: np.ndarray) -> np.ndarray:
