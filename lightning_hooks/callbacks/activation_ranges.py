@@ -16,7 +16,7 @@ from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.features import Forward, device_of, run_model, undisturbed
 from lightning_hooks.features.batches import check_forward
-from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, select_modules
+from lightning_hooks.hooks import HookManager, ModuleSelector, OutputRecorder, select_modules
 from lightning_hooks.statistics import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
 from lightning_hooks.statistics.quantization import check_levels
@@ -223,7 +223,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         return self._generate_state_key(modules=self.selection, method=self.method)
 
 
-class _RangeListener(Listener):
+class _RangeListener(OutputRecorder):
     """Forward hook of one site."""
 
     def __init__(self, table: RangeTable, index: int) -> None:

@@ -20,8 +20,8 @@ from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.early import BatchChecks
 from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.hooks import Listener, guarded
-from lightning_hooks.hooks.selection import clean_name, compiled_regions
+from lightning_hooks.hooks import OutputRecorder, guarded
+from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.initial import initial_gains, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
@@ -110,7 +110,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = self.select(pl_module)
-        self._table = FeatureTable(sites, pl_module, pl_module.device, bool(compiled_regions(pl_module)))
+        self._table = FeatureTable(sites, pl_module, pl_module.device)
         self.histogram_table = self._table.histograms = self.publishing.histogram_table(
             self._table.names, pl_module.device, type(self).__name__
         )
@@ -275,11 +275,12 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         return [*lines, Table(header, rows)]
 
 
-class _OutputListener(Listener):
+class _OutputListener(OutputRecorder):
     """Forward hook of one site."""
 
     def __init__(self, table: FeatureTable, index: int) -> None:
         self.table, self.index = table, index
+        self.reads_input = table.reads_input(index)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)

@@ -27,7 +27,7 @@ from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
 from lightning_hooks.callbacks.steps import StepProbe
 from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
-from lightning_hooks.hooks import Listener, float_tensors, guarded
+from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
 from lightning_hooks.hooks.selection import clean_name, compiled_regions
 from lightning_hooks.statistics import (
@@ -132,8 +132,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         sites = self.select(pl_module)
         probe = self.watch_steps(trainer, pl_module)
         device = pl_module.device
-        compiled = bool(compiled_regions(pl_module))
-        self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None, compiled)
+        self._modules = GradientTable([name for name, _ in sites], device, loss_scaler(trainer) is not None)
         self._parameters = ParameterTable(probe.names, len(probe.optimizer_names), device)
         self._loss = LossTable(device)
         self._take_loss = guarded(self._loss.add, "the loss", self.faults)
@@ -165,9 +164,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._loaded_setups = {}
         self._setups: dict[str, ParameterSetup] = {}
         self._squashed = ""
-        self._outputs = _Outputs() if not compiled else None
+        self._outputs = _Outputs() if not compiled_regions(pl_module) else None
         for index, (name, module) in enumerate(sites):
-            arrived = guarded(_Arrived(self._modules, index), name, self.faults, meter=self.meter)
+            arrived = guarded(_Arrived(self._modules, index), name, self.faults, when=self.gate, meter=self.meter)
             self.listen(name, module, _GradientListener(arrived, name, index, self._modules, self._outputs))
 
     def _owners(self, probe: StepProbe) -> list[frozenset[int]] | None:
@@ -503,8 +502,8 @@ class _Outputs:
         self.of.clear()
 
 
-class _GradientListener(Listener):
-    """Forward hook of one site: asks each output tensor for its gradient."""
+class _GradientListener(OutputRecorder):
+    """Forward hook of one site: notes the call, and asks each output tensor for its gradient."""
 
     def __init__(self, arrived: guarded, name: str, index: int, table: GradientTable, outputs: _Outputs | None) -> None:
         self.hook = arrived
@@ -512,16 +511,26 @@ class _GradientListener(Listener):
         self.calls, self.outputs = table.calls, outputs
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not torch.compiler.is_compiling():  # a traced hook may not remember
-            self.calls.setdefault(self.index)
-        for tensor in float_tensors(output):
-            if tensor.requires_grad and not tensor.is_leaf:  # a leaf is a parameter, with a place of its own
-                tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
-                if self.outputs is not None and self.outputs.open and not torch.compiler.is_compiling():
-                    self.outputs.of[tensor.grad_fn] = self.name
+        self.calls.setdefault(self.index)
+        tensors = self._ask(output)
+        if self.outputs is not None and self.outputs.open:
+            self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
+
+    @override
+    def trace(self, number: Tensor, *args: Any) -> None:
+        module, inputs, output = args
+        self._ask(output)
+        super().trace(number, module, inputs, ())  # the call
+
+    def _ask(self, output: Any) -> list[Tensor]:
+        # A leaf is a parameter, with a place of its own.
+        tensors = [tensor for tensor in float_tensors(output) if tensor.requires_grad and not tensor.is_leaf]
+        for tensor in tensors:
+            tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+        return tensors
 
 
-class _Arrived(Listener):
+class _Arrived(GradientRecorder):
     """Tensor hook of one site."""
 
     def __init__(self, table: GradientTable, index: int) -> None:

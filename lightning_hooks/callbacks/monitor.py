@@ -300,7 +300,7 @@ class Monitor(Recorded, Generic[R]):
         """After the first sampled batch: a region all of whose sites are silent was compiled before the hooks came."""
         regions, self._regions = self._regions, []
         others = [callback for callback in callbacks_of(trainer) if isinstance(callback, Monitor) and callback is not self]
-        silent = set(self.unheard())
+        silent = set(self.unheard()).difference(self.faults.errors)
         late = []
         for region in regions:
             inside = [name for name in self.places if not region or name == region or name.startswith(f"{region}.")]

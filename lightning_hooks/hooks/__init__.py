@@ -3,6 +3,7 @@
 from lightning_hooks.hooks.gate import Gate, all_closed
 from lightning_hooks.hooks.listener import Faults, Listener, Silent
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
+from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
 from lightning_hooks.hooks.tensors import float_tensors, tensors_in
 from lightning_hooks.hooks.wrappers import Meter, counted, guarded, sampled, synchronized, timed
@@ -11,10 +12,13 @@ __all__ = [
     "HOOK_KINDS",
     "Faults",
     "Gate",
+    "GradientRecorder",
     "HookManager",
     "Listener",
     "Meter",
     "ModuleSelector",
+    "OutputRecorder",
+    "Recorder",
     "Silent",
     "all_closed",
     "counted",

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_hooks.hooks.gate import Gate
+from lightning_hooks.hooks.recorder import Recorder, register
 
 Hook = Callable[..., Any]
 
@@ -123,6 +125,9 @@ class synchronized:  # noqa: N801
 class guarded:  # noqa: N801
     """Never let a hook's error reach the training: tell it once, and switch the hook off.
 
+    In a graph of ``torch.compile`` a :class:`.Recorder` is one operator call, and gate, meter and faults are those of the
+    moment at which the graph runs. Any other hook is traced into the graph, by torch's rules, if the gate is open then.
+
     Args:
         hook: The hook to wrap.
         site: The name to tell with the error.
@@ -135,7 +140,7 @@ class guarded:  # noqa: N801
         error: The error that switched the hook off, or None.
     """
 
-    __slots__ = ("error", "hook", "meter", "on_fault", "passes", "site", "when")
+    __slots__ = ("__weakref__", "error", "hook", "meter", "number", "on_fault", "passes", "site", "when")
 
     def __init__(
         self,
@@ -149,25 +154,37 @@ class guarded:  # noqa: N801
         self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
         self.when, self.meter = when, meter
         self.error: Exception | None = None
+        self.number = register(self) if isinstance(hook, Recorder) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook unless it has failed before."""
+        hook, meter = self.hook, self.meter
+        if torch.compiler.is_compiling():
+            meter = None  # a graph has no clock
+            if self.number is not None and isinstance(hook, Recorder):
+                return self._trace(hook, self.number, *args)
         if self.error is not None or (self.when is not None and not self.when.open):
             return None
-        meter = self.meter
-        if meter is not None and torch.compiler.is_compiling():
-            meter = None  # a graph has no clock
         begin = 0.0 if meter is None else time.perf_counter()
         try:
-            result = self.hook(*args, **kwargs)
+            result = hook(*args, **kwargs)
             if meter is not None:
                 meter.seconds += time.perf_counter() - begin
             return result
         except self.passes:
             raise
         except Exception as error:  # noqa: BLE001  whatever a hook raises, training must go on
-            # Without its traceback: that would keep the tensors of the failing frame alive.
-            self.error = error.with_traceback(None)
-            if self.on_fault is not None:
-                self.on_fault(self.site, error)
+            self._failed(error)
             return None
+
+    def _trace(self, hook: Recorder, number: Tensor, *args: Any) -> None:
+        try:
+            hook.trace(number, *args)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        # Without its traceback: that would keep the tensors of the failing frame alive.
+        self.error = error.with_traceback(None)
+        if self.on_fault is not None:
+            self.on_fault(self.site, error)

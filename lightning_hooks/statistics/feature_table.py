@@ -36,17 +36,9 @@ class FeatureTable:
         sites: (name, module) of each site, in order. The modules are looked at and not kept.
         root: The model they are from.
         device: Where the rows live.
-        compiled: Whether parts of the model run under ``torch.compile``. Buffers that otherwise grow as units show up are then
-            made at once: a traced hook must find them as they will stay.
     """
 
-    def __init__(
-        self,
-        sites: list[tuple[str, nn.Module]],
-        root: nn.Module,
-        device: torch.device | str = "cpu",
-        compiled: bool = False,
-    ) -> None:
+    def __init__(self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu") -> None:
         self.names = [name for name, _ in sites]
         self.rows = empty_table(len(sites), device)
         self.clock = Clock(device)
@@ -69,36 +61,35 @@ class FeatureTable:
             spec = saturation_of(module)
             if spec is not None:
                 self.saturation[index] = spec
-        self._compiled = compiled
-        if compiled:
-            for index in self.rectifiers:
-                self._known(index, self.capacity, self.rows.device)
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
-        compiling = torch.compiler.is_compiling()
-        if not compiling:  # a traced hook may not remember: it would be traced anew
-            self.order.setdefault(index)
-            self._before = self.producers.get(index, self._before)
+        self.order.setdefault(index)
+        self._before = self.producers.get(index, self._before)
         spec, rectifies = self.saturation.get(index), index in self.rectifiers
-        found, readable = _values_in(output, compiling)
+        found, readable = _values_in(output)
         for position, values in enumerate(found):
             if self.histograms is not None:
                 self.histograms.add(index, values)
-            if values.is_cuda and not compiling and self._add_fused(index, values, position == 0):
+            if values.is_cuda and self._add_fused(index, values, position == 0):
                 continue
             saturated = None
             if spec is not None and values.numel():
-                read = values if spec.reads == "output" else _first_float(args, compiling)
+                read = values if spec.reads == "output" else _first_float(args)
                 saturated = None if read is None else spec.count(read)
             units = 0
             if rectifies and values.numel():
-                units = self._look_for_units(index, values, self._units_last(index, values, compiling), compiling)
-            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, compiling, readable)
+                units = self._look_for_units(index, values, self._units_last(index, values))
+            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, False, readable)
 
-    def _units_last(self, index: int, values: Tensor, compiling: bool = False) -> bool | None:
+    def reads_input(self, index: int) -> bool:
+        """Whether :meth:`add` reads the input of the module at site ``index``."""
+        spec = self.saturation.get(index)
+        return spec is not None and spec.reads == "input"
+
+    def _units_last(self, index: int, values: Tensor) -> bool | None:
         # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
-        if self._before is not None and not compiling:
+        if self._before is not None:
             return self._before
         return self.rectifiers[index] if values.dim() < 4 else None
 
@@ -131,15 +122,8 @@ class FeatureTable:
         )
         return True
 
-    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None, compiling: bool) -> int:
+    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None) -> int:
         """Note which units of a rectifier fired in ``values``; return how many it has there."""
-        if compiling:
-            fired = fired_units(values, units_last)
-            if index not in self.fired:  # what is compiled cannot be seen from outside the step
-                self._known(index, fired.shape[0], values.device)
-            known = self.fired[index]
-            known[: fired.shape[0]].logical_or_(fired[: known.shape[0]])
-            return fired.shape[0]
         units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
         known = self._known(index, units, values.device)
         if self._asleep.get(index) != 0:  # once all have fired there is nothing left to find in this epoch
@@ -235,12 +219,12 @@ class FeatureTable:
             fired.zero_()
 
     def called(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order of their first call; in a compiled model, where that is not known, in the model's own.
+        """Name the sites in the order of their first call.
 
         Args:
             order: The sites that were called, first called first, on whichever rank.
         """
-        known = {} if self._compiled else {self.names[index]: None for index in order}
+        known = {self.names[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
 
 
@@ -270,15 +254,14 @@ def _units_of(module: nn.Module) -> int:
     return max((shape[0] for shape in shapes if len(shape)), default=0)
 
 
-def _values_in(output: Any, compiling: bool) -> tuple[list[Tensor], bool]:
+def _values_in(output: Any) -> tuple[list[Tensor], bool]:
     """The numbers in a module's output, and whether it is one tensor that the compiled path can read as it is: most often."""
-    if not compiling:
-        fast = native()
-        if fast is not None and fast.reads(output):
-            return [output], True
+    fast = native()
+    if fast is not None and fast.reads(output):
+        return [output], True
     return [plain_values(tensor) for tensor in float_tensors(output)], False
 
 
-def _first_float(args: tuple[Any, ...], compiling: bool) -> Tensor | None:
-    found = _values_in(args[0] if args else None, compiling)[0] or _values_in(args, compiling)[0]
+def _first_float(args: tuple[Any, ...]) -> Tensor | None:
+    found = _values_in(args[0] if args else None)[0] or _values_in(args)[0]
     return found[0] if found else None

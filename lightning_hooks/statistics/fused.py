@@ -1,7 +1,7 @@
 """The fused path for CUDA tensors: each is read once, by a Triton kernel, and its row is merged by another. No host sync.
 
 Triton is part of torch's CUDA builds. Where it is missing or fails, or with ``LIGHTNING_HOOKS_NATIVE=0`` in the environment,
-:func:`.summarize` does the same with torch's kernels; under ``torch.compile`` that form is traced, and inductor fuses it.
+:func:`.summarize` does the same with torch's kernels.
 """
 
 from __future__ import annotations

@@ -46,13 +46,9 @@ class GradientTable:
         names: The sites, in order.
         device: Where the rows live.
         loss_scaled: Whether a loss scaler is at work.
-        compiled: Whether parts of the model run under ``torch.compile``.
     """
 
-    def __init__(
-        self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False, compiled: bool = False
-    ) -> None:
-        self._compiled = compiled
+    def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
         self.names = names
         self.rows = empty_table(len(names), device)
         self.pending = Pending(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
@@ -66,19 +62,16 @@ class GradientTable:
 
     def add(self, index: int, gradient: Tensor) -> None:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
-        compiling = torch.compiler.is_compiling()
-        readable = False
-        if not compiling:  # a traced hook is traced before backward begins, and may not remember
-            if not self.listening:
-                return
-            self.order.setdefault(index)
-            if self.owners is not None:
-                self._reached.add(index)
-            fast = native()
-            readable = fast is not None and fast.reads(gradient)
+        if not self.listening:
+            return
+        self.order.setdefault(index)
+        if self.owners is not None:
+            self._reached.add(index)
+        fast = native()
+        readable = fast is not None and fast.reads(gradient)
         values = gradient if readable else plain_values(gradient)
         rows = self.rows if self.pending is None else self.pending.now
-        accumulate(rows, index, values, self.clock, compiling=compiling, readable=readable)
+        accumulate(rows, index, values, self.clock, compiling=False, readable=readable)
         if self.histograms is not None:
             self.histograms.add(index, values)
 
@@ -129,17 +122,17 @@ class GradientTable:
             self.histograms.reset()
 
     def arrived(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order in which gradients first arrived; in a compiled model, where that is not known, backwards.
+        """Name the sites in the order in which gradients first arrived.
 
         Args:
             order: The sites at which one arrived, first first, on whichever rank.
         """
-        known = {} if self._compiled else {self.names[index]: None for index in order}
+        known = {self.names[index]: None for index in order}
         return (*known, *(name for name in reversed(self.names) if name not in known))
 
     def called(self, order: Iterable[int]) -> tuple[str, ...]:
-        """Name the sites in the order of their first call; in a compiled model, where that is not known, in the model's own."""
-        known = {} if self._compiled else {self.names[index]: None for index in order}
+        """Name the sites in the order of their first call."""
+        known = {self.names[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
 
 

@@ -79,7 +79,7 @@ def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class Clock:
-    """The training batch under way, as a number for the host and as a tensor for a device and for traced hooks.
+    """The training batch under way, as a number for the host and as a tensor for a device.
 
     Args:
         device: Where the tensor lives.

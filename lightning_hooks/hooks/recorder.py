@@ -1,0 +1,105 @@
+"""Recording from inside a compiled graph: operators that ``torch.compile`` does not look into.
+
+What a hook does to a table becomes a part of the graph it is traced into: autograd saves the table, the next graph changes it, and
+backward ends with "modified by an inplace operation". Whether the hook records becomes a guard, so that what is recomputed in
+backward may run another graph than the forward did.
+
+A :class:`Recorder` always puts one operator call into the graph instead. The call takes the tensors to record and the number of the
+hook. When the graph runs, the hook is found by its number and called as outside of any graph; whether it records is decided then.
+The number is a tensor, an input of the graph as weights are: equal blocks of a model share one graph.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # has no public name
+
+from lightning_hooks.hooks.listener import Listener
+from lightning_hooks.hooks.tensors import float_tensors
+
+_numbers = count()
+_hooks: WeakValueDictionary[int, Callable[..., Any]] = WeakValueDictionary()
+
+
+class Recorder(Listener, ABC):
+    """A hook that only records, inside a compiled graph too."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Record: what PyTorch calls, and a compiled graph when it runs."""
+
+    @abstractmethod
+    def trace(self, number: Tensor, *args: Any) -> None:
+        """Put the operator call into the graph that is being traced, whether or not the hook records now.
+
+        Args:
+            number: From :func:`register`.
+            *args: What the hook is called with.
+        """
+
+
+class OutputRecorder(Recorder):
+    """A forward hook that records the output of a module.
+
+    From inside a compiled graph it is called without the module (None) and with floating-point tensors only: those of the output,
+    and the first of the input if it reads that.
+
+    Attributes:
+        reads_input: Whether it reads the first floating-point tensor of the input.
+    """
+
+    reads_input: bool = False
+
+    def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
+        _, inputs, output = args
+        read = float_tensors(inputs[:1]) or float_tensors(inputs) if self.reads_input else []
+        torch.ops.lightning_hooks.record_output(number, [x.detach() for x in read[:1]], [x.detach() for x in float_tensors(output)])
+
+
+class GradientRecorder(Recorder):
+    """A tensor hook that records a gradient."""
+
+    def trace(self, number: Tensor, *args: Any) -> None:  # noqa: D102
+        torch.ops.lightning_hooks.record_gradient(number, args[0].detach())
+
+
+def register(hook: Callable[..., Any]) -> Tensor:
+    """Give ``hook`` a number, by which a compiled graph finds it as long as it is there."""
+    number = next(_numbers)
+    _hooks[number] = hook
+    return torch.tensor(number, device="cpu")
+
+
+def _record_output(number: Tensor, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    hook = _hooks.get(int(number))
+    if hook is not None:
+        hook(None, tuple(inputs), outputs[0] if len(outputs) == 1 else outputs)
+
+
+def _record_gradient(number: Tensor, gradient: Tensor) -> None:
+    hook = _hooks.get(int(number))
+    if hook is not None:
+        hook(gradient)
+
+
+def _define(library: torch.library.Library, signature: str, function: Callable[..., None]) -> None:
+    """An operator that returns and changes nothing, and yet is not left out: the order of its calls is kept as an effect."""
+    name = signature.partition("(")[0]
+    # A CUDA graph would replay kernels without asking whether to record.
+    tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None), getattr(torch.Tag, "flexible_layout", None)) if tag]
+    library.define(f"{signature} -> ()", tags=tags)  # type: ignore[no-untyped-call]
+    library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"{library.ns}::{name}", lambda *_: None, lib=library)
+    _register_effectful_op(getattr(torch.ops.lightning_hooks, name).default, _EffectType.ORDERED)
+
+
+_library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
+_define(_library, "record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output)
+_define(_library, "record_gradient(Tensor number, Tensor gradient)", _record_gradient)
