@@ -20,6 +20,7 @@ from lightning_hooks.statistics.gradients import (
     parameter_rows,
 )
 from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.host import enter_on_host, enter_ratios_on_host
 from lightning_hooks.statistics.native import native
 from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.rows import (
@@ -181,6 +182,9 @@ class ParameterTable:
         if fast is not None:
             fast.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step)
             return
+        if self.rows.is_cpu and valid is None:
+            enter_on_host(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step)
+            return
         known = self.rows[indices]
         merged = merge_parameter_rows(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
         self.rows[indices] = merged if valid is None else torch.where(valid, merged, known)
@@ -194,6 +198,9 @@ class ParameterTable:
         fast = native() if self.rows.is_cpu and valid is None else None
         if fast is not None:
             fast.enter_ratios(self.rows, indices, ratios)
+            return
+        if self.rows.is_cpu and valid is None:
+            enter_ratios_on_host(self.rows, indices, ratios)
             return
         counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
         self.rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)

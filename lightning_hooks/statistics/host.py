@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.rows import ParameterColumn
+
 CHUNK = 1 << 17
 """Values handled at a time: the chunk stays in the cache between kernels, and float32 sums stay short and exact."""
 
@@ -188,3 +190,47 @@ def zeros_on_host(values: Tensor) -> int:
     for chunk in torch.split(flatten(values), CHUNK):
         zeros += number(torch.eq(chunk, 0, out=_scratch(chunk)).sum())
     return round(zeros)
+
+
+def enter_on_host(
+    rows: Tensor, total: Tensor, indices: Tensor, norms: Tensor, zeros: Tensor, sizes: Tensor, global_step: int
+) -> None:
+    """Merge the rows of one optimizer step into a table in CPU memory, by numpy, and their norm into the optimizer's total.
+
+    Args:
+        rows: The parameter table.
+        total: Finite steps and sum of norms, shape ``(2,)``.
+        indices: Which rows, each once, shape ``(k,)``.
+        norms: L2 norms, float64, shape ``(k,)``; not finite where a gradient is not.
+        zeros: Zero elements, float64, shape ``(k,)``.
+        sizes: Elements, float64, shape ``(k,)``.
+        global_step: The trainer's, before the step.
+    """
+    table, at, found = rows.numpy(), indices.numpy(), norms.numpy()
+    finite = np.isfinite(found)
+    kept = np.where(finite, found, 0.0)
+    new = table[at]
+    with np.errstate(over="ignore"):
+        squares = kept * kept
+        whole = math.sqrt(squares.sum()) if finite.all() else math.nan
+    new[:, ParameterColumn.STEPS] += finite
+    new[:, ParameterColumn.NORM] += kept
+    new[:, ParameterColumn.SQUARE] += squares
+    np.maximum(new[:, ParameterColumn.NORM_MAX], kept, out=new[:, ParameterColumn.NORM_MAX])
+    new[:, ParameterColumn.ZEROS] += zeros.numpy()
+    new[:, ParameterColumn.ELEMENTS] += sizes.numpy()
+    if not finite.all():
+        new[:, ParameterColumn.NONFINITE_STEPS] += ~finite
+        first = new[:, ParameterColumn.FIRST_NONFINITE]
+        np.minimum(first, np.where(finite, np.inf, global_step), out=first)
+    table[at] = new
+    if math.isfinite(whole):
+        total += torch.tensor((1.0, whole), dtype=total.dtype)
+
+
+def enter_ratios_on_host(rows: Tensor, indices: Tensor, ratios: Tensor) -> None:
+    """Enter update ratios, float64, shape ``(k,)``, in the same way; those that are not finite do not count."""
+    table, at, found = rows.numpy(), indices.numpy(), ratios.numpy()
+    counted = np.isfinite(found)
+    table[at, ParameterColumn.RATIO] += np.where(counted, found, 0.0)
+    table[at, ParameterColumn.RATIO_STEPS] += counted

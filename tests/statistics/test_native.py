@@ -2,6 +2,8 @@
 
 import ctypes
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -70,3 +72,20 @@ def test_without_a_library_torch_does_the_work_without_a_word(tmp_path, monkeypa
     monkeypatch.setattr(module, "LIBRARY", tmp_path / "libnative.so")
     native.cache_clear()
     assert native() is None
+
+
+def test_without_openmp_one_thread_reads_everything(fast):
+    """A process that has not loaded torch has no OpenMP; the numbers are those of several threads."""
+    program = (
+        "import ctypes, sys; n = 1 << 18; data = (ctypes.c_float * n)(*([3.0, 4.0] * (n // 2)));"
+        "library = ctypes.CDLL(sys.argv[1]);"
+        "place, size, norm = ctypes.c_int64(ctypes.addressof(data)), ctypes.c_int64(n), ctypes.c_double();"
+        "library.norms(ctypes.byref(place), ctypes.byref(size), ctypes.c_int64(1), 0, ctypes.byref(norm), None);"
+        "print(hasattr(ctypes.CDLL(None), 'GOMP_parallel'), norm.value)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(LIBRARY)], capture_output=True, text=True, check=True, timeout=60)
+    openmp, norm = done.stdout.split()
+    assert openmp == "False"
+    values = [torch.tensor([3.0, 4.0]).repeat(1 << 17)]
+    assert float(norm) == pytest.approx(fast.norms(fast.places(values))[0].item(), rel=1e-6)
+    assert float(norm) == pytest.approx((12.5 * (1 << 18)) ** 0.5, rel=1e-6)
