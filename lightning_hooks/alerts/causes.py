@@ -64,6 +64,11 @@ class Node:
         return self.alert.kind
 
     @property
+    def serious(self) -> bool:
+        """Whether it is more than an info, which can be the cause of infos only."""
+        return self.alert.severity != "info"
+
+    @property
     def moment(self) -> tuple[float, int, float]:
         """When it happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
         return self.batch, self.passing, self.place if self.passing == FORWARD else -self.place
@@ -85,10 +90,11 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
         node.held = held is not None and held(node.report, node.alert)
         by_kind.setdefault(node.kind, []).append(node)
     well = _well_parameters(reports, places)
-    heads = {kind: _heads(kind, alike, well) for kind, alike in by_kind.items()}
+    heads = {kind: _heads_of_all(kind, alike, well) for kind, alike in by_kind.items()}
     for (cause_kind, kind), follows in _LINKS.items():
         for effect in heads.get(kind, ()):
-            causes = [cause for cause in heads.get(cause_kind, ()) if effect.cause is None and follows(effect, cause)]
+            able = (cause for cause in heads.get(cause_kind, ()) if effect.cause is None and cause.serious >= effect.serious)
+            causes = [cause for cause in able if follows(effect, cause)]
             effect.cause = min(causes, key=_rank, default=effect.cause)
     for node in nodes:
         if node.cause is not None:
@@ -205,13 +211,19 @@ _FIRST: Mapping[str, Callable[[Node], Any]] = {
     "saturated": lambda node: (node.place, node.number),
     "vanishing": _backward,
     "exploding": _backward,
-    "not_optimized": lambda node: (node.place, node.number),
+    "not_optimized": lambda node: (node.place if node.place < math.inf else -1.0, node.number),  # optimizers first
     "update_too_large": lambda node: node.number,  # the largest
 }
 """Kinds that spread from one place over the rest of the model: what comes first along the pass is the cause of the others."""
 
 _IN_A_ROW = frozenset({"zero", "missing"})
 """Kinds that spread from parameter to parameter, up to the one nearest the loss; where one in between is well, they are two."""
+
+
+def _heads_of_all(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
+    """As :func:`_heads`; infos apart: no warning follows from one."""
+    groups = ([node for node in alike if node.serious is serious] for serious in (True, False))
+    return [head for group in groups if group for head in _heads(kind, group, well)]
 
 
 def _heads(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.past import is_scale_free
 from lightning_hooks.alerts.reports import ClipReport
 from lightning_hooks.alerts.rule import Rule
 
@@ -15,28 +17,40 @@ from lightning_hooks.alerts.rule import Rule
 class AlwaysClipped(Rule):
     """Clipping that acts at nearly every step is no safety net but a hidden learning rate.
 
+    Recipes do so on purpose, and where the optimizer's step does not depend on the size of the gradient, as Adam's, nothing is
+    lost. It is a warning where hardly anything is left for an optimizer whose steps do, and where the norm before clipping has
+    grown since training's first epoch.
+
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
         min_steps: An epoch with fewer steps is not judged.
+        left: Share of the norm that clipping leaves on average, below which hardly anything is left.
+        growth: Norm before clipping over that of training's first epoch, above which it has grown.
     """
 
     kind: ClassVar[str] = "always_clipped"
     reads: ClassVar[type[Any] | None] = ClipReport
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "left")
 
     threshold: float = 0.95
     min_steps: int = 20
+    left: float = 0.1
+    growth: float = 10.0
 
-    def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an info per optimizer whose steps were nearly all clipped; a warning where hardly anything was left."""
+    def __call__(self, report: ClipReport, history: Sequence[ClipReport] = ()) -> Iterator[Alert]:
+        """Yield an info per optimizer whose steps were nearly all clipped; a warning where that does harm."""
         for site, stats in report.optimizers.items():
             if stats.steps >= self.min_steps and stats.rate > self.threshold:
                 top = stats.top_parameters[0][0] if stats.top_parameters else "?"
+                first = next((earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers), math.nan)
+                grown = stats.norm_before > self.growth * first
+                harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
+                since = f" The norm before clipping was {first:.3g} in training's first epoch: gradients grow." if grown else ""
                 yield self.alert(
                     report, site, stats.rate, self.threshold,
-                    "warning" if stats.coefficient < 0.1 else "info",
+                    "warning" if harmful else "info",
                     f"{stats.rate:.0%} of its steps were clipped, to {stats.coefficient:.2g} of their norm on average, most of "
-                    f"it due to {top}: the threshold, not the learning rate, sets the step size.",
+                    f"it due to {top}: the threshold, not the learning rate, sets the step size.{since}",
                     advice=(
                         f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning "
                         "rate instead",

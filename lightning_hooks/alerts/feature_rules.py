@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,25 +21,33 @@ def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
 class Dead(Rule):
     """Units of a rectifier that never fired in the epoch.
 
-    The hook literature and SageMaker's dead-ReLU rule flag half of a layer. Small healthy nets, such as a VAE's encoder, get there.
+    The hook literature and SageMaker's dead-ReLU rule flag half of a layer. Small healthy nets get there, such as a VAE's encoder
+    (56 %) and the mobile nets of ReLU6 and hard-swish (65 %).
 
     Attributes:
         threshold: Share of a rectifier's units, in [0, 1].
+        dying: Share that counts where it has grown by ``growth`` since training's first epoch.
+        growth: As a share of the units.
     """
 
     kind: ClassVar[str] = "dead"
     reads: ClassVar[type[Any] | None] = FeatureReport
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth")
 
-    threshold: float = 0.6
+    threshold: float = 0.7
+    dying: float = 0.6
+    growth: float = 0.2
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
         for site, stats in report.sites.items():
-            if stats.dead_fraction is not None and stats.dead_fraction > self.threshold:
+            first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
+            grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
+            limit = min(self.dying, self.threshold) if grown else self.threshold
+            if stats.dead_fraction is not None and stats.dead_fraction > limit:
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
                 yield self.alert(
-                    report, site, stats.dead_fraction, self.threshold, severity,
+                    report, site, stats.dead_fraction, limit, severity,
                     f"{stats.dead_fraction:.0%} of its units gave zero for every sampled input of the epoch, so they pass "
                     "no gradient and cannot recover. Usually a learning rate too high or a large negative bias pushed "
                     "them there.",
@@ -140,7 +148,7 @@ class NonfiniteFeatures(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Silent(Rule):
-    """A selected module whose hook never fired."""
+    """A selected module whose hook never fired, or that put out no number."""
 
     kind: ClassVar[str] = "silent"
     reads: ClassVar[type[Any] | None] = FeatureReport
@@ -148,6 +156,14 @@ class Silent(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an info per silent module."""
         for site in report.silent:
+            if site in report.unmeasured:
+                yield self.alert(
+                    report, site, 0.0, 1.0, "info",
+                    "it was called and put out no floating-point tensor (integers, None, or an object of its own): "
+                    "there is nothing to measure.",
+                    advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
+                )  # fmt: skip
+                continue
             yield self.alert(
                 report, site, 0.0, 1.0, "info",
                 "it was never called in a sampled training batch, so nothing is known about it (it is not zero and not "

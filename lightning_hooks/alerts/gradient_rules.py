@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert, Severity
 from lightning_hooks.alerts.feature_rules import only_the_first_step
+from lightning_hooks.alerts.past import all_scale_free, loss_falls, role_of
 from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 
@@ -43,7 +44,10 @@ class _Flow:
             large: That of the other; the gradient comes from the later of the two.
         """
         low, high = sorted((small, large))
-        logs = [math.log(min(self.norm[place], sys.float_info.max)) for place in range(low, high + 1)]
+        # The largest from the small end on: what a side branch gets, as queries and keys do, is not what passes there.
+        norms = self.norm[low : high + 1]
+        passing = list(accumulate(norms, max)) if norms[0] <= norms[-1] else list(accumulate(norms[::-1], max))[::-1]
+        logs = [math.log(min(norm, sys.float_info.max)) for norm in passing]
         steps = [later - earlier for earlier, later in pairwise(logs)]
         total = sum(steps)
         ends = f"{self.norm[high]:.1e} at {self.sites[high]} to {self.norm[low]:.1e} at {self.sites[low]}"
@@ -55,12 +59,24 @@ class _Flow:
         return f"from a norm of {ends}, most of it on the way back through {culprit}", culprit
 
 
+def _largest_alike_after(flow: _Flow) -> list[float]:
+    """For each place the largest RMS among the later modules of its role; 0 where it has no role, or none is later."""
+    largest: dict[str, float] = {}
+    found = []
+    for site, rms in zip(flow.sites[::-1], flow.rms[::-1], strict=True):
+        role = role_of(site)
+        found.append(largest.get(role, 0.0) if role else 0.0)
+        largest[role] = max(rms, largest.get(role, 0.0))
+    return found[::-1]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Vanishing(Rule):
     """Gradients that are lost on the way back through the model.
 
     A module counts only if every module before it has lost its gradient too: in a transformer the queries and keys of a
-    healthy layer get very little, and the layers before them plenty. The alert stands at the module through which most of it is
+    healthy layer get very little, and the layers before them plenty. Nor does it count where later modules of the same role (the
+    last part of the name, such as ``q_proj``) get as little. The alert stands at the module through which most of it is
     lost; where it is lost little by little, at the one nearest the loss that has lost it. Those before follow from it.
 
     Attributes:
@@ -68,6 +84,7 @@ class Vanishing(Rule):
             to 1e-2 occur in healthy networks, so the default is far lower.
         absolute: An RMS below which a gradient counts as vanished whatever the others are; close to what a float32
             update can no longer carry.
+        alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
     """
 
     kind: ClassVar[str] = "vanishing"
@@ -75,6 +92,7 @@ class Vanishing(Rule):
 
     relative: float = 1e-4
     absolute: float = 1e-12
+    alike: float = 1e-2
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert where the gradient is lost, and one per module that has lost it.
@@ -85,11 +103,14 @@ class Vanishing(Rule):
             return
         flow = _Flow(report)
         largest_after, largest_norm_after = _maxima_after(flow.rms), _maxima_after(flow.norm)
+        alike = _largest_alike_after(flow)
         before = norm_before = 0.0
         lost = []
         for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
             before, norm_before = max(before, rms), max(norm_before, norm)
             after, norm_after = largest_after[place], largest_norm_after[place]
+            if rms > self.alike * alike[place] > self.absolute:
+                continue
             if before < self.relative * after and norm_before < self.relative * norm_after:
                 lost.append((place, rms / after, self.relative, f"{rms / after:.1e} times that of a layer after it"))
             elif before < self.absolute:
@@ -118,6 +139,9 @@ class Vanishing(Rule):
 class Exploding(Rule):
     """Gradients that grow on the way back, or are huge everywhere.
 
+    Huge is in the units of the loss. Where every optimizer's step is free of the gradient's scale, as Adam's, and the loss falls,
+    that a gradient is huge is no alert.
+
     The alert stands at the module through which most of the growth happens; where it happens little by little, at the one nearest
     the loss whose gradient is too large.
 
@@ -135,8 +159,9 @@ class Exploding(Rule):
     relative: float = 1e4
     absolute: float = 1e3
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
+        absolute = math.inf if all_scale_free(report) and loss_falls(report, history) else self.absolute
         flow = _Flow(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
         before = math.inf
@@ -145,7 +170,7 @@ class Exploding(Rule):
             before = min(before, rms)
             if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
                 grown.append(place)
-            elif rms > self.absolute:
+            elif rms > absolute:
                 huge.append(place)
         told = ""
         if grown:
@@ -165,7 +190,7 @@ class Exploding(Rule):
             rms = flow.rms[place]
             yield self._found(report, flow.sites[place], rms, self.absolute, rms, "is huge")
         for site, gradient in report.parameters.items():
-            if gradient.rms > self.absolute:
+            if gradient.rms > absolute:
                 yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
 
     def _found(
@@ -289,20 +314,32 @@ class Zero(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Missing(Rule):
-    """Parameters that require gradients and never get one."""
+    """Parameters that require gradients and never get one.
+
+    A library's model has branches that a task does not use, and a target network is a copy that follows another: those are infos. A
+    parameter that had a gradient in an earlier epoch, and what is cut off in the user's own model, are warnings.
+    """
 
     kind: ClassVar[str] = "missing"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every step, as far as it was looked at."""
         for site, gradient in report.parameters.items():
             if site in report.setups and report.setups[site].has_gradient:
                 continue  # at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
+                last = next((earlier.epoch for earlier in history[::-1] if _had_gradient(earlier, site)), None)
+                spare = report.setups[site].spare if site in report.setups and last is None else ""
+                told = f" Here that seems meant: it is {spare}." if spare else ""
+                told = f" It last had one in epoch {last}." if last is not None else told
                 yield self.alert(
-                    report, site, gradient.missing_steps, 0.0, "warning",
+                    report, site, gradient.missing_steps, 0.0, "info" if spare else "warning",
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
-                    "on it. Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
+                    f"on it.{told} Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
                     "path.",
                 )  # fmt: skip
+
+
+def _had_gradient(report: GradientFlowReport, parameter: str) -> bool:
+    return parameter in report.parameters and report.parameters[parameter].steps > 0

@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "silent": Kind(
-        "Modules that were never called",
+        "Modules of which nothing is known",
         (
             "Remove it if it is not used",
             "Call it as module(x) instead of module.forward(x)",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert
+from lightning_hooks.alerts.past import loss_falls
 from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 
@@ -18,30 +19,39 @@ class PoorInit(Rule):
     """A layer that starts from weights much larger, or smaller, than those of all its siblings.
 
     SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Trainings differ by more in health
-    (GPT-2 starts the last layer of each residual branch small by design), so a layer counts only if no other is near it, and if
-    its own gain is no textbook's: a new head with PyTorch's initialisation on a small body with BERT's (a fixed 0.02) is well.
+    (GPT-2 starts the last layer of each residual branch small by design, T5 its heads large, PPO its policy's head small), so
+    siblings are layers of the same role (``FeatureReport.initial_roles``), and heads have none. A layer counts only if no sibling
+    is near it, and if its own gain is no textbook's: a new head with PyTorch's initialisation on a small body with BERT's (a fixed
+    0.02) is well.
 
     Attributes:
-        factor: Gain over the median gain of all layers, or the median over it.
+        factor: Gain over the median gain of the layers of its role, or the median over it.
         textbook: Gains that are well whatever the others are: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's
-            (1998, 2010), 1.4 is He's (2015).
+            (1998, 2010), 1.4 is He's (2015), 0.33 to 0.58 that of the first layer of a sine net (Sitzmann et al. 2020) with up to
+            three inputs.
         near: Factor within which another layer's gain makes it a matter of design.
-        min_layers: A model with fewer layers is not judged.
+        min_layers: A role with fewer layers is not judged.
     """
 
     kind: ClassVar[str] = "poor_init"
     reads: ClassVar[type[Any] | None] = FeatureReport
 
     factor: float = 7.0
-    textbook: tuple[float, float] = (0.5, 1.6)
+    textbook: tuple[float, float] = (0.3, 1.6)
     near: float = 2.0
     min_layers: int = 3
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per layer whose initial weights stand alone. Zeros are a choice, or have rules of their own."""
-        gains = {site: gain for site, gain in report.initial_gains.items() if 0 < gain < math.inf}
-        if report.epoch > 0 or len(gains) < self.min_layers:
-            return
+        roles: dict[str, dict[str, float]] = {}
+        for site, gain in report.initial_gains.items():
+            if 0 < gain < math.inf and site in report.initial_roles:
+                roles.setdefault(report.initial_roles[site], {})[site] = gain
+        for gains in roles.values():
+            if report.epoch == 0 and len(gains) >= self.min_layers:
+                yield from self._alone(report, gains)
+
+    def _alone(self, report: FeatureReport, gains: dict[str, float]) -> Iterator[Alert]:
         usual = statistics.median(gains.values())
         for site, gain in gains.items():
             ratio = max(gain / usual, usual / gain)
@@ -51,9 +61,9 @@ class PoorInit(Rule):
                 size = f"{gain / usual:.2g} times" if gain > usual else f"1/{usual / gain:.2g} of"
                 yield self.alert(
                     report, site, gain / usual, self.factor, "warning",
-                    f"its weights started {size} the size of the other layers' (gain {gain:.2g} against a median of {usual:.2g}), "
-                    "and no other layer is near it: signals through it grow or shrink by as much. Usually an initialisation was "
-                    "scaled by mistake or made for another fan-in.",
+                    f"its weights started {size} the size of its siblings' (gain {gain:.2g} against a median of {usual:.2g}), "
+                    "and no layer of its role is near it: signals through it grow or shrink by as much. Usually an initialisation "
+                    "was scaled by mistake or made for another fan-in.",
                 )  # fmt: skip
 
 
@@ -65,11 +75,12 @@ class Shared(Rule):
     reads: ClassVar[type[Any] | None] = FeatureReport
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per module that one parent holds several times."""
+        """Yield a warning per module that a list holds several times; an info where it has several names, as by design."""
         for site, others in report.shared.items():
             listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
+            numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
             yield self.alert(
-                report, site, len(others) + 1, 1, "warning",
+                report, site, len(others) + 1, 1, "warning" if numbered else "info",
                 f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Usually a list "
                 "was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
@@ -116,11 +127,15 @@ class ConstantTargets(Rule):
     """A last layer whose gradient points the same way for every sample: the targets do not vary.
 
     The gradient of a bias is the sum over the samples of the gradients at the layer's output. Where the samples pull in
-    different directions that sum is about a root of n smaller than if they all pulled in one; in health they soon do.
+    different directions that sum is about a root of n smaller than if they all pulled in one; in health they soon do. Not as soon
+    where a regression's targets are far from what the model starts with: until the bias has grown to their mean, all pull one way.
+    So it is a warning at once under a softmax and cross entropy, whose gradients cancel over the outputs. Elsewhere it is one where
+    samples agreed in the epoch before too, unless the loss still falls and is not next to nothing; else an info.
 
     Attributes:
         threshold: Norm of the bias's gradient over what it would be if all samples pulled in one direction, in (0, 1].
         min_samples: Samples per batch below which they may agree by chance.
+        learned: Loss over that of training's first epoch, below which it fell to next to nothing.
     """
 
     kind: ClassVar[str] = "constant"
@@ -129,27 +144,40 @@ class ConstantTargets(Rule):
 
     threshold: float = 0.9
     min_samples: int = 8
+    learned: float = 0.01
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert at the module nearest the loss."""
+        found = self._agreement(report)
+        if found is None:
+            return
+        site, agreement, cancels = found
+        first = next((earlier.loss.mean for earlier in history if earlier.loss is not None), math.nan)
+        learned = report.loss is not None and report.loss.mean < self.learned * first
+        lasts = bool(history) and self._agreement(history[-1]) is not None
+        stuck = lasts and (learned or not loss_falls(report, history))
+        yield self.alert(
+            report, site, agreement, self.threshold, "warning" if cancels or stuck else "info",
+            f"the gradient at its output points the same way for all samples ({agreement:.0%} of what complete agreement would "
+            "give), batch after batch: whatever the input, the target is the same. Usually the labels are constant: one "
+            "class only, a column mixed up, or targets that are not shuffled. In a regression targets may be far from 0.",
+            advice=("Look at the targets of a batch", "Standardise the targets of a regression"),
+        )  # fmt: skip
+
+    def _agreement(self, report: GradientFlowReport) -> tuple[str, float, bool] | None:
+        """The module nearest the loss, how much its samples agree, and whether its gradients cancel; None if they do not agree."""
         arrived = [site for site in report.order if site in report.modules] or list(reversed(report.modules))
         if not arrived or report.sampled_batches < 2:
-            return
+            return None
         site = arrived[0]
         stats, bias, setup = report.modules[site], report.parameters.get(f"{site}.bias"), report.setups.get(f"{site}.bias")
-        if bias is None or setup is None or not bias.steps or not stats.norm > 0:
-            return
+        if bias is None or setup is None or not bias.steps or not stats.norm > 0 or setup.unzeroed_steps:
+            return None  # gradients that add up from step to step are not those of one batch
         samples = stats.count / stats.calls / setup.elements
         calls = stats.calls / report.sampled_batches * max(1.0, report.batches / max(1, setup.steps))  # that add up to a step
         agreement = bias.norm / (calls * math.sqrt(samples) * stats.norm)
-        if samples >= self.min_samples and agreement > self.threshold:
-            yield self.alert(
-                report, site, agreement, self.threshold, "warning",
-                f"the gradient at its output points the same way for all samples ({agreement:.0%} of what complete agreement would "
-                "give), batch after batch: whatever the input, the target is the same. Usually the labels are constant: one "
-                "class only, a column mixed up, or targets that are not shuffled.",
-                advice=("Look at the targets of a batch",),
-            )  # fmt: skip
+        cancels = setup.elements > 1 and abs(stats.mean) < 1e-3 * stats.rms
+        return (site, agreement, cancels) if samples >= self.min_samples and agreement > self.threshold else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,10 @@ class ParameterSetup:
         steps: How many steps they took in the epoch, sampled or not; the most of any.
         lr: Its learning rate; the largest where several optimizers hold it; None where none does.
         lr_peak: The largest learning rate that its schedule is known to have had or to be going to have; None as for ``lr``.
+        unzeroed_steps: How many of these steps were taken with gradients that had not been zeroed since the step before.
+        starts_at_zero: Whether training started with all its numbers at zero, or next to it.
+        spare: Of one without a gradient: why that may be meant, such as ``an unused part of transformers' BertModel``; empty if no
+            reason is known.
         decay: The share of itself that decoupled weight decay (AdamW's, SGD's) takes of it at each step; 0 without.
     """
 
@@ -30,3 +34,6 @@ class ParameterSetup:
     lr: float | None = None
     lr_peak: float | None = None
     decay: float = 0.0
+    unzeroed_steps: int = 0
+    starts_at_zero: bool = False
+    spare: str = ""

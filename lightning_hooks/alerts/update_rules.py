@@ -77,7 +77,8 @@ class UpdateTooLarge(Rule):
 
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
-            healthy training.
+            healthy training. A weight that starts at zero is not judged in the first epoch in which it moves: until it has grown
+            the ratio means nothing.
         decay: The share of a weight that decoupled weight decay takes at each step, above which it counts: at 0.02, 50 steps take
             what is not learned anew down to a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
@@ -89,7 +90,7 @@ class UpdateTooLarge(Rule):
     threshold: float = 0.4
     decay: float = 0.02
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
         decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay > self.decay}
         for optimizer, decay in decays.items():
@@ -102,7 +103,10 @@ class UpdateTooLarge(Rule):
             )  # fmt: skip
         if only_the_first_step(report):
             return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
-        ratios = weight_ratios(report)
+        grown = {name for earlier in history for name in weight_ratios(earlier)}
+        ratios = {
+            name: ratio for name, ratio in weight_ratios(report).items() if name in grown or not report.setups[name].starts_at_zero
+        }
         usual = statistics.median(ratios.values()) if ratios else 0.0
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:
@@ -116,13 +120,34 @@ class UpdateTooLarge(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NotOptimized(Rule):
-    """Parameters that get a gradient and that no optimizer holds."""
+    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all."""
 
     kind: ClassVar[str] = "not_optimized"
     reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
+        held: dict[str, list[str]] = {}
+        for name, setup in report.setups.items():
+            for optimizer in setup.optimizers:
+                held.setdefault(optimizer, []).append(name)
+        if report.setups and not held:
+            elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
+            yield self.alert(
+                report, "the model", float(elements), 0.0, "info",
+                "there is no optimizer: parameters change only where the program does that itself, and update ratios and clipping "
+                "are not measured.",
+                advice=("Return an optimizer from configure_optimizers to have them measured",),
+            )  # fmt: skip
+            return
+        for optimizer, names in held.items():
+            if not any(report.setups[name].trains or _moved(report, name) for name in names):
+                yield self.alert(
+                    report, optimizer, float(len(names)), 0.0, "warning",
+                    f"all {len(names)} parameters that it holds are frozen (requires_grad is False): its steps change nothing. "
+                    "Usually a layer was frozen after the optimizer was made, or the optimizer has the wrong part of the model.",
+                    advice=("Unfreeze what it holds, or give it the parameters that train",),
+                )  # fmt: skip
         for name, setup in report.setups.items():
             if setup.trains and not setup.optimizers:
                 yield self.alert(
@@ -130,3 +155,8 @@ class NotOptimized(Rule):
                     "it requires a gradient and no optimizer holds it: it stays as it is. Usually configure_optimizers was given "
                     "a part of the parameters, or it was unfrozen after the optimizer was made.",
                 )  # fmt: skip
+
+
+def _moved(report: GradientFlowReport, parameter: str) -> bool:
+    """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
+    return parameter in report.parameters and report.parameters[parameter].steps > 0

@@ -23,7 +23,7 @@ from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import OutputRecorder, guarded
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.statistics import FeatureTable
-from lightning_hooks.statistics.initial import initial_gains, shared_modules
+from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.order import in_order, merge_positions, positions, sites_in_order
 from lightning_hooks.statistics.rows import unheard
@@ -122,6 +122,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         self._validation_input = guarded(self._inputs.validate, "the batch", self.faults)
         if not trainer.global_step:  # else those of the checkpoint that training goes on from
             self._gains = initial_gains(sites)
+        self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(pl_module).items()}
         for index, (name, module) in enumerate(sites):
             self.listen(name, module, _OutputListener(self._table, index))
@@ -203,7 +204,9 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             input_place=self._inputs.place,
             same_samples=same,
             initial_gains=dict(self._gains),
+            initial_roles=dict(self._roles),
             shared=dict(self._shared),
+            unmeasured=tuple(name for name in silent if name in self._table.unmeasured),
         )
 
     @override

@@ -36,6 +36,7 @@ from lightning_hooks.statistics import (
     WeightSample,
     scaled,
 )
+from lightning_hooks.statistics.initial import starting_at_zero
 from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
 from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
@@ -159,7 +160,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
                 {clean_name(name): p.numel() for name, p in pl_module.named_parameters() if not is_lazy(p)},
                 device,
             )
-        self._watch, self._optimizer_names = SetupWatch(probe.names), probe.optimizer_names
+        named = ((clean_name(name), parameter) for name, parameter in pl_module.named_parameters())
+        at_zero = frozenset() if trainer.global_step else starting_at_zero(named)  # else those of the checkpoint
+        self._watch, self._optimizer_names = SetupWatch(probe.names, at_zero), probe.optimizer_names
         self._watch.load(self._loaded_setups)
         self._loaded_setups = {}
         self._setups: dict[str, ParameterSetup] = {}

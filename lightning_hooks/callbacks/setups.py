@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,6 +12,7 @@ from torch import nn
 from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.spare import spare_parts
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
@@ -21,14 +23,17 @@ class SetupWatch:
 
     Args:
         names: The parameters, as the steps number them.
+        at_zero: The weights that training starts with at zero.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], at_zero: Set[str] = frozenset()) -> None:
         self._names = names
+        self._at_zero = at_zero
         self._peaks: dict[int, float] = {}  # of each parameter group, by number, the largest learning rate so far
         self._unheld: dict[str, nn.Parameter] | None = None
         self._reached: set[str] = set()
         self._steps: dict[str, int] = {}
+        self._unzeroed: dict[str, int] = {}
         self._never: dict[int, set[int]] = {}  # optimizer -> parameters without a gradient at any step so far
 
     def batch_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,6 +63,7 @@ class SetupWatch:
     def step_taken(self, step: Step, optimizer: str) -> None:
         """An optimizer has stepped, sampled or not."""
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        self._unzeroed[optimizer] = self._unzeroed.get(optimizer, 0) + step.unzeroed
         never = self._never.get(step.optimizer)
         if never is None:
             self._never[step.optimizer] = {*step.missing}
@@ -70,6 +76,8 @@ class SetupWatch:
             "peaks": dict(self._peaks),
             "reached": sorted(self._reached),
             "steps": dict(self._steps),
+            "unzeroed": dict(self._unzeroed),
+            "at_zero": sorted(self._at_zero),
             "never": {place: sorted(missing) for place, missing in self._never.items()},
         }
 
@@ -77,6 +85,7 @@ class SetupWatch:
         """Take up the :meth:`state` of an earlier run."""
         self._peaks, self._steps = dict(state.get("peaks", {})), dict(state.get("steps", {}))
         self._reached = set(state.get("reached", ()))
+        self._unzeroed, self._at_zero = dict(state.get("unzeroed", {})), {*self._at_zero, *state.get("at_zero", ())}
         self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
 
     def epoch_ends(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, ParameterSetup]:
@@ -87,7 +96,8 @@ class SetupWatch:
             for parameter in group["params"]:
                 held.setdefault(id(parameter), []).append(_Held(name, decay, _number(group.get("lr")), self._peaks.get(number)))
         never = {self._names[index] for missing in self._never.values() for index in missing}
-        setups = {}
+        setups: dict[str, ParameterSetup] = {}
+        without: dict[str, str] = {}
         for raw, parameter in pl_module.named_parameters():
             name, holders = clean_name(raw), held.get(id(parameter), [])
             steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
@@ -101,9 +111,15 @@ class SetupWatch:
                 lr=max((holder.lr for holder in holders if holder.lr is not None), default=None),
                 lr_peak=max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
                 decay=max((holder.decay for holder in holders), default=0.0),
+                unzeroed_steps=max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
+                starts_at_zero=name in self._at_zero,
             )
+            if parameter.requires_grad and not setups[name].has_gradient:
+                without[raw] = name
+        for raw, reason in spare_parts(pl_module, without.keys()).items():
+            setups[without[raw]] = dataclasses.replace(setups[without[raw]], spare=reason)
         self._unheld = None
-        self._reached, self._steps, self._never = set(), {}, {}
+        self._reached, self._steps, self._unzeroed, self._never = set(), {}, {}, {}
         return setups
 
 

@@ -43,6 +43,7 @@ class FeatureTable:
         self.rows = empty_table(len(sites), device)
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as they were first called
+        self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
         self.saturation: dict[int, Saturation] = {}
         self.rectifiers: dict[int, bool | None] = {}  # site -> does the model's order say its units are last?
         self.producers: dict[int, bool] = {}  # site -> does it put units last?
@@ -68,6 +69,8 @@ class FeatureTable:
         self._before = self.producers.get(index, self._before)
         spec, rectifies = self.saturation.get(index), index in self.rectifiers
         found, readable = _values_in(output)
+        if not found:
+            self.unmeasured.add(self.names[index])
         for position, values in enumerate(found):
             if self.histograms is not None:
                 self.histograms.add(index, values)
@@ -215,6 +218,7 @@ class FeatureTable:
         if self.histograms is not None:
             self.histograms.reset()
         self._asleep.clear()
+        self.unmeasured.clear()
         for fired in self.fired.values():
             fired.zero_()
 

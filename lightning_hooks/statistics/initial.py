@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -45,6 +47,59 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
         for name, gain in zip(names, torch.stack([gain.to(gains[0].device) for gain in gains]).tolist(), strict=True):
             found[name] = max(gain, found.get(name, 0.0))
     return found
+
+
+def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
+    """What each layer with weights is in its block: its type, and the last part of its name without numbers.
+
+    A head has none: a layer that none of its role is like in shape, and whose outputs are as many as no layer takes in. How large
+    a head's weights start is a choice of its own.
+
+    Args:
+        sites: (name, module) pairs, as for :func:`initial_gains`.
+
+    Returns:
+        Name to role, such as ``Linear q_proj``; layers that are only numbered share the role of their type.
+    """
+    shapes: dict[str, tuple[str, tuple[torch.Size, ...]]] = {}
+    widths: dict[str, tuple[int, int]] = {}
+    for name, module in sites:
+        weights = [p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
+        if weights and not isinstance(module, _TABLES):
+            role = f"{type(module).__name__} {re.sub(r'[0-9]+', '', name.rpartition('.')[2])}".rstrip()
+            shapes[name] = role, tuple(weight.shape for weight in weights)
+            transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+            put_out, taken = weights[0].shape[transposed], weights[0].shape[not transposed]
+            widths[name] = int(put_out), int(taken)
+    alike = Counter(shapes.values())
+    takes = {taken for _, taken in widths.values()}
+    return {name: role for name, (role, shape) in shapes.items() if alike[role, shape] > 1 or widths[name][0] in takes}
+
+
+def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 1e-5) -> frozenset[str]:
+    """The weights (two dimensions or more) that start at zero, or next to it, as class tokens and some heads do.
+
+    Args:
+        parameters: (name, parameter) pairs.
+        size: The root mean square up to which that is next to zero.
+
+    Returns:
+        Their names. One copy from the device.
+    """
+    names, sizes = [], []
+    for name, weight in parameters:
+        if nn.parameter.is_lazy(weight) or weight.dim() < 2 or weight.is_meta or not weight.numel() or not weight.requires_grad:
+            continue
+        norm = torch.linalg.vector_norm(weight.detach(), dtype=torch.promote_types(weight.dtype, torch.float32))
+        whole = norm.full_tensor() if is_distributed(norm) else norm
+        sizes.append(
+            whole.double() / math.sqrt(weight.numel()) if whole.device.type != "mps" else whole / math.sqrt(weight.numel())
+        )
+        names.append(name)
+    if not sizes:
+        return frozenset()
+    small = torch.stack([one.to(sizes[0].device) for one in sizes]).tolist()
+    return frozenset(name for name, rms in zip(names, small, strict=True) if rms <= size)
 
 
 def shared_modules(root: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -175,3 +175,12 @@ def test_a_step_that_names_no_layer_is_told_with_the_first_that_is_found(model: 
         "elsewhere. every_n_steps=1 tells where."
     )
     assert root.message == "seen" + (earlier if batch == 3 else "")
+
+
+def test_no_warning_follows_from_an_info(model: Any) -> None:
+    """An unused part of a library's model, nearer to the loss than what the user cut off."""
+    report = ill(model[1], "missing at weight0", "missing at weight1")
+    unused, cut = report.alerts[1], report.alerts[0]
+    report = replace(report, alerts=(cut, replace(unused, severity="info")))
+    assert [alert.name for _, alert in in_order_of_cause([report]).roots] == ["missing at weight0", "missing at weight1"]
+    assert [alert.severity for _, alert in in_order_of_cause([report]).roots] == ["warning", "info"]

@@ -1,6 +1,7 @@
 """Rules over clip reports, just below and just above their thresholds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from lightning_hooks.alerts import AlwaysClipped, ClipIneffective, StepsSkipped
         ({"rate": 1.0, "steps": 20}, "info"),
         ({"rate": 1.0, "coefficient": 0.1}, "info"),
         ({"rate": 1.0, "coefficient": 0.099}, "warning"),
+        ({"rate": 1.0, "norm_before": 50.0}, "info"),
         ({"rate": math.nan, "steps": 0, "coefficient": math.nan}, None),
     ],
 )
@@ -33,6 +35,23 @@ def test_always_clipped_names_the_cause_and_the_remedy(clips):
     assert "Raise the clipping threshold above the usual norm (3.21), or lower the learning rate" in alert.message
     (unknown,) = AlwaysClipped()(clips({"rate": 1.0, "top_parameters": ()}))
     assert "due to ?" in unknown.message
+
+
+@pytest.mark.parametrize("optimizer", ["0-Adam", "0-AdamW", "1-RMSprop", "0-Adafactor", "0-Lion", "0-AdamW8bit"])
+def test_a_step_that_does_not_depend_on_the_gradients_size_may_be_clipped(clips, optimizer):
+    """Until the norm before clipping has grown tenfold since training's first epoch."""
+    report = clips({"rate": 1.0, "coefficient": 0.01})
+    adam = replace(report, optimizers={optimizer: report.optimizers["0-SGD"]})
+    (alert,) = AlwaysClipped()(adam)
+    assert alert.severity == "info"
+
+    def later(norm):
+        return replace(adam, optimizers={optimizer: replace(adam.optimizers[optimizer], norm_before=norm)})
+
+    assert [alert.severity for alert in AlwaysClipped()(later(20.0), [adam, later(0.1)])] == ["info"]
+    (grown,) = AlwaysClipped()(later(21.0), [adam, later(20.0)])
+    assert grown.severity == "warning"
+    assert "The norm before clipping was 2 in training's first epoch: gradients grow." in grown.message
 
 
 @pytest.mark.parametrize(

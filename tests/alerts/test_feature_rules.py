@@ -8,9 +8,9 @@ from lightning_hooks.alerts import Constant, Dead, NonfiniteFeatures, Saturated,
 
 RULES = [
     # rule, change that is still fine, change that is not, value, threshold, severity, words of the remedy
-    (Dead(), {"dead_fraction": 0.6}, {"dead_fraction": 0.61}, 0.61, 0.6, "warning", "LeakyReLU or GELU"),
+    (Dead(), {"dead_fraction": 0.7}, {"dead_fraction": 0.71}, 0.71, 0.7, "warning", "LeakyReLU or GELU"),
     (Dead(0.2), {"dead_fraction": 0.2}, {"dead_fraction": 0.21}, 0.21, 0.2, "warning", "lower learning rate or a warm-up"),
-    (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.6, "critical", "bias and initialisation"),
+    (Dead(), {"dead_fraction": None}, {"dead_fraction": 1.0}, 1.0, 0.7, "critical", "bias and initialisation"),
     (Saturated(), {"saturated_fraction": 0.5}, {"saturated_fraction": 0.51}, 0.51, 0.5, "warning", "normalisation layer"),
     (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
     (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "Normalise the inputs"),
@@ -50,7 +50,7 @@ def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
 
 
 def test_alerts_come_in_model_order(features):
-    report = features({"dead_fraction": 0.65}, {}, {"dead_fraction": 0.9})
+    report = features({"dead_fraction": 0.75}, {}, {"dead_fraction": 0.9})
     assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]
 
 
@@ -67,7 +67,7 @@ def test_silent_sites_are_told_apart_from_dead_ones(features):
 @pytest.mark.parametrize(
     ("rule", "change", "seen"),
     [
-        (Dead(), {"dead_fraction": 0.625}, "62% of its units gave zero"),
+        (Dead(), {"dead_fraction": 0.72}, "72% of its units gave zero"),
         (Saturated(), {"saturated_fraction": 0.75}, "75% of its values are at a bound"),
         (Constant(), {"std": 0.0, "mean": -0.25}, "every value it put out is -0.25"),
         (NonfiniteFeatures(), {"nonfinite_fraction": 0.125}, "12.50% of its values are NaN or infinite"),

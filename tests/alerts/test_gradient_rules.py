@@ -1,10 +1,22 @@
 """Rules over gradient-flow reports, just below and just above their thresholds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from lightning_hooks.alerts import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts import (
+    Exploding,
+    GradientFlowReport,
+    Missing,
+    NonfiniteGradients,
+    ParameterSetup,
+    Stretching,
+    Vanishing,
+    Zero,
+)
+from lightning_hooks.statistics import GradientStats
+from lightning_hooks.statistics.loss import LossStats
 
 
 def rms(*values):
@@ -174,3 +186,48 @@ def test_a_branch_beside_a_small_one_does_not_stretch(gradients):
     """The gradients of queries and keys are thousands of times below those of values and of the layers behind them."""
     assert list(Stretching()(gradients({"rms": 1.0}, {"rms": 1e-4}, {"rms": 1e-4}, {"rms": 1.0}))) == []
     assert [alert.site for alert in Stretching()(gradients({"rms": 1.0}, {"rms": 1e-4}, {"rms": 2e-3}))] == ["site1"]
+
+
+def test_size_alone_is_nothing_to_adam_while_the_loss_falls(gradients):
+    held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
+    huge = replace(gradients({"rms": 2e3}, parameters=[{"rms": 2e3}]), setups=held)
+    low, high = LossStats(40, 2.0, 2.5, 1.5), LossStats(40, 3.0, 3.0, 3.0)
+    sgd = {"weight0": replace(held["weight0"], optimizers=("0-Adam", "1-SGD"))}
+    assert list(Exploding()(replace(huge, loss=low))) == []
+    assert list(Exploding()(replace(huge, loss=low), [replace(huge, loss=high)])) == []
+    for report, history in (
+        (huge, []),  # a loss that nobody saw
+        (replace(huge, loss=high), []),
+        (replace(huge, loss=high), [replace(huge, loss=low)]),
+        (replace(huge, loss=replace(low, nonfinite=1)), []),
+        (replace(huge, loss=low, setups=sgd), []),
+        (replace(huge, loss=low, setups={}), []),
+    ):
+        assert [alert.site for alert in Exploding()(report, history)] == ["site0", "weight0"]
+
+
+MODULE = GradientStats(
+    calls=4, count=100, mean=0.0, std=0.1, min=-1.0, max=1.0, rms=0.1, norm=1.0, norm_max=2.0, zero_fraction=0.0,
+    nonfinite_fraction=0.0,
+)  # fmt: skip
+
+
+def of_roles(**rms: float) -> GradientFlowReport:
+    modules = {site.replace("_", "."): replace(MODULE, rms=value) for site, value in rms.items()}
+    return GradientFlowReport(0, 40, modules, {}, 1.0, order=tuple(reversed(modules)))
+
+
+def test_queries_that_get_as_little_as_those_of_later_layers_have_not_lost_it():
+    """Where all before is frozen the first layer's query is the first module that has a gradient."""
+    healthy = of_roles(a0_q=1e-6, a0_v=1e-2, a1_q=1e-6, a1_v=1e-2, head=0.1)
+    assert list(Vanishing()(healthy)) == []
+    ill = of_roles(a0_q=1e-6, a0_v=1e-6, a1_q=1e-6, a1_v=1e-2, head=0.1)
+    assert [alert.site for alert in Vanishing()(ill)] == ["a1.v", "a0.v", "a1.q"]
+    assert [alert.site for alert in Vanishing()(of_roles(a0_q=1e-6, head=0.1))] == ["head", "a0.q"]  # nothing to compare with
+
+
+def test_a_side_branch_is_not_what_loses_it():
+    """The step down to the query is the largest of all, and nothing passes through it."""
+    report = of_roles(stem=1e-7, block_in=1e-6, block_q=1e-9, block_out=1e-2, head=0.1)
+    assert next(alert.site for alert in Vanishing()(report)) == "block.out"
+    assert "most of it on the way back through block.out" in next(iter(Vanishing()(report))).message

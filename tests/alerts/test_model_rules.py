@@ -20,6 +20,7 @@ from lightning_hooks.alerts import (
     ValidationShift,
 )
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.statistics.loss import LossStats
 
 FED = FeatureStats(calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0)
 
@@ -47,7 +48,7 @@ def names(rule: Any, report: Any) -> list[tuple[str, str, float, str]]:
     ],
 )
 def test_poor_init(gains: dict[str, float], ill: dict[str, float]) -> None:
-    report = features(initial_gains=gains)
+    report = features(initial_gains=gains, initial_roles=dict.fromkeys(gains, "Linear"))
     assert {alert.site: alert.value for alert in PoorInit()(report)} == pytest.approx(ill)
     assert list(PoorInit()(replace(report, epoch=1))) == []
 
@@ -55,20 +56,34 @@ def test_poor_init(gains: dict[str, float], ill: dict[str, float]) -> None:
 def test_a_textbooks_gain_is_well_whatever_the_others_are() -> None:
     """A new head with PyTorch's initialisation on a small body with BERT's fixed one."""
     body = {f"layer{index}": 0.07 for index in range(5)}
-    assert list(PoorInit()(features(initial_gains={**body, "head": 0.58}))) == []
-    assert [alert.site for alert in PoorInit()(features(initial_gains={**body, "head": 1.7}))] == ["head"]
+
+    def judged(head: float) -> list[str]:
+        gains = {**body, "head": head}
+        return [alert.site for alert in PoorInit()(features(initial_gains=gains, initial_roles=dict.fromkeys(gains, "Linear")))]
+
+    assert judged(0.58) == judged(0.31) == []
+    assert judged(1.7) == ["head"]
+
+
+def test_layers_are_compared_within_their_role() -> None:
+    gains = {"a.q": 0.1, "b.q": 0.1, "c.q": 0.1, "a.v": 1.0, "b.v": 1.0, "c.v": 8.0, "head": 80.0, "other": 0.001}
+    roles = {name: name[-1] for name in gains if "." in name} | {"other": "other"}  # a head has no role
+    report = features(initial_gains=gains, initial_roles=roles)
+    assert [alert.site for alert in PoorInit()(report)] == ["c.v"]
+    assert list(PoorInit(min_layers=4)(report)) == []
 
 
 def test_poor_init_says_how_large() -> None:
-    (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}))
-    assert large.message.startswith("its weights started 10 times the size of the other layers' (gain 5 against a median of 0.5)")
-    (small,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 0.05}))
-    assert small.message.startswith("its weights started 1/10 of the size of the other layers' (gain 0.05 against a median of 0.5)")
+    (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}, initial_roles=dict.fromkeys("abc", "fc")))
+    assert large.message.startswith("its weights started 10 times the size of its siblings' (gain 5 against a median of 0.5)")
+    (small,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 0.05}, initial_roles=dict.fromkeys("abc", "fc")))
+    assert small.message.startswith("its weights started 1/10 of the size of its siblings' (gain 0.05 against a median of 0.5)")
 
 
 def test_shared() -> None:
     report = features(shared={"layers.0": ("layers.1",), "blocks.0": tuple(f"blocks.{i}" for i in range(1, 6))})
     assert names(Shared(), report) == [("shared", "layers.0", 2, "warning"), ("shared", "blocks.0", 6, "warning")]
+    assert names(Shared(), features(shared={"net.theta_b": ("net.theta_f",)})) == [("shared", "net.theta_b", 2, "info")]
     one, many = (alert.message for alert in Shared()(report))
     assert one.startswith("layers.1 is the same module, with the same weights.")
     assert many.startswith("blocks.1, blocks.2, blocks.3, … are the same module")
@@ -152,3 +167,34 @@ def test_constant_targets() -> None:
     assert alert.message.startswith(
         "the gradient at its output points the same way for all samples (100% of what complete agreement"
     )
+
+
+def lossy(report: GradientFlowReport, mean: float, fall: float = 0.0, **change: Any) -> GradientFlowReport:
+    return replace(report, loss=LossStats(40, mean, mean + fall, mean - fall), **change)
+
+
+def test_targets_far_from_zero_are_not_constant_ones() -> None:
+    """A regression's bias is on its way to the mean of the targets while the loss falls."""
+    uneven = replace(flow(1.0).modules["head"], mean=0.05)
+    regression = flow(1.0, modules={"stem": uneven, "head": uneven})
+    softmax = flow(1.0)  # gradients cancel over its outputs
+
+    def severity(report: GradientFlowReport, *history: GradientFlowReport) -> str:
+        """In the first epoch, or in a later one."""
+        (alert,) = ConstantTargets()(report, history)
+        return alert.severity
+
+    assert severity(lossy(regression, 5.0), lossy(regression, 8.0)) == "info"
+    assert severity(lossy(regression, 8.0), lossy(regression, 8.0)) == "warning"
+    assert severity(lossy(regression, 0.07), lossy(regression, 8.0)) == "warning"  # all but learned, and samples still agree
+    assert severity(lossy(softmax, 5.0), lossy(softmax, 8.0)) == "warning"
+    assert severity(lossy(regression, 8.0)) == "info"  # it may be that the bias has not grown yet
+    assert severity(lossy(regression, 8.0), lossy(flow(0.5), 8.0)) == "info"
+    assert severity(lossy(softmax, 5.0)) == "warning"
+    assert severity(regression, regression) == "warning"  # a loss that nobody saw does not fall
+
+
+def test_gradients_that_add_up_say_nothing_of_the_targets() -> None:
+    report = flow(1.0)
+    added = replace(report, setups={"head.bias": replace(report.setups["head.bias"], unzeroed_steps=39)})
+    assert names(ConstantTargets(), added) == []

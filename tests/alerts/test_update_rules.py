@@ -101,9 +101,50 @@ def test_not_optimized() -> None:
         ("not_optimized", "0.weight", 100.0, "warning"),
         ("not_optimized", "1.weight", 100.0, "info"),  # nothing asks for it, as yet
     ]
-    (alert, *_) = NotOptimized()(report(1e-3, setups=setups))
+    (alert, *_) = NotOptimized()(report(1e-3, 1e-3, setups={0: alone}))
     assert alert.message.startswith("it requires a gradient and no optimizer holds it: it stays as it is.")
     assert "(optimizer.add_param_group). Freeze it with requires_grad_(False)" in alert.message
+
+
+def test_no_optimizer_at_all_is_said_once() -> None:
+    alone = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
+    assert names(NotOptimized(), 1e-3, 1e-3, setups={0: alone, 1: alone}) == [("not_optimized", "the model", 200.0, "info")]
+    assert names(NotOptimized()) == []  # nor anything to train
+
+
+def test_an_optimizer_that_holds_only_frozen_parameters() -> None:
+    """All was frozen but for the normalisation, then the head too, which is all that the optimizer holds."""
+    frozen = {"trains": False, "has_gradient": False}
+    norm = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
+    ill = report(None, None, setups={0: frozen, 1: norm})
+    ill = replace(ill, parameters={"1.weight": MEASURED})
+    (optimizer, parameter) = NotOptimized()(ill)
+    assert (optimizer.kind, optimizer.site, optimizer.severity) == ("not_optimized", "0-Adam", "warning")
+    assert optimizer.message.startswith(
+        "all 1 parameters that it holds are frozen (requires_grad is False): its steps change nothing."
+    )
+    assert parameter.site == "1.weight"
+    assert names(NotOptimized(), 1e-3, 1e-3, setups={0: frozen}) == []  # it holds one more
+    assert names(NotOptimized(), 1e-3, setups={0: frozen}) == []  # it had a gradient: frozen in turn
+
+
+def test_a_weight_that_starts_at_zero_is_judged_once_it_has_grown() -> None:
+    at_zero = {0: {"starts_at_zero": True}}
+    assert names(UpdateTooLarge(), 0.9, setups=at_zero) == []
+    now, before = report(0.9, setups=at_zero), report(None, setups=at_zero)
+    assert list(UpdateTooLarge()(now, [before])) == []  # it has not moved before
+    assert [alert.site for alert in UpdateTooLarge()(now, [now])] == ["0.weight"]
+
+
+def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of() -> None:
+    spare = {"has_gradient": False, "spare": "a part of Big (from library) that this task does not use"}
+    never = replace(report(1e-3, setups={0: spare}), parameters={"0.weight": replace(MEASURED, steps=0, missing_steps=4)})
+    (alert,) = Missing()(never)
+    assert alert.severity == "info"
+    assert "Here that seems meant: it is a part of Big (from library) that this task does not use." in alert.message
+    (alert,) = Missing()(never, [replace(report(1e-3), epoch=1), replace(never, epoch=2)])
+    assert alert.severity == "warning"
+    assert "It last had one in epoch 1." in alert.message
 
 
 def test_missing_asks_every_step() -> None:

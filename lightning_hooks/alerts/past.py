@@ -1,0 +1,42 @@
+"""What rules ask of a training's settings and of its past before they call a number bad."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lightning_hooks.alerts.reports import GradientFlowReport
+
+_SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
+
+
+def is_scale_free(optimizer: str) -> bool:
+    """Whether the size of the gradient cancels in an optimizer's step, as in Adam's: by its name, such as ``0-AdamW``."""
+    return _SCALE_FREE.search(optimizer) is not None
+
+
+def all_scale_free(report: GradientFlowReport) -> bool:
+    """Whether all optimizers that hold a parameter are."""
+    names = {name for setup in report.setups.values() for name in setup.optimizers}
+    return bool(names) and all(map(is_scale_free, names))
+
+
+def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> bool:
+    """Whether the loss is lower than in the training's first window, or in the first window itself lower at its end.
+
+    A loss that is not known, or not finite, does not fall.
+    """
+    first = next((earlier.loss for earlier in history if earlier.loss is not None), None)
+    if report.loss is None or report.loss.nonfinite:
+        return False
+    return report.loss.mean < first.mean if first is not None else report.loss.end < report.loss.start
+
+
+def role_of(site: str) -> str:
+    """What a module is in its block: the last part of its name without numbers; empty in a sequence that is only numbered.
+
+    Example:
+        >>> [role_of(site) for site in ("encoder.layers.3.self_attn.q_proj", "net.conv12", "net.4")]
+        ['q_proj', 'conv', '']
+    """
+    return re.sub(r"\d+", "", site.rpartition(".")[2])

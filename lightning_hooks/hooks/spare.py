@@ -1,0 +1,94 @@
+"""Why a part of a model may be without a gradient on purpose."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def spare_parts(root: nn.Module, without: Set[str]) -> dict[str, str]:
+    """Of parameters without a gradient, those whose part of the model is unused by a library's design, or a copy of another part.
+
+    The part is the largest module all of whose parameters that require a gradient are without one. Where a library's class holds
+    it, it is one of the branches that the library's model has and this task does not use. Where the user's own class holds it, it
+    was cut off, unless another module of the model that trains is built alike, and their weights are alike too: then it is a
+    target or a teacher network that follows that one. (Weights of independent origin differ by 1.4 of their size.)
+
+    Args:
+        root: The model.
+        without: Names of parameters, as ``root.named_parameters()`` has them.
+
+    Returns:
+        Name to the reason, in words, of those that have one.
+    """
+    if not without:
+        return {}
+    modules = dict(root.named_modules())
+    trained = {name for name, parameter in root.named_parameters() if parameter.requires_grad and name not in without}
+    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for parameter in without:
+        part = _largest(parameter, trained)
+        if part not in reasons:
+            reasons[part] = _by_library(part, modules) or _copy_of(part, modules, trained)
+        if reasons[part]:
+            found[parameter] = reasons[part]
+    return found
+
+
+def _largest(parameter: str, trained: Set[str]) -> str:
+    """The largest module around a parameter in which nothing trains; the parameter itself where its own module trains."""
+    part, outer = parameter, parameter.rpartition(".")[0]
+    while outer and not any(name.startswith(f"{outer}.") for name in trained):
+        part, outer = outer, outer.rpartition(".")[0]
+    return part
+
+
+def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
+    """Whether the class that holds a part is a library's; PyTorch's own are only containers, and those around them are asked."""
+    holder = part
+    while holder:
+        holder = holder.rpartition(".")[0]
+        kind = type(modules[holder])
+        if not kind.__module__.startswith("torch."):
+            library = kind.__module__.partition(".")[0]
+            return f"a part of {kind.__name__} (from {library}) that this task does not use" if _installed(kind) else ""
+    return ""
+
+
+def _installed(kind: type[object]) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> str:
+    """The module that a part is a copy of, in words: of the same shape, with a name of its own and not just another number."""
+    if part not in modules:
+        return ""
+    shapes = _shapes(modules[part])
+    for name, module in modules.items():
+        same = type(module) is type(modules[part]) and _plain(name) != _plain(part) and _shapes(module) == shapes
+        if name and same and any(known.startswith(f"{name}.") for known in trained) and _follows(modules[part], module):
+            return f"built like {name}, which trains: a target or teacher network that follows it"
+    return ""
+
+
+def _follows(one: nn.Module, other: nn.Module, limit: float = 0.9) -> bool:
+    """Whether the first weight of two modules of the same shape differs by little. It waits for the device."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    for weight, like in ((p.detach(), q.detach()) for p, q in pairs if p.dim() > 1):
+        return bool(torch.linalg.vector_norm(weight - like) < limit * torch.linalg.vector_norm(like))
+    return False
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in module.named_parameters() if not nn.parameter.is_lazy(parameter)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
