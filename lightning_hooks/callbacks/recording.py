@@ -19,8 +19,9 @@ from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.closing import conclude_in_print
 from lightning_hooks.callbacks.described import layers, learning_rates, mean_loss
 from lightning_hooks.callbacks.run_folder import run_folder, temporary_folder
+from lightning_hooks.health.budget import MOST_BYTES, thin
 from lightning_hooks.health.files import write_health
-from lightning_hooks.health.lines import ALERTS, FOLDER, REPORTS, VERSION, append, line, report_line
+from lightning_hooks.health.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, report_line
 from lightning_hooks.health.run import read_run
 from lightning_hooks.health.verdict import judge
 
@@ -49,6 +50,8 @@ class Recorder:
         self._present: list[Recorded] = []
         self._members: list[Recorded] = []  # all that joined
         self._recorded: dict[int, int] = {}  # id of a monitor -> the epoch that was written last
+        self._most = MOST_BYTES
+        self._memories: dict[int, Memory] = {}  # id of a monitor -> what its lines hold
         self._began = time.perf_counter()
         self._broken = False
 
@@ -87,7 +90,14 @@ class Recorder:
         event["bytes"] = sum(monitor.table_bytes for monitor in monitors)
         event |= self._of_training(monitors)
         self._began = time.perf_counter()
-        self._try(lambda: append(self.file, "".join([*self._start(), *lines, line("epoch", event)])))
+        self._try(lambda: self._append("".join([*self._start(), *lines, line("epoch", event)])))
+
+    def _append(self, text: str) -> None:
+        append(self.file, text)
+        if thin(self.file, self._most):
+            self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
+            for memory in self._memories.values():
+                memory.forget_names()
 
     def _of_training(self, monitors: Sequence[Recorded]) -> dict[str, Any]:
         trainer = self._trainer()
@@ -101,7 +111,8 @@ class Recorder:
             report = monitor.report
             if report is not None and self._recorded.get(id(monitor)) != report.epoch:
                 self._recorded[id(monitor)] = report.epoch
-                lines.append(report_line(monitor.prefix, monitor.selection, report, monitor.epoch_end_seconds))
+                memory = self._memories.setdefault(id(monitor), Memory())
+                lines.append(report_line(monitor.prefix, monitor.selection, report, monitor.epoch_end_seconds, memory))
         return lines
 
     def _start(self) -> list[str]:

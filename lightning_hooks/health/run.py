@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.plain import NONFINITE, from_plain
-from lightning_hooks.health.lines import FOLDER, REPORTS, read_lines, report_of
+from lightning_hooks.health.lines import FOLDER, REPORTS, STATISTICS, read_lines, report_of, spread
 from lightning_hooks.plots.series import TABLES, Series
 
 MOST_EPOCHS = 300
@@ -119,18 +120,20 @@ def read_run(path: Path | str) -> Run:
     file = find(Path(path))
     run = Run(file.parent, run_name(file))
     found: Found = {}
-    latest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    known: dict[tuple[str, str], _Known] = {}
     bad: list[int] = []
     stride = max(1, -(-_epochs_written(file) // MOST_EPOCHS))
     for event in read_lines(file, bad.append):
         try:
-            _take(run, found, latest, event, stride)
+            _take(run, found, known, event, stride)
         except (TypeError, ValueError, KeyError, AttributeError):
             bad.append(0)
     run.monitors = list(found.values())
     for key, recorded in found.items():
         with suppress(TypeError, ValueError, KeyError):
-            recorded.last = report_of(latest[key])
+            last = report_of(known[key].latest)
+            alerts = next(reversed(recorded.alerts.values()), ())
+            recorded.last = None if last is None else dataclasses.replace(last, alerts=alerts)
     if not run.fit and not run.monitors:
         raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
     return run
@@ -175,35 +178,102 @@ def _epochs_written(file: Path) -> int:
     return max(counts.values(), default=0)
 
 
-def _take(
-    run: Run, found: Found, latest_lines: dict[tuple[str, str], Mapping[str, Any]], event: Mapping[str, Any], stride: int
-) -> None:
+@dataclass(slots=True)
+class _Known:
+    """What one monitor's lines so far hold that later ones need not repeat.
+
+    Attributes:
+        alerts: Number to alert.
+        names: Table and number to its names.
+        fields: The fields of the report that seldom change; of tables by column.
+        latest: The last line with tables.
+    """
+
+    alerts: dict[int, Alert] = field(default_factory=dict)
+    names: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    latest: dict[str, Any] = field(default_factory=dict)
+
+
+def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
     kind = event["event"]
     if kind == "fit":
         run.fit, run.end = dict(event), None
         _forget(run, found, int(event["epoch"]))
+        for memory in known.values():
+            memory.alerts, memory.names = {}, {}
     elif kind == "report":
         epoch = int(event["epoch"])
         key = (str(event["monitor"]), str(event["modules"]))
-        alerts, columns = from_plain(tuple[Alert, ...], event.get("alerts", [])), _columns(event["report"])
+        memory = known.setdefault(key, _Known())
+        report = _whole(event["report"], memory)
         recorded = found.setdefault(key, Recorded(*key))
-        recorded.alerts[epoch] = alerts
+        recorded.alerts[epoch] = _alerts(event, memory, recorded)
         recorded.seconds[epoch] = float(event.get("seconds", "NaN"))
+        if event.get("thinned"):
+            return
         latest = next(reversed(recorded.columns), None)
+        columns = _columns(report)
         if latest is not None and latest % stride and latest != next(iter(recorded.alerts)):
             del recorded.columns[latest]  # it was the last, for as long as it was
         recorded.columns[epoch] = columns
-        latest_lines[key] = event
+        memory.latest = {**event, "report": report, "alerts": []}
     elif kind == "epoch":
         run.timing[int(event["epoch"])] = dict(event)
     elif kind == "end":
         run.end = dict(event)
 
 
+def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
+    """The report of a line, with what the lines before hold."""
+    tables = {}
+    for name in STATISTICS:
+        table = report.get(name)
+        if not isinstance(table, dict):
+            continue
+        if "name" in table and "names" in table:
+            memory.names[name, int(table["names"])] = table["name"]
+        elif "names" in table:
+            table = {"name": memory.names[name, int(table["names"])], **table}
+        tables[name] = table
+    for name, value in report.items():
+        if name not in STATISTICS:
+            before = memory.fields.get(name)
+            both = isinstance(value, dict) and isinstance(before, dict) and "name" in before
+            memory.fields[name] = {**before, **value} if both else value  # type: ignore[dict-item]
+    return {**memory.fields, **tables}
+
+
+def _alerts(event: Mapping[str, Any], memory: _Known, recorded: Recorded) -> tuple[Alert, ...]:
+    """The alerts of a line: in full, or by their numbers as the lines before hold them, or the same as in the last one."""
+    if "alerts" not in event:
+        return next(reversed(recorded.alerts.values()), ())
+    alerts: list[Alert] = []
+    for entry in event["alerts"]:
+        if isinstance(entry, Mapping) and "of" in entry:
+            known = [memory.alerts[number] for number in entry["of"] if number in memory.alerts]
+            alerts += [dataclasses.replace(alert, cause=str(entry["cause"])) for alert in known]
+        elif isinstance(entry, Mapping):
+            alert: Alert = from_plain(Alert, entry)
+            if "id" in entry:
+                memory.alerts[int(entry["id"])] = alert
+            alerts.append(alert)
+        elif entry in memory.alerts:  # else its line was lost
+            alerts.append(memory.alerts[entry])
+    return tuple(alerts)
+
+
 def _columns(report: Mapping[str, Any]) -> Columns:
     tables = {name: value for name, value in report.items() if isinstance(value, dict) and "name" in value}
     return {
-        name: (tuple(map(str, table["name"])), {stat: _numbers(column) for stat, column in table.items() if _numeric(column)})
+        name: (
+            tuple(map(str, table["name"])),
+            {
+                stat: _numbers(spread(column, len(table["name"])))
+                for stat, column in table.items()
+                if stat not in ("name", "names") and _numeric(spread(column, 1))
+            },
+        )
         for name, table in tables.items()
     }
 
