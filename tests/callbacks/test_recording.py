@@ -27,7 +27,7 @@ from lightning_hooks import (
 from lightning_hooks.callbacks import recorded
 from lightning_hooks.callbacks.run_folder import run_folder
 from lightning_hooks.health import judge, read_run
-from lightning_hooks.health.lines import read_lines, report_of
+from lightning_hooks.health.lines import read_lines
 from tests.models import Classifier, loader, mlp, trainer
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
@@ -76,13 +76,10 @@ def test_the_trio_writes_one_report(tmp_path: Path) -> None:
 def test_lines_hold_what_the_monitors_reported(tmp_path: Path) -> None:
     trio = quiet()
     fit(tmp_path, trio)
-    for monitor in trio:
-        written = [
-            report_of(event) for event in read_lines(ours(tmp_path) / "reports.jsonl") if event.get("monitor") == monitor.prefix
-        ]
-        assert [report.epoch for report in written] == [0, 1]
-        for report, kept in zip(written, monitor.history, strict=True):
-            assert same(report.to_dict(), kept.to_dict())
+    run = read_run(ours(tmp_path))
+    for monitor, written in zip(trio, run.monitors, strict=True):
+        assert (written.prefix, written.epochs, list(written.columns)) == (monitor.prefix, [0, 1], [0, 1])
+        assert same(written.last.to_dict(), monitor.history[-1].to_dict())
 
 
 def same(one: Any, other: Any) -> bool:
