@@ -132,7 +132,8 @@ def judge(run: Run) -> Verdict:
     findings = tuple(sorted(found, key=_order))
     status, headline = _headline(run, findings)
     if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
-        status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {headline}"
+        before = "No alert before that." if status == "healthy" and not findings else headline
+        status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {before}"
     return Verdict(status, headline, (*_ending(run), *_extent(run)), findings if run.epochs else ())
 
 

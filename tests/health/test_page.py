@@ -203,3 +203,11 @@ def test_alerts_that_are_only_infos_are_folded(page):
     assert "1 info" in alone.texts
     unfolded = [sum("open" in found for element, found in made.elements if element == "details") for made in (both, alone)]
     assert unfolded[1] == unfolded[0] + 1  # where there is nothing else to see
+
+
+def test_a_run_that_raised_is_marked_as_failed(page):
+    found = page(healthy=True, end="exception")
+    (verdict,) = [attributes["class"] for _, attributes in found.elements if "verdict" in attributes.get("class", "").split()]
+    assert verdict.split() == ["card", "verdict", "failed"]
+    assert ("span", "mark failed") in [(element, attributes.get("class")) for element, attributes in found.elements]
+    assert "Training ended with ValueError: <b>bad</b>" in found.text

@@ -128,7 +128,7 @@ def test_a_run_without_an_epoch_is_not_judged(told):
 
 def test_a_run_that_raised_is_not_called_healthy(told):
     verdict = told([], end="exception")
-    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. Nothing was found wrong.")
+    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. No alert before that.")
 
 
 def test_a_run_that_heard_nothing_is_not_called_healthy(tmp_path):
