@@ -39,6 +39,8 @@ from lightning_hooks.statistics import (
 from lightning_hooks.statistics.initial import starting_at_zero
 from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
 from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
+from lightning_hooks.statistics.row_sample import RowSample
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.statistics.shards import ShardedWeightSample
 from lightning_hooks.trackers import Table, some
@@ -145,6 +147,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         )
         # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
         self.value_scale = 1.0 / data_parallel_size(trainer)
+        self._tables = _tables(probe, pl_module)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
         if self.early is not None:
@@ -234,8 +237,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def on_gradients(self, step: Step) -> None:
         if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
-            earlier = self._measured.get(step.optimizer)
-            self._measured[step.optimizer] = _Measured(step, earlier.weights if earlier else None)
+            self._measured[step.optimizer] = _Measured(step, self._tables)
         if self._checks is not None:
             self._checks.gradients(step)
 
@@ -465,23 +467,35 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
 
 
 class _Measured:
-    """What was read of one optimizer step before its update."""
+    """What was read of one optimizer step before its update.
 
-    def __init__(self, step: Step, weights: WeightSample | ShardedWeightSample | None) -> None:
+    Args:
+        step: The step.
+        tables: The places of parameters of which a batch touches some rows.
+    """
+
+    def __init__(self, step: Step, tables: set[int | None]) -> None:
         self.missing = step.missing
-        self.weights = weights  # where LBFGS asks for gradients several times a step, the weights before the first
+        self.weights: WeightSample | ShardedWeightSample | None = None
         if not step.indices:
             return
         zeros = step.zeros()
         norms = step.norms()
+        self.parameters = step.parameters
         self.indices = indices = step.index_tensor(norms.device)
         here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
         self.read = (here, zeros, step.sizes(), step.global_step)
-        if self.weights is None:
-            if step.shards is not None:
-                self.weights = ShardedWeightSample(step.parameters, indices, step.n_parameters, step.shards)
-            else:
-                self.weights = step.reader.sample(step.parameters)
+        self.rows: dict[int, RowSample] = {}
+        if step.shards is not None:
+            self.weights = ShardedWeightSample(step.parameters, indices, step.n_parameters, step.shards)
+            return
+        self.weights = step.reader.sample(step.parameters)
+        for place, (index, parameter) in enumerate(zip(step.indices, step.parameters, strict=True)):
+            gradient = parameter.grad
+            if gradient is None or parameter.numel() <= UPDATE_SAMPLE or parameter.dim() < 2 or parameter.is_complex():
+                continue
+            if gradient.layout == torch.sparse_coo or index in tables:
+                self.rows[place] = RowSample(parameter, gradient)
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""
@@ -489,7 +503,15 @@ class _Measured:
         if self.weights is None:
             return
         table.add(step.optimizer, self.indices, *self.read, valid)
-        table.add_ratios(self.indices, self.weights.ratios(step.parameters), valid)
+        ratios = self.weights.ratios(self.parameters)
+        for place, rows in self.rows.items():
+            ratios[place] = rows.ratio(self.parameters[place])
+        table.add_ratios(self.indices, ratios, valid)
+
+
+def _tables(probe: StepProbe, pl_module: LightningModule) -> set[int | None]:
+    """The places of the weights of embeddings."""
+    return {probe.index_of(module.weight) for module in pl_module.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
 
 
 class _Outputs:

@@ -319,11 +319,11 @@ def every(parameter: Tensor, stride: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def spacing(numel: int, columns: int) -> tuple[int, int]:
-    """How many elements of a parameter to take, and how far apart."""
-    if numel <= UPDATE_SAMPLE:
+def spacing(numel: int, columns: int, sample: int = UPDATE_SAMPLE) -> tuple[int, int]:
+    """How many elements of a parameter to take, and how far apart: all of up to ``sample``, of more a quarter as many."""
+    if numel <= sample:
         return numel, 1
-    stride = 4 * numel // UPDATE_SAMPLE
+    stride = 4 * numel // sample
     while math.gcd(stride, columns) != 1:  # a common factor would visit some columns only
         stride += 1
     return -(-numel // stride), stride

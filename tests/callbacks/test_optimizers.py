@@ -330,3 +330,25 @@ def test_a_norm_beyond_float32_is_logged() -> None:
     fit.fit(Huge(nn.Linear(8, 1000), lr=1e-45), loader())
     assert 3.4e38 < ours[1].report.total_norm < math.inf
     assert fit.callback_metrics["gradient_flow/total_norm"].item() == ours[1].report.total_norm
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_update_ratio_of_an_embedding_of_which_a_batch_touches_some_rows(sparse: bool) -> None:
+    class Words(Optimized):
+        def __init__(self) -> None:
+            net = nn.Module()
+            net.embed, net.head = nn.Embedding(100_000, 16, sparse=sparse), nn.Linear(16, 3)
+            net.forward = lambda x: net.head(net.embed((x[:, :1].abs() * 3e4).long().clamp(max=99_999)).mean(1))
+            super().__init__(sgd, net)
+            self.true: list[float] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.kept = self.net.embed.weight.detach().double().clone()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.true.append(((self.net.embed.weight.detach().double() - self.kept).norm() / self.kept.norm()).item())
+
+    ours, model = monitors(every_n_steps=1, summary=False), Words()
+    trainer(ours).fit(model, loader())
+    assert ours[1].report.parameters["net.embed.weight"].update_ratio == pytest.approx(sum(model.true) / N, rel=0.02)
+    assert "update_too_small" not in [alert.kind for alert in ours[1].report.alerts]

@@ -1,0 +1,70 @@
+"""Update ratios of tables of which a step moves some rows, against the whole tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.row_sample import SPREAD, RowSample
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "sparse_adam": lambda parameters: torch.optim.SparseAdam(parameters, lr=0.01),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
+}
+
+
+def ratios(rows: int, columns: int, touched: int, sparse: bool, optimizer: str) -> list[tuple[float, float]]:
+    """The estimate and the truth of three steps after five."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    table = nn.Embedding(rows, columns, sparse=sparse)
+    steps = OPTIMIZERS[optimizer](table.parameters())
+    found = []
+    for step in range(8):
+        steps.zero_grad()
+        ids = torch.randint(0, rows, (touched,), generator=generator)
+        (table(ids) * torch.randn((touched, columns), generator=generator)).sum().backward()
+        assert table.weight.grad is not None
+        before = table.weight.detach().double().clone()
+        sample = RowSample(table.weight, table.weight.grad)
+        steps.step()
+        truth = ((table.weight.detach().double() - before).norm() / before.norm()).item()
+        if step > 4:
+            found.append((sample.ratio(table.weight).item(), truth))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of Adagrad
+@pytest.mark.parametrize(
+    ("rows", "columns", "touched", "sparse", "optimizer", "rel"),
+    [
+        (50_000, 16, 8, True, "sparse_adam", 0.02),
+        (50_000, 16, 8, True, "sgd", 0.02),
+        (50_000, 16, 500, True, "adagrad", 0.02),
+        (50_000, 16, 128, False, "adam", 1e-5),
+        (100_000, 16, 128, False, "sgd", 0.01),
+        (100_000, 16, 10_000, False, "sgd", 0.01),
+        (100_000, 16, 1_000, False, "momentum", 0.03),
+        (100_000, 16, 1_000, False, "adam", 0.03),
+    ],
+)
+def test_ratio_against_the_whole_table(rows: int, columns: int, touched: int, sparse: bool, optimizer: str, rel: float) -> None:
+    for estimate, truth in ratios(rows, columns, touched, sparse, optimizer):
+        assert estimate == pytest.approx(truth, rel=rel)
+
+
+def test_a_table_that_is_touched_in_every_row() -> None:
+    weight = nn.Parameter(torch.randn(SPREAD // 8 + 5, 16))
+    indices = torch.arange(weight.shape[0])[None]
+    gradient: Tensor = torch.sparse_coo_tensor(indices, torch.randn_like(weight), weight.shape)
+    sample = RowSample(weight, gradient)
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(torch.randn_like(weight), alpha=0.01)
+    assert sample.ratio(weight).item() == pytest.approx(((weight.detach() - before).norm() / before.norm()).item(), rel=1e-5)
