@@ -12,7 +12,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.alerts.update_rules import NotOptimized, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.windows import AlertWindow
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "NonfiniteGradients",
     "NonfiniteSteps",
     "NotOptimized",
+    "NotUpdated",
     "NotZeroed",
     "ParameterSetup",
     "PoorInit",

@@ -17,7 +17,7 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift")
 GRADIENT_KINDS = (
     *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
-    *("update_too_small", "update_too_large", "not_optimized", "double_softmax"),
+    *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
 )
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 

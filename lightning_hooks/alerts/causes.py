@@ -191,7 +191,15 @@ _RANK = {
         (
             *("poor_init", "shared", "double_softmax", "not_optimized", "missing", "not_zeroed"),  # how it was built
             *("spike", "update_too_large", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
-            *("clip_ineffective", "always_clipped", "steps_skipped", "update_too_small", "validation_shift", "silent"),
+            *(
+                "clip_ineffective",
+                "always_clipped",
+                "steps_skipped",
+                "update_too_small",
+                "not_updated",
+                "validation_shift",
+                "silent",
+            ),
         )
     )
 }
@@ -296,6 +304,8 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("vanishing", "update_too_small"): _always,
     ("zero", "update_too_small"): _always,
     ("always_clipped", "update_too_small"): _always,
+    ("vanishing", "not_updated"): _always,
+    ("zero", "not_updated"): _always,
 }
 """From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
 them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one."""

@@ -11,7 +11,7 @@ from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, P
 from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.alerts.update_rules import NotOptimized, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
     FeatureReport: (
@@ -20,7 +20,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     ),
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
-        *(UpdateTooLarge(), UpdateTooSmall(), ConstantTargets(), DoubleSoftmax()),
+        *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
     ),
     ClipReport: (
         NonfiniteSteps(),

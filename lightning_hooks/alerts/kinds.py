@@ -113,6 +113,15 @@ KINDS: dict[str, Kind] = {
             "Look for what makes the gradients so small",
         ),
     ),
+    "not_updated": Kind(
+        "Weights that do not move",
+        (
+            "Look for code that writes weights: an average copied back, a parametrization, a step of your own",
+            "Raise its learning rate, or keep the weights in float32",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        "nothing",
+    ),
     "update_too_large": Kind(
         "Updates as large as the weights",
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 
 
 def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
@@ -67,6 +68,64 @@ class UpdateTooSmall(Rule):
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}); around 1e-3 "
                     f"is usual, and below 6e-8 a float32 weight does not move at all. The learning rate is {rate:.1e}.",
                 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotUpdated(Rule):
+    """Weights that stand still to the last bit next to others of their optimizer that move, though they have a gradient.
+
+    Frozen weights, those with a learning rate of 0 and those without a gradient are none, nor is a training that stands still
+    as a whole, which is :class:`UpdateTooSmall`'s. A large weight, of which a sample of the elements is compared, is judged only
+    where its gradient is not sparse.
+
+    Attributes:
+        min_steps: Measured optimizer steps below which an epoch is not judged.
+        sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
+    """
+
+    kind: ClassVar[str] = "not_updated"
+    reads: ClassVar[type[Any] | None] = GradientFlowReport
+    shares: ClassVar[tuple[str, ...]] = ("sparse",)
+
+    min_steps: int = 3
+    sparse: float = 0.9
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per weight, or per module none of whose weights moves."""
+        ratios = weight_ratios(report)
+        moving = {held for name, ratio in ratios.items() if ratio > 0 for held in report.setups[name].optimizers}
+        still = {
+            name
+            for name, ratio in ratios.items()
+            if ratio == 0.0 and self._could_move(report, name) and moving.issuperset(report.setups[name].optimizers)
+        }
+        for site, names in _by_module([name for name in ratios if name in still], ratios).items():
+            stats, setup = report.parameters[names[0]], report.setups[names[0]]
+            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
+            yield self.alert(
+                report, site, 0.0, 0.0, "warning",
+                f"{which} did not change by one bit in {stats.steps} measured steps, while other weights of {setup.optimizers[0]} "
+                f"moved: it has a gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Usually something "
+                "puts the weights back after the step, or the step is less than a rounding of them.",
+            )  # fmt: skip
+
+    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
+        stats, setup = report.parameters[name], report.setups[name]
+        seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
+        return bool(
+            setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps and seen_whole
+        )
+
+
+def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:
+    """Weights by the outermost module all of whose weights are among them, or each by its own name."""
+    found: dict[str, list[str]] = {}
+    moving = [name for name in weights if name not in set(still)]
+    for name in still:
+        outer = [name[:end] for end, letter in enumerate(name) if letter == "."][:-1]
+        site = next((module for module in outer if not any(other.startswith(f"{module}.") for other in moving)), name)
+        found.setdefault(site, []).append(name)
+    return {names[0] if len(names) == 1 else site: names for site, names in found.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,10 +36,10 @@ from lightning_hooks.statistics import (
     WeightSample,
     scaled,
 )
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.initial import starting_at_zero
 from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
 from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.row_sample import RowSample
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, unheard
 from lightning_hooks.statistics.shards import ShardedWeightSample
@@ -494,7 +494,8 @@ class _Measured:
             gradient = parameter.grad
             if gradient is None or parameter.numel() <= UPDATE_SAMPLE or parameter.dim() < 2 or parameter.is_complex():
                 continue
-            if gradient.layout == torch.sparse_coo or index in tables:
+            by_row = gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1
+            if by_row or (gradient.layout == torch.strided and index in tables):
                 self.rows[place] = RowSample(parameter, gradient)
 
     def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:

@@ -16,14 +16,15 @@ ROWS = 1 << 16
 
 
 class RowSample:
-    """Copies of parts of a table before an update: whole rows that the gradient touches, and elements spread evenly over the others.
+    """Copies of parts of a table before an update: whole rows that the gradient touches, and elements spread over the others.
 
-    Where the update touches only rows that are taken whole, its size is exact. Rows that move without a gradient of this step, as by
-    momentum, are estimated from the spread elements. No host sync, but the one that a sparse gradient's own indices take.
+    Where the update touches only rows that are taken whole, its size is exact. Rows that move without a gradient of this step,
+    as by momentum, are estimated from the spread elements. No host sync, but the one that a sparse gradient's own indices take.
 
     Args:
         parameter: Plain and dense, of two dimensions or more.
-        gradient: Its gradient, dense or sparse. All rows of a sparse one are taken whole, of a dense one those where it is largest.
+        gradient: Its gradient, dense or sparse in its rows. All rows of a sparse one are taken whole, of a dense one those
+            where it is largest.
     """
 
     def __init__(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -31,7 +32,7 @@ class RowSample:
         sparse = gradient.layout == torch.sparse_coo
         _, self._stride = spacing(parameter.numel(), columns, UPDATE_SAMPLE if sparse else SPREAD)
         if sparse:
-            self._rows = gradient.detach().coalesce().indices()[0].unique()
+            self._rows = gradient.detach().coalesce().indices()[0]
         else:
             sizes = torch.linalg.vector_norm(gradient.detach().reshape(n_rows, columns), dim=1)
             self._rows = sizes.topk(min(n_rows, max(ROWS // columns, 1)) if self._stride > 1 else 0).indices
@@ -57,7 +58,8 @@ class RowSample:
 
         def square(whole: Tensor, part: Tensor) -> Tensor:
             others = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
-            return torch.linalg.vector_norm(whole, dtype=dtype).square() + others
+            rows_square: Tensor = torch.linalg.vector_norm(whole, dtype=dtype).square()
+            return rows_square + others
 
         ratio: Tensor = (square(rows_now - rows, spread_now - spread) / square(rows, spread)).sqrt()
         return ratio

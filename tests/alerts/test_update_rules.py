@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import GradientFlowReport, Missing, NotOptimized, ParameterSetup, UpdateTooLarge, UpdateTooSmall
-from lightning_hooks.alerts.update_rules import weight_ratios
+from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
 from lightning_hooks.statistics import ParameterGradientStats
 
 MEASURED = ParameterGradientStats(
@@ -154,3 +154,45 @@ def test_missing_asks_every_step() -> None:
     ill = replace(ill, setups={"0.weight": replace(HELD, has_gradient=False)})
     assert [alert.site for alert in Missing()(ill)] == ["0.weight"]
     assert [alert.site for alert in Missing()(replace(ill, setups={}))] == ["0.weight"]
+
+
+def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | None = None, **stats: Any) -> list[tuple[str, str]]:
+    """Sites and messages of what is said of weights with these names and update ratios."""
+    measured = {name: replace(MEASURED, steps=4, norm=0.5, update_ratio=ratio, **stats) for name, ratio in ratios.items()}
+    held = {name: replace(HELD, **(changes or {}).get(name, {})) for name in ratios}
+    found = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
+    return [(alert.site, alert.diagnosis) for alert in NotUpdated()(found)]
+
+
+def test_weights_that_stand_still_next_to_others_are_named_by_their_module() -> None:
+    ratios = {"encoder.0.weight": 0.0, "encoder.2.weight": 0.0, "encoder.4.weight": None, "decoder.weight": 1e-3}
+    ((site, message),) = still(ratios)
+    assert site == "encoder"
+    assert message == (
+        "encoder.0.weight and 1 more of its weights did not change by one bit in 4 measured steps, while other weights of 0-Adam "
+        "moved: it has a gradient (norm 0.5) and a learning rate of 0.001. Usually something puts the weights back after the "
+        "step, or the step is less than a rounding of them."
+    )
+    assert [site for site, _ in still({**ratios, "encoder.2.weight": 1e-9})] == ["encoder.0.weight"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "stats"),
+    [
+        ({"trains": False}, {}),
+        ({"lr": 0.0}, {}),
+        ({"lr": None}, {}),
+        ({"dimensions": 1}, {}),
+        ({"optimizers": ("1-SGD",)}, {}),  # all of this optimizer's stand still: another rule's
+        ({"elements": 100_000}, {"zero_fraction": 0.95}),  # what moves may not have been among the elements compared
+        ({}, {"norm": 0.0}),
+        ({}, {"steps": 2}),
+    ],
+)
+def test_weights_that_may_stand_still(changes: dict[str, Any], stats: dict[str, Any]) -> None:
+    ratios = {"encoder.weight": 0.0, "decoder.weight": 1e-3}
+    assert [site for site, _ in still(ratios)] == ["encoder.weight"]
+    measured = {name: replace(MEASURED, **{"steps": 4, "norm": 0.5, **stats}, update_ratio=ratio) for name, ratio in ratios.items()}
+    held = {"encoder.weight": replace(HELD, **changes), "decoder.weight": HELD}
+    report = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
+    assert list(NotUpdated()(report)) == []

@@ -352,3 +352,21 @@ def test_update_ratio_of_an_embedding_of_which_a_batch_touches_some_rows(sparse:
     trainer(ours).fit(model, loader())
     assert ours[1].report.parameters["net.embed.weight"].update_ratio == pytest.approx(sum(model.true) / N, rel=0.02)
     assert "update_too_small" not in [alert.kind for alert in ours[1].report.alerts]
+
+
+def test_an_encoder_that_is_put_back_after_each_step_is_told_of() -> None:
+    class Half(torch.optim.Adam):
+        """Leaves the first two layers as they are."""
+
+        def step(self, closure: Any = None) -> Any:
+            before = [parameter.detach().clone() for parameter in self.param_groups[0]["params"][:4]]
+            loss = super().step(closure)
+            with torch.no_grad():
+                for parameter, value in zip(self.param_groups[0]["params"], before, strict=False):
+                    parameter.copy_(value)
+            return loss
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 3))
+    ours, model = monitors(every_n_steps=1, summary=False), Optimized(lambda parameters: Half(parameters, lr=1e-3), net)
+    trainer(ours).fit(model, loader())
+    assert [(alert.kind, alert.site) for alert in ours[1].report.alerts] == [("not_updated", "net.0")]
