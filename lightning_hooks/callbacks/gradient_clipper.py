@@ -35,8 +35,9 @@ class GradientClipper(GradientClipMonitor):
     is in the list too, the first of the two logs. The state of the adaptive policies is in the checkpoint.
 
     Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
-    (of complex ones each part) to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a tensor hook during backward;
-    ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``, outliers by z-score (2.5; Kumar
+    (of complex ones each part) to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a
+    tensor hook during backward; ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``,
+    outliers by z-score (2.5; Kumar
     et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For their other numbers pass an object
     of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
 
