@@ -22,14 +22,14 @@ def all_scale_free(report: GradientFlowReport) -> bool:
 
 
 def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> bool:
-    """Whether the loss is lower than in the training's first window, or in the first window itself lower at its end.
+    """Whether the loss is lower than in the training's first window; in that one there is nothing to compare with, and it may be.
 
     A loss that is not known, or not finite, does not fall.
     """
     first = next((earlier.loss for earlier in history if earlier.loss is not None), None)
     if report.loss is None or report.loss.nonfinite:
         return False
-    return report.loss.mean < first.mean if first is not None else report.loss.end < report.loss.start
+    return first is None or report.loss.mean < first.mean
 
 
 def role_of(site: str) -> str:

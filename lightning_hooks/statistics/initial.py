@@ -76,8 +76,10 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     return {name: role for name, (role, shape) in shapes.items() if alike[role, shape] > 1 or widths[name][0] in takes}
 
 
-def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 1e-5) -> frozenset[str]:
+def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-3) -> frozenset[str]:
     """The weights (two dimensions or more) that start at zero, or next to it, as class tokens and some heads do.
+
+    A step of Adam's with a learning rate of 1e-3 is half of a weight that small.
 
     Args:
         parameters: (name, parameter) pairs.

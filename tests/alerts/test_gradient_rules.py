@@ -197,7 +197,6 @@ def test_size_alone_is_nothing_to_adam_while_the_loss_falls(gradients):
     assert list(Exploding()(replace(huge, loss=low), [replace(huge, loss=high)])) == []
     for report, history in (
         (huge, []),  # a loss that nobody saw
-        (replace(huge, loss=high), []),
         (replace(huge, loss=high), [replace(huge, loss=low)]),
         (replace(huge, loss=replace(low, nonfinite=1)), []),
         (replace(huge, loss=low, setups=sgd), []),
@@ -231,3 +230,16 @@ def test_a_side_branch_is_not_what_loses_it():
     report = of_roles(stem=1e-7, block_in=1e-6, block_q=1e-9, block_out=1e-2, head=0.1)
     assert next(alert.site for alert in Vanishing()(report)) == "block.out"
     assert "most of it on the way back through block.out" in next(iter(Vanishing()(report))).message
+
+
+def test_a_branch_may_stretch_further_under_adam(gradients):
+    held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
+    loss = LossStats(40, 2.0, 2.5, 1.5)
+
+    def stretching(rms, **change):
+        report = replace(gradients({"rms": rms}, {"rms": 1e-3}), loss=loss, setups=held)
+        return [alert.site for alert in Stretching()(replace(report, **change))]
+
+    assert stretching(0.33) == []
+    assert stretching(3.1) == ["site1"]
+    assert stretching(0.33, loss=None) == stretching(0.33, setups={}) == ["site1"]

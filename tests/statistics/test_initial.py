@@ -99,7 +99,7 @@ def test_weights_that_start_at_zero() -> None:
     weights = {
         "token": token,
         "zero": nn.Parameter(torch.zeros(3, 4)),
-        "small": nn.Parameter(torch.full((3, 4), 1e-4)),
+        "small": nn.Parameter(torch.full((3, 4), 3e-3)),
         "bias": nn.Parameter(torch.zeros(4)),
         "frozen": nn.Parameter(torch.zeros(3, 4), requires_grad=False),
         "empty": nn.Parameter(torch.zeros(0, 4)),
