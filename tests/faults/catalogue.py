@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.faults import healthy, healthy_tricky, planted_numbers, planted_scale, planted_wiring  # noqa: F401  each enters its cases
+from tests.faults import (  # noqa: F401  each enters its cases
+    healthy,
+    healthy_libraries,
+    healthy_tricky,
+    planted_numbers,
+    planted_scale,
+    planted_wiring,
+)
 from tests.faults.zoo import FAULTS, HEALTHY, Case
 
 CASES: dict[str, Case] = {**FAULTS, **HEALTHY}
