@@ -282,6 +282,7 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         if self._removed:
             return
         report = self.prune(trainer.current_epoch, trainer.global_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.either_package import EitherPackage
+from lightning_hooks.callbacks.front import Front
 from lightning_hooks.callbacks.shared_trackers import forget_trackers, trackers_of
-from lightning_hooks.callbacks.trainer import epoch_step
+from lightning_hooks.callbacks.trainer import epoch_ends, epoch_step
 from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.trackers import Trackers
 
 # Lightning lends every callback these methods of the model, and with them the model.
@@ -29,7 +32,9 @@ class HookedCallback(EitherPackage, ABC):
     Hooks registered through :meth:`listen` or ``self.hooks`` go in when training starts, all or none, and come out when it
     ends, when it raises or is interrupted, and when the trainer is torn down. Through :meth:`listen` a hook runs in the
     sampled training batches only: not in validation, sanity checks or prediction, and not again when activation
-    checkpointing recomputes a layer. If such a hook raises, that is told once and the hook is off; training goes on.
+    checkpointing recomputes a layer. If such a hook raises, that is told once and the hook is off; training goes on. From the
+    last training batch of an epoch to the next one's first, and in validation, such hooks are out of their modules, except for
+    compiled ones: what is exported, scripted or quantised there has none of them.
 
     A subclass that overrides one of Lightning's hooks calls ``super()`` in it.
 
@@ -70,6 +75,8 @@ class HookedCallback(EitherPackage, ABC):
         self.gate = Gate()
         self.faults = Faults()
         self.attached = False
+        self._suspension = Suspension()
+        self._fit: tuple[ref[Trainer], ref[LightningModule]] | None = None  # which it is attached to
         self._trackers: Trackers | None = None
         self._logged_tags: set[str] = set()
         self._warned_of_taken = False
@@ -96,7 +103,9 @@ class HookedCallback(EitherPackage, ABC):
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
         safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
-        self.hooks.register(module, safe, kind, label=name, **options)
+        handle = self.hooks.register(module, safe, kind, label=name, **options)
+        if isinstance(module, nn.Module):
+            self._suspension.add(module, handle)
 
     @property
     def meter(self) -> Meter | None:
@@ -106,9 +115,27 @@ class HookedCallback(EitherPackage, ABC):
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""
         self.attached = False
+        self._suspension.forget()
         self.hooks.remove_all()
+        self._remove_copies()
         self.gate.stop()
         self.released()
+
+    def _remove_copies(self) -> None:
+        """Remove hooks that others, such as ``prepare_qat``, have registered again on modules they put into the model."""
+        model, self._fit = None if self._fit is None else self._fit[1](), None
+        for module in () if model is None else model.modules():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for number in [number for number, hook in hooks.items() if isinstance(hook, guarded) and hook.when is self.gate]:
+                    del hooks[number]
+
+    def skipped(self) -> None:
+        """Called where a batch started and was skipped with the rest of its epoch (``on_train_batch_start`` returned -1)."""
+
+    def elsewhere(self, trainer: Trainer) -> bool:
+        """Whether it is attached in a fit of another trainer that is still running."""
+        other = None if self._fit is None else self._fit[0]()
+        return self.attached and other is not None and other is not trainer and not other.interrupted
 
     def tell_faults(self) -> None:
         """Warn, once each, of hooks that raised and are off since."""
@@ -160,19 +187,31 @@ class HookedCallback(EitherPackage, ABC):
         trackers.save()
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.elsewhere(trainer):
+            raise RuntimeError(
+                f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
+                f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
+            )
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults()
         self._trackers = None
         self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
+        self._fit = (ref(trainer), ref(pl_module))
+        Front.join(trainer, HookedCallback)
         try:
             self.attach(trainer, pl_module)
         except BaseException:
             self.detach()
             raise
         self.attached = True
+        self._suspension.suspend(pl_module)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._suspension.restore()
         self.gate.start(batch_idx % self.stride == 0)
 
     @override
@@ -188,8 +227,21 @@ class HookedCallback(EitherPackage, ABC):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.gate.stop()
+        if epoch_ends(trainer):
+            self._suspension.suspend(pl_module)
         if self.faults.unreported:
             self.tell_faults()
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._suspension.suspend(pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.gate.running:
+            self.skipped()
+        self.gate.stop()
+        self._suspension.suspend(pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -197,12 +249,16 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.elsewhere(trainer):
+            return
         self.detach()
         self._forget_model()
         forget_trackers(trainer)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.elsewhere(trainer):
+            return
         self.detach()
         self._forget_model()
         forget_trackers(trainer)
@@ -215,4 +271,4 @@ class HookedCallback(EitherPackage, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
         state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
-        return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_trackers": None}
+        return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_fit": None, "_trackers": None}

@@ -28,6 +28,7 @@ class EvaluatedCallback(HookedCallback):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
         self._enter(trainer, pl_module)
 
     @override

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
+from lightning_hooks.callbacks.trainer import callbacks_of, epoch_ends, epoch_step
 from lightning_hooks.features import (
     SAMPLINGS,
     ExtractedFeatures,
@@ -210,6 +210,7 @@ class FeatureExtractor(HookedCallback):
         self.gate.stop()
         if store is None or self._off or stage != self.stage or batch_idx % self.every_n_steps:
             return
+        self._suspension.restore()
         try:
             self.gate.start(store.start(batch, pl_module.device))
         except Exception as error:
@@ -283,9 +284,12 @@ class FeatureExtractor(HookedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batch_end("train")
+        if epoch_ends(trainer):
+            self._suspension.suspend(pl_module)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         self._epoch_end("train", trainer)
 
     def _stage_start(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -294,6 +298,7 @@ class FeatureExtractor(HookedCallback):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
         self._stage_start("validate", trainer, pl_module)
 
     @override
@@ -310,6 +315,7 @@ class FeatureExtractor(HookedCallback):
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._suspension.suspend(pl_module)
         self._epoch_end("validate", trainer)
 
     @override

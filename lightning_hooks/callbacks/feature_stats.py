@@ -216,7 +216,8 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._gains = dict(state_dict.get("initial_gains", {}))
+        with self.reading_state():
+            self._gains = dict(state_dict.get("initial_gains", {}))
 
     @override
     def reset(self) -> None:

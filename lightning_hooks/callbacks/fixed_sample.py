@@ -125,6 +125,7 @@ class FixedSampleCallback(HookedCallback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         if self._taken is None or self._failed or trainer.current_epoch % self.every_n_epochs:
             return
         try:

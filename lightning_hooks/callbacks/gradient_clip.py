@@ -111,7 +111,8 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
         self._ledgers = [self._new_ledger() for _ in probe.optimizer_names]
         for name, ledger in zip(probe.optimizer_names, self._ledgers, strict=True):
             if name in self._loaded_past:
-                ledger.watch.load(self._loaded_past[name])
+                with self.reading_state():
+                    ledger.watch.load(self._loaded_past[name])
         self._loaded_past = {}
         self._careless = [[0, 0] for _ in self._ledgers]  # steps with gradients not zeroed, or changed in vain
         self._before: dict[int, Tensor] = {}
@@ -213,7 +214,8 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._loaded_past = state_dict.get("past", {})
+        with self.reading_state():
+            self._loaded_past = dict(state_dict.get("past", {}))
 
     def _past(self) -> Iterator[tuple[str, Tensor]]:
         """Each optimizer's steps before, for those to come."""

@@ -166,7 +166,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         named = ((clean_name(name), parameter) for name, parameter in pl_module.named_parameters())
         at_zero = frozenset() if trainer.global_step else starting_at_zero(named)  # else those of the checkpoint
         self._watch, self._optimizer_names = SetupWatch(probe.names, at_zero), probe.optimizer_names
-        self._watch.load(self._loaded_setups)
+        with self.reading_state():
+            self._watch.load(self._loaded_setups)
         self._loaded_setups = {}
         self._setups: dict[str, ParameterSetup] = {}
         self._squashed = ""
@@ -376,7 +377,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._loaded_setups = dict(state_dict.get("setups", {}))
+        with self.reading_state():
+            self._loaded_setups = dict(state_dict.get("setups", {}))
 
     @override
     def reset(self) -> None:

@@ -246,6 +246,7 @@ class GradientTransform(HookedCallback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         sites = self._sites or {}
         factor = self.factor_at(trainer.current_epoch)
         self.report = GradientTransformReport(

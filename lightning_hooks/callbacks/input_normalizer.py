@@ -260,6 +260,7 @@ class InputNormalizer(EvaluatedCallback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         if self.learn_batches is None and not self.frozen and self.batches:
             self._freeze(trainer)
 

@@ -194,7 +194,14 @@ class LayerProfiler(HookedCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
+    def skipped(self) -> None:
+        self.batches -= 1
+        if self._tracer.tracing:
+            self._tracer.abandon()
+
+    @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         self.tell_faults()
         self._samples.add_times(self._tracer.clock.take(wait=True))
         self.report = self._samples.report(self._tracer.tree, trainer.current_epoch, trainer.global_step, self.batches)

@@ -7,7 +7,8 @@ import difflib
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -218,7 +219,8 @@ class Monitor(Recorded, Generic[R]):
         except ValueError:
             self.detach()
             raise
-        self._resume(trainer)
+        with self.reading_state():
+            self._resume(trainer)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -315,7 +317,13 @@ class Monitor(Recorded, Generic[R]):
             )
 
     @override
+    def skipped(self) -> None:
+        self.batches -= 1
+        self.sampled_batches -= self.gate.sampled
+
+    @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         began = time.perf_counter()
         self.tell_faults()
         packed, counts = self._split(self._merged().to("cpu"))  # the one copy to the host in an epoch
@@ -401,11 +409,24 @@ class Monitor(Recorded, Generic[R]):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.alerting.load_state_dict(state_dict["alerts"], self.report_type)
-        if self.early is not None:
-            self.early.load_state_dict(state_dict.get("early", {}))
-        self._resumed = state_dict.get("epoch")
-        self._restored = True
+        self._restored, self._resumed = False, None
+        with self.reading_state():
+            self.alerting.load_state_dict(state_dict["alerts"], self.report_type)
+            if self.early is not None:
+                self.early.load_state_dict(state_dict.get("early", {}))
+            self._resumed = state_dict.get("epoch")
+            self._restored = True
+
+    @contextmanager
+    def reading_state(self) -> Iterator[None]:
+        """Within this block an error warns that this monitor starts afresh: what a checkpoint says of it harms no training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name
+            rank_zero_warn(
+                f"{type(self).__name__}: its state in the checkpoint cannot be read ({type(error).__name__}: {error}), perhaps "
+                "because another version wrote it. It starts afresh; training is not affected."
+            )
 
     def _check_rule_sites(self) -> None:
         """A rule that is for places of this model must find one."""

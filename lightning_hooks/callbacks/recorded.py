@@ -151,12 +151,14 @@ class Recorded(HookedCallback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.leave(trainer, "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception", exception)
+        if not self.elsewhere(trainer):
+            self.leave(trainer, "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception", exception)
         super().on_exception(trainer, pl_module, exception)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.leave(trainer, "stopped")
+        if not self.elsewhere(trainer):
+            self.leave(trainer, "stopped")
         super().teardown(trainer, pl_module, stage)
 
     @override

@@ -33,3 +33,12 @@ def loss_scale(scaler: Any) -> Tensor | None:
     """The scale in force as a device tensor; ``get_scale()`` would wait for the device."""
     scale = scaler._scale
     return scale.clone() if scale is not None else None
+
+
+def epoch_ends(trainer: Trainer) -> bool:
+    """Whether the training batch that ends now is the epoch's last, as far as can be told before other callbacks have decided.
+
+    It may be wrong where somebody asked to stop and ``min_epochs`` or ``min_steps`` are not reached: training goes on then.
+    """
+    steps: int = trainer.max_steps
+    return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)

@@ -1,7 +1,7 @@
 """Hooks in plain torch: registering them, choosing where, and finding the tensors they are handed."""
 
 from lightning_hooks.hooks.gate import Gate, all_closed
-from lightning_hooks.hooks.listener import Faults, Listener, Silent
+from lightning_hooks.hooks.listener import Faults, Listener
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules
@@ -19,7 +19,6 @@ __all__ = [
     "ModuleSelector",
     "OutputRecorder",
     "Recorder",
-    "Silent",
     "all_closed",
     "counted",
     "float_tensors",

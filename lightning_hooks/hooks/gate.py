@@ -18,10 +18,12 @@ class Gate:
     Attributes:
         open: Whether hooks listen now.
         sampled: Whether the batch under way is a sampled one.
+        running: Whether a batch is under way.
     """
 
     open: bool = False
     sampled: bool = False
+    running: bool = False
 
     def __bool__(self) -> bool:
         return self.open
@@ -29,6 +31,7 @@ class Gate:
     def start(self, sampled: bool) -> None:
         """A training batch starts; ``sampled`` says whether it is listened to."""
         self.open = self.sampled = sampled
+        self.running = True
         if sampled:
             _UNDER_WAY[id(self)] = self
 
@@ -42,7 +45,7 @@ class Gate:
 
     def stop(self) -> None:
         """The batch is over."""
-        self.open = self.sampled = False
+        self.open = self.sampled = self.running = False
         _UNDER_WAY.pop(id(self), None)
 
 

@@ -1,16 +1,10 @@
-"""Hooks that copies of a model leave behind, and the record of hooks that failed."""
+"""Hooks that a copied or saved model does not keep, and the record of hooks that failed."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-
-
-class Silent:
-    """What a :class:`Listener` becomes in a copy or a pickle: a hook that does nothing."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, and return None so that nothing is replaced."""
 
 
 class Listener:
@@ -18,11 +12,32 @@ class Listener:
 
     Averaging callbacks deep-copy a model in the middle of training and users ``torch.save`` it. A bound method would drag
     its callback along, a closure would not pickle, and either would go on listening from the copy. A listener therefore
-    copies and pickles as :class:`Silent`.
+    copies and pickles as a function of the standard library that takes any arguments and returns None: a saved model loads where
+    this package is not installed.
     """
 
-    def __reduce__(self) -> tuple[type[Silent], tuple[()]]:
-        return (Silent, ())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return no_hook()
+
+    @property
+    def __name__(self) -> str:
+        """No name.
+
+        Raises:
+            AttributeError: Always; ``torch.jit.script`` asks for the name of each hook it is going to compile.
+        """
+        raise AttributeError(NO_SCRIPT)
+
+
+NO_SCRIPT = (
+    "a hook of lightning_hooks has no __name__. torch.jit.script compiles a module's hooks, and those of lightning_hooks are in "
+    "place while the training batches of an epoch run. Script the model in validation, at the end of the epoch or after training."
+)
+
+
+def no_hook() -> tuple[Any, ...]:
+    """What a hook's ``__reduce__`` returns so that its copies do nothing and need nothing but the standard library."""
+    return (getattr, (nullcontext(), "__exit__"))
 
 
 @dataclass(slots=True)

@@ -159,11 +159,18 @@ def compiled_regions(root: nn.Module) -> list[str]:
     # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
     if getattr(root, "_compiler_ctx", None) is not None:
         return [""]
-    return [
-        clean_name(name)
-        for name, module in root.named_modules()
-        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
-    ]
+    return [clean_name(name) for name, module in root.named_modules() if _is_compiled(module)]
+
+
+def inside_compiled(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of ``root`` that run under ``torch.compile`` and all inside them."""
+    if getattr(root, "_compiler_ctx", None) is not None:
+        return list(root.modules())
+    return [inner for module in root.modules() if _is_compiled(module) for inner in module.modules()]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _computes(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.gate import Gate
+from lightning_hooks.hooks.listener import NO_SCRIPT, Listener, no_hook
 from lightning_hooks.hooks.recorder import Recorder, register
 
 Hook = Callable[..., Any]
@@ -188,3 +189,16 @@ class guarded:  # noqa: N801
         self.error = error.with_traceback(None)
         if self.on_fault is not None:
             self.on_fault(self.site, error)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy's gate never opens: with one, or around a hook that a copy does not keep, it would do nothing.
+        return no_hook() if self.when is not None or isinstance(self.hook, Listener) else super().__reduce_ex__(protocol)
+
+    @property
+    def __name__(self) -> str:
+        """No name.
+
+        Raises:
+            AttributeError: Always; ``torch.jit.script`` asks for the name of each hook it is going to compile.
+        """
+        raise AttributeError(NO_SCRIPT)

@@ -25,9 +25,10 @@ from lightning_hooks import (
     HookedCallback,
     InputNormalizer,
     LayerProfiler,
+    monitors,
 )
 from lightning_hooks.callbacks.steps import StepProbe
-from tests.models import Classifier, ResidualCNN, hook_counts, loader, trainer
+from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 
 ALL = {
     "features": lambda: FeatureStatsMonitor(every_n_steps=1, summary=False, check_every_n_steps=2),
@@ -59,6 +60,23 @@ class Failing(Callback):
             raise error("boom")
 
         setattr(self, where, fail)
+
+
+class FailsTwice(Callback):
+    """Raises, and once more when it is asked about that."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        raise Boom
+
+    def on_exception(self, *_: Any) -> None:
+        raise OSError("disk full")
+
+
+class Skipping(Classifier):
+    """Skips the rest of each epoch at its second batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 1 else None
 
 
 class FailingStep(Classifier):
@@ -102,6 +120,10 @@ def exits() -> dict[str, tuple[type[Classifier], list[Callback], dict[str, Any],
         "another's on_train_epoch_end": (Classifier, [Failing("on_train_epoch_end")], {}, Boom),
         "another's on_train_end": (Classifier, [Failing("on_train_end")], {}, Boom),
         "ctrl-c": (Classifier, [Failing("on_train_batch_start", KeyboardInterrupt)], {}, SystemExit),
+        "another's on_exception": (FailingStep, [Failing("on_exception", OSError)], {}, OSError),
+        "another's on_exception after its own": (Classifier, [FailsTwice()], {}, OSError),
+        "skipped rest": (Skipping, [], {"max_epochs": 2}, None),
+        "max_steps": (Classifier, [], {"max_steps": 2}, None),
         "fast_dev_run": (Classifier, [], {"fast_dev_run": True}, None),
     }
 
@@ -145,18 +167,55 @@ def test_hooks_are_there_while_training() -> None:
     assert counts[0]["net.drop._forward_hooks"] == 3  # the profiler times it, the debugger traces it and asks at it
 
 
-def test_a_second_fit_starts_clean_even_after_a_lost_exit() -> None:
-    """A raising on_exception of another callback keeps ours from running; the next train start cleans up."""
+def test_a_second_fit_starts_clean_even_after_a_lost_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody was asked on the way out, the next train start cleans up."""
     model = FailingStep(ResidualCNN())
     before = hook_counts(model)
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
-    with pytest.raises(Boom):
-        trainer([Failing("on_exception"), monitor]).fit(model, loader((1, 6, 6)))
+    with monkeypatch.context() as patch, pytest.raises(Boom):
+        patch.setattr(FeatureStatsMonitor, "on_exception", lambda *_: None)
+        patch.setattr(FeatureStatsMonitor, "teardown", lambda *_: None)
+        trainer([monitor]).fit(model, loader((1, 6, 6)))
     assert monitor.hooks.alive
     again = Classifier(model.net)
     trainer([monitor]).fit(again, loader((1, 6, 6)))
     assert hook_counts(model) == before
     assert monitor.report.sites["net.conv"].calls == 7
+
+
+def test_others_are_asked_after_ours_and_the_list_of_callbacks_is_as_it_was() -> None:
+    asked: list[Any] = []
+
+    class Asked(Callback):
+        def on_exception(self, *_: Any) -> None:
+            asked.append([bool(callback.hooks.alive) for callback in ours])
+
+    ours = [ALL["features"](), ALL["flow"]()]
+    run = trainer([Asked(), *ours, Failing("on_train_batch_end")])
+    callbacks = list(run.callbacks)
+    with pytest.raises(Boom):
+        run.fit(FailingStep(ResidualCNN()), loader((1, 6, 6)))
+    assert asked == [[False, False]]
+    assert run.callbacks == callbacks
+
+
+class SkipsTheRest(Classifier):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 2 else None
+
+    def on_train_epoch_end(self) -> None:
+        self.net(torch.full((100, 8), 100.0))  # looks at something of its own
+
+
+def test_a_skipped_rest_of_an_epoch_closes_the_gate_and_does_not_count() -> None:
+    ours = [*monitors(every_n_steps=1, summary=False), LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False)]
+    trainer(ours, max_epochs=2).fit(SkipsTheRest(mlp()), loader())
+    features, profiler = ours[0].report, ours[3].report
+    assert (features.sites["net.0"].calls, features.sites["net.0"].count) == (2, 2 * 8 * 16)
+    assert (features.batches, features.sampled_batches) == (2, 2)
+    assert (ours[1].report.batches, ours[1].report.sampled_batches) == (2, 2)
+    assert profiler.measured_steps == 2
+    assert not any(callback.faults.errors for callback in ours)
 
 
 def test_the_same_callbacks_serve_two_fits_with_the_same_numbers() -> None:

@@ -114,3 +114,23 @@ def test_a_checkpoint_without_our_state_is_fine(tmp_path: Path) -> None:
     ours = monitors(every_n_steps=1, summary=False)
     trainer(ours, max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "plain.ckpt")
     assert ours[0].report.sites["net.0"].calls == 7
+
+
+@pytest.mark.parametrize(
+    "strange", [{"of": "another version"}, {"alerts": {}, "epoch": 3, "past": 4, "setups": 5, "initial_gains": 6}]
+)
+def test_a_state_that_cannot_be_read_is_left_out_with_a_warning(strange: dict[str, Any], tmp_path: Any) -> None:
+    run = trainer(monitors(every_n_steps=1, summary=False))
+    run.fit(Classifier(mlp()), loader())
+    run.save_checkpoint(tmp_path / "whole.ckpt")
+    checkpoint = torch.load(tmp_path / "whole.ckpt", weights_only=False)
+    checkpoint["callbacks"] = dict.fromkeys(checkpoint["callbacks"], strange)
+    torch.save(checkpoint, tmp_path / "strange.ckpt")
+    ours = monitors(every_n_steps=1, summary=False)
+    with pytest.warns(UserWarning, match="its state in the checkpoint cannot be read") as warned:
+        trainer(ours, max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "strange.ckpt")
+    texts = [str(warning.message) for warning in warned]
+    for monitor in ours:
+        assert any(text.startswith(f"{type(monitor).__name__}: its state") and "starts afresh" in text for text in texts)
+        assert monitor.report.epoch == 1
+    assert ours[0].report.sites["net.0"].calls == 7

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks.hooks import Faults, Gate, Listener, Silent, counted, guarded, sampled, synchronized, timed
+from lightning_hooks.hooks import Faults, Gate, Listener, counted, guarded, sampled, synchronized, timed
 
 WRAPPERS = [sampled, counted, timed, synchronized, guarded]
 
@@ -236,14 +236,35 @@ class Recorder(Listener):
         self.seen.append(args)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_listener_is_silent_in_a_copied_model(copied):
+COPIES = [copy.copy, copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))]
+
+
+@pytest.mark.parametrize("copied", COPIES[1:])
+@pytest.mark.parametrize("make", [lambda hook: hook, guarded, lambda hook: guarded(hook, when=Gate(open=True))])
+def test_a_copied_model_has_a_function_of_the_standard_library_for_a_listener(copied, make):
     model, listener = nn.ReLU(), Recorder()
-    model.register_forward_hook(listener)
+    model.register_forward_hook(make(listener))
     other = copied(model)
-    assert [type(hook) for hook in other._forward_hooks.values()] == [Silent]
+    assert [hook.__self__.__class__.__module__ for hook in other._forward_hooks.values()] == ["contextlib"]
     assert other(torch.tensor(-1.0)).item() == 0.0
     assert listener.seen == []
+    model(torch.tensor(-1.0))
+    assert len(listener.seen) == 1
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_hook_with_a_gate_needs_neither_its_function_nor_us_in_a_copy(copied):
+    hook = copied(guarded(lambda *_: 5, when=Gate(open=True)))
+    assert hook.__self__.__class__.__module__ == "contextlib"
+    assert hook(1, (2,), 3) is None
+
+
+@pytest.mark.parametrize("hook", [Recorder(), guarded(Recorder(), when=Gate())])
+def test_a_hook_in_place_says_why_a_module_cannot_be_scripted(hook):
+    model = nn.Sequential(nn.ReLU())
+    model[0].register_forward_hook(hook)
+    with pytest.raises(AttributeError, match="lightning_hooks are in place while the training batches of an epoch run"):
+        torch.jit.script(model)
 
 
 def test_faults_report_each_site_once():
