@@ -62,6 +62,14 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +report +make a run's", shown, re.MULTILINE)
 
 
+def templates() -> set[str]:
+    """The files that a report is made of."""
+    folder = ROOT / "lightning_hooks/health/templates"
+    found = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {path.rpartition("/")[2] for path in found} > {"page.html.j2", "compare.html.j2", "report.md.j2", "style.css"}
+    return found
+
+
 def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
@@ -79,7 +87,7 @@ def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: P
         "pyproject.toml",
         "PKG-INFO",
     }
-    assert {"lightning_hooks/py.typed", "lightning_hooks/health/style.css", "lightning_hooks/docs/README.md"} <= set(names)
+    assert {"lightning_hooks/py.typed", "lightning_hooks/docs/README.md", *templates()} <= set(names)
     assert sorted(name for name in names if name.endswith("README.md")) == ["README.md", "lightning_hooks/docs/README.md"]
 
 

@@ -2,6 +2,6 @@
 
 from lightning_hooks.health.page import health_page
 from lightning_hooks.health.run import Run, read_run
-from lightning_hooks.health.verdict import Finding, Verdict, judge
+from lightning_hooks.health.verdict import Problem, Verdict, judge
 
-__all__ = ["Finding", "Run", "Verdict", "health_page", "judge", "read_run"]
+__all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]

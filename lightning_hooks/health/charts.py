@@ -1,16 +1,34 @@
-"""Curves over the epochs, and strips of them."""
+"""Curves over the epochs: where their points and labels stand, in percent from the left and from the top."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from lightning_hooks.health.html import Markup, number, percent, tag
+from lightning_hooks.health.numerals import number, percent
 from lightning_hooks.health.scale import Kind, Scale, numbered, scale
 
 MOST_MARKED = 40
 """Up to so many epochs each point of a curve has a mark."""
+
+
+class Tick(NamedTuple):
+    """A label of an axis, at so many percent of it."""
+
+    at: float
+    text: str
+
+
+class Zone(NamedTuple):
+    """A rectangle whose title a pointer over it shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +50,61 @@ class Line:
     top: Sequence[float] | None = None
 
 
-def chart(curves: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log") -> Markup:
-    """Draw curves over the epochs; each epoch has a title with its numbers.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a curve without a gap."""
+
+    points: list[str]  # as SVG has them: ``x,y`` pairs, in order
+    band: list[str]  # the upper edge of the band above it, from the last to the first
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A :class:`Line` with its points in place."""
+
+    line: Line  # the line
+    level: float | None  # the height of a threshold from edge to edge; None for a curve
+    stretches: list[Stretch]  # the parts of a curve
+    marked: bool  # whether each point has a mark
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over the epochs."""
+
+    label: str  # in words
+    height: int  # in pixels
+    curves: list[Curve]  # from the lowest to the uppermost
+    ticks: list[Tick]  # along the axis of values
+    epochs: list[Tick]  # along the axis of epochs
+    zones: list[Zone]  # one per epoch; its title holds the epoch's numbers
+
+
+def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log") -> Chart:
+    """Place curves over the epochs.
 
     Args:
-        curves: At least one.
+        lines: At least one.
         epochs: Where their values stand.
         height: In pixels.
         kind: Of the scale.
     """
-    axis = scale((value for curve in curves for value in [*curve.values, *(curve.top or ())]), kind)
-    at = _Places(len(epochs), axis)
-    lines = [_horizontal(at.y(tick), "stroke:var(--line)") for tick in axis.ticks]
-    drawn = [part for curve in curves for part in _curve(curve, at)]
-    texts = [tag("span", tick_text(tick, axis), style=f"top:{at.y(tick)}%") for tick in axis.ticks]
-    picture = tag(
-        "svg", lines, drawn, _titles(curves, epochs, at, kind), viewBox="0 0 100 100", preserveAspectRatio="none",
-        style=f"height:{height}px", role="img",
-        aria_label=", ".join(curve.label for curve in curves) + f" over epochs {epochs[0]} to {epochs[-1]}",
-    )  # fmt: skip
-    key = tag("ul", [tag("li", tag("i", style=f"background:{curve.color}"), curve.label) for curve in curves], class_="key")
-    return Markup(tag("div", tag("div", texts, class_="ticks"), picture, epoch_axis(epochs, at.x), class_="chart") + key)
+    axis = scale((value for line in lines for value in [*line.values, *(line.top or ())]), kind)
+    xs = [50.0] if len(epochs) == 1 else [round(100 * place / (len(epochs) - 1), 2) for place in range(len(epochs))]
+    label = ", ".join(line.label for line in lines) + f" over epochs {epochs[0]} to {epochs[-1]}"
+    return Chart(
+        label,
+        height,
+        [_curve(line, xs, axis) for line in lines],
+        [Tick(_height(tick, axis), tick_text(tick, axis)) for tick in axis.ticks],
+        epoch_ticks(epochs, xs),
+        _zones(lines, epochs, xs, percent if kind == "share" else number),
+    )
 
 
-def epoch_axis(epochs: Sequence[int], x: Callable[[int], float]) -> Markup:
-    """The numbers of epochs below what stands at ``x(place)`` percent."""
-    shown = [
-        tag("span", f"epoch {epochs[place]}" if place == 0 else str(epochs[place]), style=f"left:{x(place)}%")
-        for place in numbered(len(epochs))
-    ]
-    return tag("div", shown, class_=f"epochs{' alone' if len(epochs) == 1 else ''}")
+def epoch_ticks(epochs: Sequence[int], xs: Sequence[float]) -> list[Tick]:
+    """The numbers of some epochs, each where its ``x`` is."""
+    return [Tick(xs[place], f"epoch {epochs[place]}" if place == 0 else str(epochs[place])) for place in numbered(len(epochs))]
 
 
 def tick_text(tick: float, axis: Scale) -> str:
@@ -72,92 +115,49 @@ def tick_text(tick: float, axis: Scale) -> str:
     return f"1e{round(math.log10(tick))}" if powers else f"{tick:.6g}"
 
 
-class _Places:
-    """Where epochs and values stand, in percent from the left and from the top."""
-
-    def __init__(self, count: int, axis: Scale) -> None:
-        self.count, self.axis = count, axis
-
-    def x(self, place: int) -> float:
-        return 50.0 if self.count == 1 else round(100 * place / (self.count - 1), 2)
-
-    def y(self, value: float) -> float:
-        return round(100 - 100 * self.axis.place(value), 2)
-
-
-def _horizontal(y: float, style: str) -> Markup:
-    return tag("line", x1=0, x2=100, y1=y, y2=y, style=f"{style};vector-effect:non-scaling-stroke")
-
-
-def _curve(curve: Line, at: _Places) -> list[Markup]:
-    known = [value for value in curve.values if at.axis.shows(value)]
-    if curve.dashed and known and min(known) == max(known):
-        return [_horizontal(at.y(known[0]), f"stroke:{curve.color};stroke-width:1.5;stroke-dasharray:5 4")]
-    parts: list[Markup] = []
-    marked = at.count <= MOST_MARKED and not curve.dashed
-    for stretch in _stretches(curve.values, at.axis):
-        points = [f"{at.x(i)},{at.y(curve.values[i])}" for i in stretch]
-        parts += _band(curve, stretch, points, at)
-        dash = ";stroke-dasharray:5 4" if curve.dashed else ""
-        style = f"fill:none;stroke:{curve.color};stroke-width:2;vector-effect:non-scaling-stroke{dash}"
-        if len(points) > 1:
-            parts.append(tag("polyline", points=" ".join(points), style=style))
-        parts += [_dot(point, curve.color) for point in points] if marked or len(points) == 1 else []
-    return parts
-
-
-def _band(curve: Line, stretch: Sequence[int], points: Sequence[str], at: _Places) -> list[Markup]:
-    if curve.top is None:
-        return []
-    upper = [f"{at.x(i)},{at.y(curve.top[i])}" for i in reversed(stretch) if math.isfinite(curve.top[i])]
-    if not upper:
-        return []
-    if len(stretch) == 1:  # a band of no width: a bar
-        style = f"fill:none;stroke:{curve.color};opacity:.3;stroke-width:8;vector-effect:non-scaling-stroke"
-        return [tag("polyline", points=f"{points[0]} {upper[0]}", style=style)]
-    return [tag("polygon", points=" ".join([*points, *upper]), style=f"fill:{curve.color};opacity:.18")]
-
-
-def _dot(point: str, color: str) -> Markup:
-    """A line of no length with round ends: the picture is stretched, and a circle would be an ellipse."""
-    style = f"fill:none;stroke:{color};stroke-width:7;stroke-linecap:round;vector-effect:non-scaling-stroke"
-    return tag("polyline", points=f"{point} {point}", style=style)
-
-
-def _titles(curves: Sequence[Line], epochs: Sequence[int], at: _Places, kind: Kind) -> list[Markup]:
-    """What a pointer over an epoch shows: its number and every curve's value."""
-    wide = 100 / max(at.count - 1, 1)
-    told = percent if kind == "share" else number
-    parts = []
-    for place, epoch in enumerate(epochs):
-        values = "".join(f"; {curve.label}: {told(curve.values[place])}" for curve in curves)
-        left, right = max(at.x(place) - wide / 2, 0.0), min(at.x(place) + wide / 2, 100.0)
-        parts.append(
-            tag("rect", tag("title", f"epoch {epoch}{values}"), x=round(left, 2), y=0, width=round(right - left, 2), height=100,
-                class_="over")
-        )  # fmt: skip
-    return parts
-
-
-def strip(active: Iterable[int], epochs: Sequence[int], color: str) -> Markup:
-    """A strip of all epochs on which some are marked."""
+def strip(active: Iterable[int], epochs: Sequence[int]) -> list[tuple[int, int]]:
+    """The marked ones among all epochs, as (place of the first, how many) of each run of them."""
     place = {epoch: index for index, epoch in enumerate(epochs)}
-    blocks: list[list[int]] = []
+    blocks: list[tuple[int, int]] = []
     for index in sorted(place[epoch] for epoch in active if epoch in place):
-        if blocks and index == blocks[-1][1]:
-            blocks[-1][1] += 1
+        if blocks and index == sum(blocks[-1]):
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1)
         else:
-            blocks.append([index, index + 1])
-    bars = [tag("rect", x=start, y=0, width=stop - start, height=1, style=f"fill:{color}") for start, stop in blocks]
-    return tag("svg", bars, viewBox=f"0 0 {len(epochs)} 1", preserveAspectRatio="none", class_="strip", aria_hidden="true")
+            blocks.append((index, 1))
+    return blocks
 
 
-def _stretches(values: Sequence[float], axis: Scale) -> list[list[int]]:
-    """The places of values that can be shown, in runs without a gap."""
-    found: list[list[int]] = [[]]
-    for place, value in enumerate(values):
+def _height(value: float, axis: Scale) -> float:
+    return round(100 - 100 * axis.place(value), 2)
+
+
+def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
+    known = [value for value in line.values if axis.shows(value)]
+    if line.dashed and known and min(known) == max(known):
+        return Curve(line, _height(known[0], axis), [], False)
+    places: list[list[int]] = [[]]
+    for place, value in enumerate(line.values):
         if axis.shows(value):
-            found[-1].append(place)
-        elif found[-1]:
-            found.append([])
-    return [stretch for stretch in found if stretch]
+            places[-1].append(place)
+        elif places[-1]:
+            places.append([])
+    top = line.top or [math.nan] * len(xs)
+    stretches = [
+        Stretch(
+            [f"{xs[i]},{_height(line.values[i], axis)}" for i in stretch],
+            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(stretch) if math.isfinite(top[i])],
+        )
+        for stretch in places
+        if stretch
+    ]
+    return Curve(line, None, stretches, len(xs) <= MOST_MARKED and not line.dashed)
+
+
+def _zones(lines: Sequence[Line], epochs: Sequence[int], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
+    half = 50 / max(len(xs) - 1, 1)
+    zones = []
+    for place, (epoch, x) in enumerate(zip(epochs, xs, strict=True)):
+        left, right = max(x - half, 0.0), min(x + half, 100.0)
+        values = "".join(f"; {line.label}: {shown(line.values[place])}" for line in lines)
+        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"epoch {epoch}{values}"))
+    return zones

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hooks.health.compare import compare
-from lightning_hooks.health.compare_page import compare_lines, compare_page
+from lightning_hooks.health.compare_view import compare_lines
 from lightning_hooks.health.files import write_health, write_whole
+from lightning_hooks.health.page import compare_page
 from lightning_hooks.health.run import Run, read_run
 from lightning_hooks.health.verdict import judge
 from lightning_hooks.trackers.console import visible
@@ -47,11 +48,11 @@ def verdict_lines(run: Run) -> list[str]:
     """A run's verdict as lines for a terminal."""
     verdict = judge(run)
     lines = [f"{SIGNS[verdict.status]} {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
-    for finding in verdict.findings:
-        if finding.severity != "info":
-            state = finding.severity if finding.lasts else "passed"
-            text = f"[{state}] {finding.what} at {finding.where}, {finding.when}. {finding.seen}"
-            text = " ".join([text, *(f"{step}." for step in finding.advice)])
+    for problem in verdict.problems:
+        if problem.severity != "info":
+            state = problem.severity if problem.lasts else "passed"
+            text = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
+            text = " ".join([text, *(f"{step}." for step in problem.advice)])
             lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
     return lines
 

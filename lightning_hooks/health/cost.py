@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from lightning_hooks.health.html import number, percent, seconds
+from lightning_hooks.health.numerals import number, percent, seconds
 from lightning_hooks.health.run import Run
 
 

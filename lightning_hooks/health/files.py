@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lightning_hooks.health.markdown import health_markdown
-from lightning_hooks.health.page import health_page
+from lightning_hooks.health.page import health_markdown, health_page
 from lightning_hooks.health.run import Run
 
 PAGE = "report.html"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_hooks.health.charts import Tick, Zone, epoch_ticks
+from lightning_hooks.health.numerals import number, percent
 from lightning_hooks.plots.names import Labels, labels
 from lightning_hooks.plots.roles import relative_to_first
 from lightning_hooks.plots.series import FRACTIONS, Series
@@ -23,6 +26,8 @@ VIRIDIS = (
 DIVERGING = ("0a3d6b", "0072b2", "56a5d0", "a9cfe4", "e6e6e6", "f3c6a5", "e8935b", "d55e00", "7f2d00")
 SHADES = 48
 """How many colours an image has, beside transparent for what was not measured: enough to see, few enough to compress."""
+MOST_TITLED_CELLS = 1200
+"""Up to so many cells of a heat map have a title each; above, each row has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,58 @@ class HeatMap:
     def uri(self) -> str:
         """The image as a ``data:`` address."""
         return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+    @property
+    def gradient(self) -> str:
+        """The scale's colours as a CSS gradient, left to right."""
+        return f"linear-gradient(to right,{','.join(f'#{color}' for color in self.colors)})"
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return self.rows * 14 if self.rows <= 60 else min(max(3 * self.rows, 840), 900)
+
+    @property
+    def names_shown(self) -> list[Tick]:
+        """Names of rows, at so many percent from the top."""
+        places = zip(self.labels.positions, self.labels.texts, strict=True)
+        return [Tick(round(100 * (at + 0.5) / self.rows, 2), text) for at, text in places]
+
+    @property
+    def epochs_shown(self) -> list[Tick]:
+        """Numbers of epochs, at so many percent from the left."""
+        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / self.columns, 2) for place in range(self.columns)])
+
+    @property
+    def zones(self) -> list[Zone]:
+        """A title for each number; of a large one for the last number of each row."""
+        if self.rows * self.columns <= MOST_TITLED_CELLS:
+            return [
+                Zone(x, y, 1, 1, f"{name}, epoch {epoch}: {self._shown(float(self.values[y, x]))}")
+                for y, name in enumerate(self.names)
+                for x, epoch in enumerate(self.epochs)
+            ]
+        return [
+            Zone(0, y, self.columns, 1, f"{name}, epoch {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
+            for y, name in enumerate(self.names)
+        ]
+
+    @property
+    def scale_shown(self) -> list[str]:
+        """Numbers at the beginning, at a quarter, in the middle, at three quarters, and at the end of the scale."""
+        shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+        if not self.log:
+            return [percent(self.low + share * (self.high - self.low)) for share in shares]
+        low, high = math.log10(self.low), math.log10(self.high)
+        values = [10 ** (low + share * (high - low)) for share in shares]
+        if not self.relative:
+            return [f"{value:.2g}" for value in values]
+        return ["the same" if value == 1 else f"{value:.0e}x" if value >= 100 else f"{value:.2g}x" for value in values]
+
+    def _shown(self, value: float) -> str:
+        if not math.isfinite(value):
+            return "not measured"
+        return f"{value:.3g} times the first" if self.relative else number(value) if self.log else percent(value)
 
 
 def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300, relative: bool = False) -> HeatMap | None:
@@ -131,8 +188,3 @@ def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def gradient_css(colors: Sequence[str] = VIRIDIS) -> str:
-    """The scale's colours as a CSS gradient, left to right."""
-    return f"linear-gradient(to right,{','.join(f'#{color}' for color in colors)})"

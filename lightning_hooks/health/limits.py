@@ -1,14 +1,13 @@
-"""What the sections share: how much is drawn, and which layers are ill."""
+"""How much of a large run is drawn, and which of its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.health.html import Markup, tag
-from lightning_hooks.health.parts import name
-from lightning_hooks.health.run import Recorded, Run
+from lightning_hooks.health.run import Recorded
 from lightning_hooks.health.verdict import GRAVITY
 
 
@@ -44,21 +43,25 @@ def severities(recorded: Recorded) -> dict[str, str]:
     return found
 
 
-def listed(names: Sequence[str], most: int = 8) -> list[Any]:
-    """Names one after the other, those beyond ``most`` counted."""
-    shown: list[Any] = []
-    for text in names[:most]:
-        shown += [", " if shown else "", name(text)]
-    return [*shown, f" and {len(names) - most} more"] if len(names) > most else shown
+def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:
+    """Which of too many names are drawn: all that have an alert, as far as there is room, and every k-th of the others."""
+    if len(names) <= most:
+        return list(names)
+    affected = [name for name in names if severities.get(name) in ("critical", "warning")][:most]
+    others = [name for name in names if name not in set(affected)]
+    room = max(most - len(affected), most // 4)
+    kept = {*affected, *others[:: max(1, -(-len(others) // room))]}
+    return [name for name in names if name in kept]
 
 
-def whose(run: Run, recorded: Recorded) -> Markup | None:
-    """Which of several monitors of a kind this is."""
-    return tag("h3", name(recorded.modules)) if len(run.of(recorded.prefix)) > 1 else None
+def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Mapping[str, str], most: int) -> dict[str, Any]:
+    """Which rows of a table Markdown has, in the model's order: of too many those with an alert, then the smallest by ``key``."""
+    if len(table) <= most:
+        return dict(table)
 
+    def rank(site: str) -> tuple[int, float]:
+        value = key(table[site])
+        return GRAVITY.get(severities.get(site, ""), 3), value if math.isfinite(value) else -math.inf
 
-def left_out(shown: int, total: int, what: str) -> Markup | None:
-    """A line that says what is not drawn; None if all is."""
-    if shown == total:
-        return None
-    return tag("p", f"{shown} of {total} {what} are drawn: those with an alert, and every so many of the others.", class_="soft")
+    kept = set(sorted(table, key=rank)[:most])
+    return {site: stats for site, stats in table.items() if site in kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,6 +65,13 @@ class Recorded:
         values[np.isinf(values)] = np.nan
         names = tuple(name for name, row in order.items() if applies[row])
         return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"))
+
+    def values(self, table: str, stat: str, name: str) -> list[float]:
+        """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
+        series = self.series(table, stat)
+        if name not in series.names:
+            return [math.nan] * len(series.epochs)
+        return [float(value) for value in series.values[series.names.index(name)]]
 
 
 @dataclass(slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.health.charts import Line, chart
-from lightning_hooks.health.html import Markup, number, tag
-from lightning_hooks.health.limits import Limits
-from lightning_hooks.health.parts import card, facts, name, table
+from lightning_hooks.health.charts import Chart, Line, chart
 from lightning_hooks.health.run import Run
+from lightning_hooks.health.scale import numbered
 
 COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
 SETTINGS = (
@@ -25,24 +24,39 @@ WIDE_RANGE = 20.0
 """A loss that spans more than this factor is drawn on a logarithmic scale."""
 
 
-def training(run: Run) -> Markup | None:
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The loss and the learning rates over the epochs."""
+
+    epochs: list[int]  # all of them, or every so many
+    losses: list[float]  # the mean loss of each
+    rates: dict[str, list[float]]  # parameter group to its learning rates
+    charts: list[tuple[str, Chart]]  # a title and curves of each of the two that is known
+    groups_left: int  # how many parameter groups are not drawn
+
+    @property
+    def table(self) -> list[list[float]]:
+        """An epoch, its loss and its rates, of ten epochs or fewer."""
+        columns = (self.losses, *self.rates.values())
+        return [[self.epochs[place], *(column[place] for column in columns)] for place in numbered(len(self.epochs), 10)]
+
+
+def training(run: Run) -> Training:
     """The loss and the learning rates over the epochs."""
     epochs, losses = loss_by_epoch(run)
     rates = rates_by_group(run)
-    body: list[Any] = []
-    if any(map(math.isfinite, losses)):
-        finite = [loss for loss in losses if math.isfinite(loss)]
+    charts = []
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if finite:
         log = min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
         curve = Line("mean loss of the training batches" + (", log scale" if log else ""), losses, "var(--blue)")
-        body += [tag("h3", "Loss"), chart([curve], epochs, kind="log" if log else "linear")]
-    if rates:
-        shown = list(rates.items())[: len(COLORS)]
+        charts.append(("Loss", chart([curve], epochs, kind="log" if log else "linear")))
+    shown = list(rates.items())[: len(COLORS)]
+    if shown:
         log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
         curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
-        body += [tag("h3", "Learning rate"), chart(curves, _epochs(run), 110, kind="log" if log else "linear")]
-        if len(rates) > len(shown):
-            body.append(tag("p", f"{len(rates) - len(shown)} more parameter groups are in reports.jsonl.", class_="soft"))
-    return card(body) if body else None
+        charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear")))
+    return Training(epochs, losses, rates, charts, len(rates) - len(shown))
 
 
 def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
@@ -76,18 +90,6 @@ def _number(value: Any) -> float:
 def settings(run: Run) -> list[tuple[str, Any]]:
     """(what, value) of how training was set up."""
     return [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)]
-
-
-def model(run: Run, limits: Limits) -> Markup | None:
-    """How training was set up, and the layers with their types and shapes."""
-    found = facts((what, number(value) if isinstance(value, int) else value) for what, value in settings(run))
-    lines = layers(run)
-    if not lines:
-        return card(found) if settings(run) else None
-    shown = [(name(layer), kind, tag("small", detail), number(size)) for layer, kind, detail, size in lines[: limits.rows]]
-    rest = tag("p", f"{len(lines) - len(shown)} more are in reports.jsonl.", class_="soft") if len(shown) < len(lines) else None
-    listing = table(("layer", "type", "shape", "parameters"), shown, numeric=(3,))
-    return card(found, tag("details", tag("summary", f"The {len(lines)} layers"), listing, rest))
 
 
 def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:

@@ -48,7 +48,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Problem:
     """Alerts of one kind that are told together.
 
     Attributes:
@@ -108,13 +108,13 @@ class Verdict:
             was reported.
         headline: It in a sentence.
         details: What must be known beside it, a sentence each.
-        findings: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
+        problems: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
     """
 
     status: Status
     headline: str
     details: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...]
 
 
 def courses(run: Run) -> list[Course]:
@@ -128,18 +128,18 @@ def courses(run: Run) -> list[Course]:
 
 def judge(run: Run) -> Verdict:
     """Judge a run by its alerts, and by how training ended."""
-    found = [finding for recorded in run.monitors for finding in _findings(recorded, max(run.epochs, default=-1))]
-    findings = tuple(sorted(found, key=_order))
-    status, headline = _headline(run, findings)
+    found = [problem for recorded in run.monitors for problem in _problems(recorded, max(run.epochs, default=-1))]
+    problems = tuple(sorted(found, key=_order))
+    status, headline = _headline(run, problems)
     if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
-        before = "No alert before that." if status == "healthy" and not findings else headline
+        before = "No alert before that." if status == "healthy" and not problems else headline
         status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {before}"
-    return Verdict(status, headline, (*_ending(run), *_extent(run)), findings if run.epochs else ())
+    return Verdict(status, headline, (*_ending(run), *_extent(run)), problems if run.epochs else ())
 
 
-def _headline(run: Run, findings: Sequence[Finding]) -> tuple[Status, str]:
-    present = [finding for finding in findings if finding.lasts and finding.severity != "info"]
-    past = [finding for finding in findings if not finding.lasts and finding.severity != "info"]
+def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
+    present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
+    past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
     if not run.epochs:
         return "unknown", "Nothing was reported: no epoch was completed."
     if not any(_heard(recorded) for recorded in run.monitors):
@@ -197,7 +197,7 @@ class _Spell:
         self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
 
 
-def _findings(recorded: Recorded, last: int) -> list[Finding]:
+def _problems(recorded: Recorded, last: int) -> list[Problem]:
     """The problems that one monitor found, each kind once, in the order in which they began."""
     spells: dict[tuple[str, bool], list[_Spell]] = {}
     for number, (epoch, alerts) in enumerate(recorded.alerts.items()):
@@ -215,18 +215,18 @@ def _findings(recorded: Recorded, last: int) -> list[Finding]:
             if kind in kinds and number - known[-1].number <= REARM:
                 known[-1].number = number
     end = max(recorded.alerts, default=-1)
-    return [_finding(known, known[-1].until == end == last) for known in spells.values()]
+    return [_problem(known, known[-1].until == end == last) for known in spells.values()]
 
 
-def _order(finding: Finding) -> tuple[bool, bool, int, int]:
-    urgency = URGENT.index(finding.kind) if finding.kind in URGENT else len(URGENT)
-    return finding.severity == "info", not finding.lasts, GRAVITY.get(finding.severity, 3), urgency
+def _order(problem: Problem) -> tuple[bool, bool, int, int]:
+    urgency = URGENT.index(problem.kind) if problem.kind in URGENT else len(URGENT)
+    return problem.severity == "info", not problem.lasts, GRAVITY.get(problem.severity, 3), urgency
 
 
-def _finding(spells: Sequence[_Spell], lasts: bool) -> Finding:
+def _problem(spells: Sequence[_Spell], lasts: bool) -> Problem:
     *earlier, spell = spells
     first = spell.first
-    return Finding(
+    return Problem(
         first.kind,
         first.title,
         spell.severity,

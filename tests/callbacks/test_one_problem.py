@@ -53,7 +53,7 @@ def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
 
     folder = tmp_path / "lightning_hooks"
     (raised,) = map(json.loads, (folder / "alerts.jsonl").read_text().splitlines())
-    first = judge(read_run(tmp_path)).findings[0].first
+    first = judge(read_run(tmp_path)).problems[0].first
     for plain in (raised, first.record()):
         assert (plain["batch"], plain["since_step"], plain["message"]) == (alert.batch, alert.since_step, alert.message)
         assert plain["value"] == pytest.approx(alert.value, rel=1e-3)
@@ -105,5 +105,5 @@ def test_a_site_that_moves_is_one_problem_also_over_a_resume(tmp_path: Path, cap
     assert monitor.report.alerts[0].site == "net.1"
     assert monitor.report.alerts[0].since_step == alert.since_step == 14
     assert "Open alerts: [warning] vanishing at net.2\n" in capsys.readouterr().out.rpartition("Monitors:")[2]
-    (finding,) = judge(read_run(tmp_path)).findings
-    assert (finding.when, finding.sites) == ("since epoch 1", ("net.2", "net.1", "net.0"))
+    (problem,) = judge(read_run(tmp_path)).problems
+    assert (problem.when, problem.sites) == ("since epoch 1", ("net.2", "net.1", "net.0"))

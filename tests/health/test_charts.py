@@ -3,14 +3,27 @@
 import math
 import re
 
-from lightning_hooks.health.charts import Line, chart
-from lightning_hooks.health.parts import SHOWN_ROWS, Row, rows
+from lightning_hooks.health import charts
+from lightning_hooks.health import rows as lines_of
+from lightning_hooks.health.charts import Line
+from lightning_hooks.health.rendering import environment
+from lightning_hooks.health.rows import SHOWN_ROWS, Row
+
+
+def chart(*args, **kwargs):
+    """The markup of a chart."""
+    return environment(html=True).get_template("macros/charts.html.j2").module.chart(charts.chart(*args, **kwargs))
+
+
+def rows(*args, **kwargs):
+    """The markup of lines on a scale."""
+    return environment(html=True).get_template("macros/charts.html.j2").module.rows(lines_of.rows(*args, **kwargs))
 
 
 def polylines(text):
     return [
         [tuple(map(float, point.split(","))) for point in found.split()]
-        for found in re.findall(r'<polyline points="([^"]+)"', text)
+        for found in re.findall(r'<polyline class="[a-z]+" points="([^"]+)"', text)
     ]
 
 
@@ -28,7 +41,7 @@ def test_one_point_is_a_mark_and_no_dash():
     (mark,) = polylines(drawn)
     assert mark[0] == mark[1]
     assert mark[0][0] == 50.0
-    assert "stroke-linecap:round" in drawn
+    assert 'class="dot"' in drawn
 
 
 def test_every_epoch_says_its_numbers():
@@ -41,14 +54,14 @@ def test_every_epoch_says_its_numbers():
 
 def test_a_threshold_is_a_line_from_edge_to_edge():
     drawn = chart([Line("rate", [0.5], "red"), Line("limit", [0.95], "grey", dashed=True)], [0], kind="share")
-    assert 'y1="5.0" y2="5.0" style="stroke:grey;stroke-width:1.5;stroke-dasharray' in drawn
+    assert '<g style="color:grey" class="dashed">\n<line class="level" x1="0" x2="100" y1="5.0" y2="5.0"/>' in drawn
 
 
 def test_of_a_long_list_what_has_an_alert_comes_first_and_the_rest_is_folded():
     lines = [Row(f"net.{i}", 0.5, severity="critical" if i == 90 else "warning" if i == 70 else "") for i in range(100)]
     drawn = rows(lines, "dead", linear=True, limits=[0.6])
     open_part, folded = drawn.split("<details>")
-    names = [re.search(r"net\.\d+", name)[0] for name in re.findall(r'class="name">.*?</span><div', open_part) if "net." in name]
+    names = [re.search(r"net\.\d+", name)[0] for name in re.findall(r'class="name">.*?</span>\n<div', open_part) if "net." in name]
     assert names[:3] == ["net.90", "net.70", "net.0"]
     assert len(names) == SHOWN_ROWS
     assert f"{100 - SHOWN_ROWS} more" in folded

@@ -10,7 +10,8 @@ from lightning_hooks.health import read_run
 from lightning_hooks.health.cli import main
 from lightning_hooks.health.files import write_health, write_whole
 from lightning_hooks.health.lines import FOLDER
-from lightning_hooks.health.markdown import health_markdown
+from lightning_hooks.health.page import health_markdown
+from lightning_hooks.health.rendering import environment
 from lightning_hooks.trackers.names import markdown_text
 from tests.reports import HOSTILE, layer_names
 
@@ -86,6 +87,11 @@ def test_markdown_of_hostile_names_has_no_markup(make_run):
     for row in text.splitlines():
         if row.startswith("|"):
             assert row.endswith("|")
+
+
+def test_whatever_is_put_into_markdown_is_escaped():
+    template = environment(html=False).from_string("{% macro cell(text) %}| {{ text }} |{% endmacro %}{{ cell(name) }}")
+    assert template.render(name="a_b|<c>\n\x00") == "| a\\_b\\|&lt;c&gt;\\\\n\\\\x00 |"
 
 
 def test_markdown_of_many_layers_is_short(make_run):

@@ -8,7 +8,7 @@ import pytest
 from lightning_hooks.alerts import Alert
 from lightning_hooks.health import read_run
 from lightning_hooks.health.compare import Difference, compare
-from lightning_hooks.health.compare_page import compare_lines
+from lightning_hooks.health.compare_view import compare_lines
 from lightning_hooks.health.lines import FOLDER, REPORTS, append, report_line
 from tests.health.conftest import FIT
 from tests.reports import features, flow, layer_names

@@ -6,21 +6,23 @@ import dataclasses
 import re
 from html.parser import HTMLParser
 
+import jinja2
 import pytest
 
 from lightning_hooks.health import health_page, read_run
 from lightning_hooks.health.compare import compare
-from lightning_hooks.health.compare_page import compare_page
-from lightning_hooks.health.html import DASH, Markup, number, percent, seconds, tag
-from lightning_hooks.health.lines import FOLDER, REPORTS, append, line
+from lightning_hooks.health.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.health.numerals import DASH, number, percent, seconds
+from lightning_hooks.health.page import compare_page, health_markdown
+from lightning_hooks.health.rendering import environment
 from lightning_hooks.trackers.console import visible
 from tests.health.conftest import FIT
-from tests.reports import HOSTILE, alert, layer_names
+from tests.reports import HOSTILE, alert, flow, layer_names
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "footer", "h1", "h2", "h3", "div"),
     *("span", "p", "small", "b", "i", "s", "u", "a", "code", "br", "bdi", "ul", "li", "details", "summary", "figure", "img"),
-    *("figcaption", "table", "thead", "tbody", "tr", "th", "td", "svg", "line", "polyline", "polygon", "rect", "em"),
+    *("figcaption", "table", "thead", "tbody", "tr", "th", "td", "svg", "line", "polyline", "polygon", "rect", "em", "g"),
 }
 VOID = {"meta", "br", "img", "link", "hr"}
 SPOOF = "\u202egnp.exe"  # would be shown as exe.png
@@ -84,6 +86,16 @@ def test_what_is_silent_has_a_section(page):
     assert "Never called in a sampled batch (2)" in page(silent=("a.b", "c")).text
 
 
+def test_parameters_without_a_gradient_are_in_page_and_markdown(make_run):
+    folder, report = make_run(names=["a", "b"], epochs=1, healthy=True), flow(1, ["a", "b"], alerts=())
+    lost = {name: dataclasses.replace(stats, steps=0, missing_steps=4) for name, stats in report.parameters.items()}
+    last = dataclasses.replace(report, parameters=lost)
+    append(folder / FOLDER / REPORTS, report_line("gradient_flow", "every leaf", last, 0.0))
+    run = read_run(folder)
+    assert f"Parameters without a gradient ({len(lost)})" in Page(health_page(run)).text
+    assert f"- Parameters without a gradient: {', '.join(lost)}\n" in health_markdown(run)
+
+
 @pytest.mark.parametrize("healthy", [True, False])
 def test_hostile_names_stay_text(page, healthy):
     names = [*HOSTILE, SPOOF, '" onload="alert(1)', "</style><script>", "]]>"]
@@ -108,7 +120,7 @@ def assert_harmless(found):
 
 def test_nothing_can_be_loaded_or_run(make_run):
     text = health_page(read_run(make_run()))
-    policy = "default-src &#x27;none&#x27;; style-src &#x27;unsafe-inline&#x27;; img-src data:"
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     assert f'content="{policy}"' in text
     assert not re.search(r"https?://|//[a-z]|@import|url\(", text)
     assert "<script" not in text
@@ -119,7 +131,7 @@ def test_gradients_are_drawn_where_they_are(make_run):
     report = run.of("gradient_flow")[0].last
     text = health_page(run)
     for name, stats in report.modules.items():
-        assert re.search(rf'class="name">{name}</span>.{{0,200}}class="n">{re.escape(number(stats.rms))}</span>', text)
+        assert re.search(rf'class="name">{name}</span>.{{0,200}}class="n">{re.escape(number(stats.rms))}</span>', text, re.DOTALL)
     dots = [float(left) for left in re.findall(r'<b style="left:([\d.]+)%"', text)]
     assert dots[0] < dots[1]
 
@@ -161,10 +173,14 @@ def test_two_runs_with_hostile_names_side_by_side(make_run):
 
 
 def test_markup_is_escaped_by_construction():
-    assert tag("p", "a<b", Markup("<i></i>"), ["&", None], class_="x\"'", hidden=True, title=None) == (
-        '<p class="x&quot;&#x27;" hidden>a&lt;b<i></i>&amp;</p>'
+    template = environment(html=True).from_string(
+        '{% macro bold(text) %}<b>{{ text }}</b>{% endmacro %}<p class="{{ x }}">{{ bold(x) }}'
     )
-    assert tag("br") == "<br>"
+    written = template.render(x="<i>&\"'\x00\u202e")
+    hidden = "&lt;i&gt;&amp;&#34;&#39;\\x00\\u202e"
+    assert written == f'<p class="{hidden}"><b>{hidden}</b>'
+    with pytest.raises(jinja2.UndefinedError):  # a misspelt name is an error, not an empty place
+        environment(html=True).from_string("{{ view.nmae }}").render(view={"name": "x"})
     assert visible("a\x00\u202e\ud800\u00e9\u65e5") == "a\\x00\\u202e\\ud800\u00e9\u65e5"
 
 

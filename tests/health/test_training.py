@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_hooks.health import health_page, read_run
 from lightning_hooks.health.lines import FOLDER, REPORTS, append, line
-from lightning_hooks.health.markdown import health_markdown
+from lightning_hooks.health.page import health_markdown
 from lightning_hooks.health.training import layers, loss_by_epoch, rates_by_group
 from tests.health.conftest import FIT
 

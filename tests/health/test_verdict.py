@@ -36,40 +36,40 @@ DEAD = ("dead", "a", "critical")
 
 def test_nothing_wrong(told):
     verdict = told([], [], [])
-    assert (verdict.status, verdict.headline, verdict.findings) == ("healthy", "Nothing was found wrong.", ())
+    assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "Nothing was found wrong.", ())
     assert verdict.details == ("2 modules heard over 3 epochs.",)
 
 
 def test_what_lasts_is_told_since_when(told):
     verdict = told([], [DEAD], [DEAD, ("dead", "b", "warning")])
     assert (verdict.status, verdict.headline) == ("critical", "Dead units at a and 1 more, since epoch 1.")
-    (finding,) = verdict.findings
-    assert (finding.sites, finding.since, finding.until, finding.lasts) == (("a", "b"), 1, 2, True)
-    assert finding.seen == "All of its units gave zero. Usually a large bias did it."
-    assert finding.advice == ADVICE
+    (problem,) = verdict.problems
+    assert (problem.sites, problem.since, problem.until, problem.lasts) == (("a", "b"), 1, 2, True)
+    assert problem.seen == "All of its units gave zero. Usually a large bias did it."
+    assert problem.advice == ADVICE
 
 
 def test_what_came_back_counts_from_then(told):
-    (finding,) = told([DEAD], [], [], [DEAD], [DEAD]).findings
-    assert finding.when == "since epoch 3 (also in epoch 0)"
+    (problem,) = told([DEAD], [], [], [DEAD], [DEAD]).problems
+    assert problem.when == "since epoch 3 (also in epoch 0)"
 
 
 def test_all_that_came_before_is_told(told):
-    (finding,) = told([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).findings
-    assert finding.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
+    (problem,) = told([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).problems
+    assert problem.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
 
 
 def test_one_epoch_without_it_is_no_end(told):
-    (finding,) = told([DEAD], [], [DEAD], [DEAD]).findings
-    assert finding.when == "since epoch 0"
+    (problem,) = told([DEAD], [], [DEAD], [DEAD]).problems
+    assert problem.when == "since epoch 0"
 
 
 def test_a_problem_whose_site_moves_is_one_finding_from_its_first_epoch(told):
     wandering = [("vanishing", site, "warning") for site in ("b.133.1", "b.133.0", "b.132.1")]
     verdict = told([], *([one] for one in wandering))
-    (finding,) = verdict.findings
-    assert finding.sites == ("b.133.1", "b.133.0", "b.132.1")
-    assert (finding.when, finding.first.epoch) == ("since epoch 1", 1)
+    (problem,) = verdict.problems
+    assert problem.sites == ("b.133.1", "b.133.0", "b.132.1")
+    assert (problem.when, problem.first.epoch) == ("since epoch 1", 1)
 
 
 def test_the_first_alert_says_what_where_and_when(tmp_path):
@@ -79,9 +79,9 @@ def test_the_first_alert_says_what_where_and_when(tmp_path):
         nan = replace(alert("nonfinite", "a", epoch, "critical", f"{value:.2%} are NaN."), value=value, batch=batch, since_step=10)
         append(file, report_line("features", "", features(epoch, ["a"], alerts=(nan,)), 0.0))
     run = read_run(file)
-    (finding,) = judge(run).findings
-    assert (finding.when, finding.seen) == ("since epoch 0, batch 10", "51.02% are NaN.")
-    assert (finding.first.value, finding.first.batch, finding.first.since_step) == (0.5102, 10, 10)
+    (problem,) = judge(run).problems
+    assert (problem.when, problem.seen) == ("since epoch 0, batch 10", "51.02% are NaN.")
+    assert (problem.first.value, problem.first.batch, problem.first.since_step) == (0.5102, 10, 10)
     (course,) = courses(run)
     assert (course.since, course.alert.value, course.alert.batch) == (0, 0.5102, 10)
 
@@ -96,7 +96,7 @@ def test_what_passed_is_no_verdict_but_told(told):
 def test_the_gravest_comes_first_and_infos_last(told):
     found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
     verdict = told([*found, ("vanishing", "a", "critical")], found)
-    assert [finding.kind for finding in verdict.findings] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
+    assert [problem.kind for problem in verdict.problems] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
     assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more findings below."
 
 

@@ -1,0 +1,176 @@
+"""What the report of a run shows, in order: the page and the Markdown are templates over this view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.health import training
+from lightning_hooks.health.charts import strip
+from lightning_hooks.health.cost import costs
+from lightning_hooks.health.heat import HeatMap, heat_map
+from lightning_hooks.health.limits import Limits, severities, worst
+from lightning_hooks.health.run import Recorded, Run
+from lightning_hooks.health.sections import (
+    AlertLine,
+    Clipped,
+    Coverage,
+    Listing,
+    Section,
+    clipped,
+    gradient_listings,
+    measured,
+    output_listings,
+)
+from lightning_hooks.health.verdict import GRAVITY, Course, Verdict, courses, judge
+
+HEATS = (
+    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
+    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
+    ("features", "sites", "std", "Spread (std) of each module's output"),
+    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
+    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
+    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
+    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
+    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
+)
+"""The heat maps: prefix, table, statistic, caption."""
+NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as its report shows it; a section that has nothing to show is empty. Each is computed when a template asks for it."""
+
+    run: Run
+    limits: Limits
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What is wrong, since when, and what to try."""
+        return judge(self.run)
+
+    @property
+    def made(self) -> str:
+        """The versions of what the report was made by."""
+        keys = (("lightning_hooks", "package"), ("torch", "torch"), ("Lightning", "lightning"))
+        return ", ".join(f"{what} {self.run.fit[key]}" for what, key in keys if key in self.run.fit) or "lightning_hooks"
+
+    @cached_property
+    def courses(self) -> list[Course]:
+        """All alerts over the epochs, the gravest that last first."""
+        return sorted(courses(self.run), key=lambda course: (GRAVITY.get(course.severity, 3), not course.lasts, course.since))
+
+    @cached_property
+    def alerts(self) -> list[AlertLine]:
+        """The first of them."""
+        epochs = self.run.epochs
+        shown = self.courses[: self.limits.alerts]
+        return [AlertLine(course, *measured(course.alert), strip(course.epochs, epochs)) for course in shown]
+
+    @cached_property
+    def training(self) -> training.Training:
+        """The loss and the learning rates."""
+        return training.training(self.run)
+
+    @cached_property
+    def gradients(self) -> list[Section]:
+        """The gradient at each module, and what the updates do to each parameter, in the last epoch."""
+        return [
+            self._section(recorded, gradient_listings(recorded, recorded.last, self.limits.rows), recorded.last.modules, _size)
+            for recorded in self.run.of("gradient_flow")
+            if isinstance(recorded.last, GradientFlowReport)
+        ]
+
+    @cached_property
+    def outputs(self) -> list[Section]:
+        """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
+        return [
+            self._section(recorded, output_listings(recorded, recorded.last, self.limits.rows), recorded.last.sites, _health)
+            for recorded in self.run.of("features")
+            if isinstance(recorded.last, FeatureReport)
+        ]
+
+    @cached_property
+    def heat_maps(self) -> list[tuple[str, HeatMap]]:
+        """Captions and statistics of all layers over all epochs."""
+        figures = []
+        for prefix, table, stat, caption in HEATS:
+            for recorded in self.run.of(prefix):
+                series = recorded.series(table, stat)
+                if not series.names or (stat in NEEDS_MORE_THAN_ZERO and not np.nansum(series.values)):
+                    continue
+                several = len(series.epochs) > 1
+                drawn = heat_map(series, stat, self.limits.heat_rows, self.limits.heat_columns, relative=several)
+                if drawn is not None:
+                    figures.append((f"{caption}, relative to its first epoch" if drawn.relative else caption, drawn))
+        return figures
+
+    @cached_property
+    def clipping(self) -> list[Clipped]:
+        """Norms before and after clipping, and how many steps it touched."""
+        return [
+            clipped(recorded, optimizer, stats)
+            for recorded in self.run.of("gradient_clip")
+            if isinstance(recorded.last, ClipReport)
+            for optimizer, stats in recorded.last.optimizers.items()
+        ]
+
+    @cached_property
+    def silent(self) -> list[tuple[str, list[str]]]:
+        """Modules that were never called, or that no gradient came to, and parameters without a gradient."""
+        found = []
+        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient")):
+            names = [site for recorded in self.run.of(prefix) for site in getattr(recorded.last, "silent", ())]
+            found.append((text, list(dict.fromkeys(names))))
+        tables = [getattr(recorded.last, "parameters", {}) for recorded in self.run.of("gradient_flow")]
+        missing = [site for table in tables for site, stats in table.items() if stats.missing_steps and not stats.steps]
+        return [(text, names) for text, names in (*found, ("Parameters without a gradient", missing)) if names]
+
+    @cached_property
+    def settings(self) -> list[tuple[str, Any]]:
+        """How training was set up."""
+        return training.settings(self.run)
+
+    @cached_property
+    def layers(self) -> Sequence[tuple[str, str, str, int]]:
+        """Name, type, shape and elements of the model's leaves."""
+        return training.layers(self.run)
+
+    @cached_property
+    def coverage(self) -> list[Coverage]:
+        """What was recorded, and how much of training that is."""
+        lines = []
+        for recorded in self.run.monitors:
+            report, kinds = recorded.last, ("sites", "modules", "parameters", "optimizers")
+            observed = " + ".join(str(len(getattr(report, kind))) for kind in kinds if hasattr(report, kind))
+            total = getattr(report, "batches", None)
+            batches = f"{getattr(report, 'sampled_batches', None)} of {total}" if total else "every step"
+            silent = len(getattr(report, "silent", ()))
+            lines.append(Coverage(recorded.prefix, recorded.modules, observed, silent, batches, len(recorded.epochs)))
+        return lines
+
+    @cached_property
+    def cost(self) -> list[tuple[str, str]]:
+        """What the monitors took."""
+        return costs(self.run)
+
+    def _section(
+        self, recorded: Recorded, listings: list[Listing], table: Mapping[str, Any], key: Callable[[Any], float]
+    ) -> Section:
+        monitor = recorded.modules if len(self.run.of(recorded.prefix)) > 1 else ""
+        affected = severities(recorded)
+        return Section(monitor, recorded.last, affected, listings, worst(table, key, affected, self.limits.rows))
+
+
+def _size(stats: Any) -> float:
+    return float(stats.rms)
+
+
+def _health(stats: Any) -> float:
+    return -max(stats.dead_fraction or 0, stats.saturated_fraction or 0)
