@@ -242,15 +242,27 @@ def _sound(alert: Any) -> Alert:
     """What a rule gave, with numbers that are plain.
 
     Raises:
-        TypeError: If it is no alert, or holds something else than it should.
+        TypeError, ValueError: If it is no alert, or holds something else than it should.
     """
     if not isinstance(alert, Alert):
         raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
-    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in (alert.kind, alert.site, alert.message)):
-        raise TypeError(f"an alert has texts as kind, site and message, and a severity of {', '.join(SEVERITIES)}; got {alert!r}")
-    if type(alert.value) is float and type(alert.threshold) is float:
+    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis)
+    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            "an alert has texts as kind, site, message, title and diagnosis, and a severity of "
+            f"{', '.join(SEVERITIES)}; got {alert!r}"
+        )
+    if not isinstance(alert.advice, tuple | list) or not all(isinstance(step, str) for step in alert.advice):
+        raise TypeError(f"an alert's advice is a tuple of texts, such as ('Use ReLU',); got {alert.advice!r}")
+    plain: dict[str, Any] = {
+        **{name: float(getattr(alert, name)) for name in ("value", "threshold")},
+        **{name: int(getattr(alert, name)) for name in ("epoch", "step")},
+        **{name: None if getattr(alert, name) is None else int(getattr(alert, name)) for name in ("since_step", "batch")},
+        "advice": tuple(alert.advice),
+    }
+    if all(type(getattr(alert, name)) is type(value) for name, value in plain.items()):
         return alert
-    return dataclasses.replace(alert, value=float(alert.value), threshold=float(alert.threshold))
+    return dataclasses.replace(alert, **plain)
 
 
 def _decides(group: Sequence[RuleLike], place: int, site: str) -> bool:

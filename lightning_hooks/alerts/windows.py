@@ -34,8 +34,9 @@ class Open:
     """A problem that was passed on and lasts.
 
     Attributes:
-        first: The alert as it was first passed on; its step, batch and value are those of the problem.
-        level: The gravest severity that was passed on.
+        first: The alert as it was first passed on; its step, batch and value are those of the problem. Its severity is the
+            gravest that was passed on.
+        level: The place of that severity in ``SEVERITIES``.
         last_epoch: The last epoch with it.
         absent: Reports since then.
         sites: The sites that were its root cause so far.
@@ -86,7 +87,7 @@ class AlertWindow:
 
     @property
     def open(self) -> list[Alert]:
-        """The root causes that last, each as it was first passed on."""
+        """The root causes that last, each as it was first passed on, with the gravest severity since."""
         return [entry.first for entry in self._open.values() if entry.root and not entry.absent]
 
     def confirmed(self, findings: Iterable[Finding]) -> list[Alert]:
@@ -112,7 +113,7 @@ class AlertWindow:
 
         Returns:
             The alerts. Of a problem that was passed on before, root causes have the step since which it lasts; the alert that was
-            passed on within the same epoch is as it was then.
+            passed on within the same epoch is as it was then, with the graver severity of the two.
         """
         alerts = list(alerts)
         groups = _roots(alerts)
@@ -123,7 +124,8 @@ class AlertWindow:
         also = tuple(other.site for other in group if other is not alert)
         entry = None if alert.cause else self._open.get(_key(alert))
         if entry is not None and (alert.site, alert.epoch) == (entry.first.site, entry.first.epoch):
-            return dataclasses.replace(entry.first, also=also, consequences=alert.consequences, step=alert.step)
+            severity = max(entry.first.severity, alert.severity, key=SEVERITIES.index)
+            return dataclasses.replace(entry.first, also=also, consequences=alert.consequences, step=alert.step, severity=severity)
         since = alert.since_step if entry is None else entry.first.since_step
         return dataclasses.replace(alert, also=also, since_step=since)
 
@@ -164,6 +166,7 @@ class AlertWindow:
                 new.append(leader)
             elif level > entry.level:
                 entry.level = level
+                entry.first = dataclasses.replace(entry.first, severity=leader.severity)
                 new.append(leader)
             entry.sites.update(dict.fromkeys(alert.site for alert in group))
         return new

@@ -282,10 +282,13 @@ def _append(file: Path, records: Sequence[dict[str, Any]]) -> None:
         return
     try:
         append(file, "".join(json.dumps(record) + "\n" for record in records))
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON
         if file not in _UNWRITABLE:
             _UNWRITABLE.add(file)
-            rank_zero_warn(f"The alerts could not be written to {file}: {error}; training goes on, and this is said once.")
+            rank_zero_warn(
+                f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and this warning "
+                "is shown once."
+            )
 
 
 def _fault_of_observer(observer: Any, error: Exception) -> None:

@@ -63,7 +63,7 @@ class Memory:
     """What the lines of one monitor in a file hold so far, so that it need not be written again."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str, str], int] = {}  # kind, site and severity -> the number of the alert
+        self._numbers: dict[tuple[str, str, str, int | None], int] = {}  # kind, site, severity and beginning -> the alert's number
         self._causes: dict[int, str] = {}
         self._latest: list[Any] | None = None
         self._known: dict[tuple[str, str], int] = {}  # field and column -> hash of its text
@@ -79,7 +79,7 @@ class Memory:
         entries: list[Any] = []
         plain: list[Any] = []
         for alert in alerts:
-            key = (alert.kind, alert.site, alert.severity)
+            key = (alert.kind, alert.site, alert.severity, alert.since_step)
             number = self._numbers.get(key)
             if number is None:
                 number = self._numbers[key] = len(self._numbers)
@@ -119,11 +119,9 @@ class Memory:
         return {"names": str(self._count), **columns}
 
     def _is_new(self, name: str, column: str, text: str) -> bool:
-        if len(text) < LONG and not column:
-            return True
         new = self._known.get((name, column)) != hash(text)
         self._known[name, column] = hash(text)
-        return new
+        return new or (len(text) < LONG and not column)
 
 
 def _object(columns: Mapping[str, str]) -> str:

@@ -99,9 +99,9 @@ def test_it_is_quick_for_large_models(features: Any, gradients: Any) -> None:
     sick = ill(sick, *(f"nonfinite at {site}" for site in sick.sites), *(f"dead at {site}" for site in sick.sites))
     flow = gradients(*[{}] * 5000, parameters=[{}] * 5000)
     flow = ill(flow, *(f"{kind} at {name}" for name in flow.parameters for kind in ("zero", "missing")))
-    start = time.perf_counter()
+    start = time.process_time()
     ordered = in_order_of_cause([sick, flow])
-    assert time.perf_counter() - start < 5  # comparing each with each would take minutes
+    assert time.process_time() - start < 5  # comparing each with each would take minutes
     assert [alert.kind for _, alert in ordered.roots] == ["missing", "nonfinite", "dead"]
 
 

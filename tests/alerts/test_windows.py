@@ -96,6 +96,19 @@ def test_what_grows_graver_is_passed_on_again() -> None:
         graded = replace(alert("a", epoch, since=5), severity=severity)
         told += [(entry.epoch, entry.severity) for entry in window.news(window.grouped([graded]))]
     assert told == [(0, "info"), (2, "warning"), (3, "critical")]
+    assert [(entry.epoch, entry.severity) for entry in window.open] == [(2, "critical")]  # as it was first, and as grave as it grew
+
+
+def test_what_grows_graver_within_an_epoch_is_passed_on_at_its_end() -> None:
+    window = AlertWindow()
+    early = replace(alert("a", 1, since=13), batch=3)
+    assert window.at_once(window.grouped([early])) == [early]
+    at_the_end = replace(early, value=1.0, severity="critical", since_step=19, batch=9, step=20)
+    (now,) = window.grouped([at_the_end])
+    assert now == replace(early, severity="critical", step=20)  # the first occurrence
+    assert window.news([now]) == [now]
+    (milder,) = window.grouped([replace(at_the_end, severity="warning")])
+    assert milder.severity == "critical"
 
 
 def test_what_was_told_and_now_follows_from_another_is_not_over() -> None:

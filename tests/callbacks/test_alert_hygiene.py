@@ -19,6 +19,8 @@ from torch import nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
+from lightning_hooks.callbacks.alerting import News, tell
+from lightning_hooks.health import read_run
 from tests.models import Classifier, loader, mlp, trainer
 from tests.reference import same_state
 
@@ -103,7 +105,18 @@ def test_a_line_each_whoever_wrote_the_message(caplog: pytest.LogCaptureFixture,
     assert "Open alerts: [warning] poem at net.0\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", ["oops", None, Alert("odd", "net.0", 1.0, 0.0, 0, 0, "dreadful", "…")])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "oops",
+        None,
+        Alert("odd", "net.0", 1.0, 0.0, 0, 0, "dreadful", "…"),  # type: ignore[arg-type]
+        Alert("odd", "net.0", 1.0, 0.0, 0, 0, "warning", "…", advice="Look"),  # type: ignore[arg-type]
+        Alert("odd", "net.0", 1.0, 0.0, 0, 0, "warning", "…", advice=(3,)),  # type: ignore[arg-type]
+        Alert("odd", "net.0", 1.0, 0.0, 0, 0, "warning", "…", title=3),  # type: ignore[arg-type]
+        Alert("odd", "net.0", 1.0, 0.0, None, 0, "warning", "…"),  # type: ignore[arg-type]
+    ],
+)
 def test_a_rule_that_gives_something_else_than_alerts_is_told_once(wrong: Any) -> None:
     def odd(report: FeatureReport) -> Any:
         yield wrong
@@ -117,12 +130,29 @@ def test_a_rule_that_gives_something_else_than_alerts_is_told_once(wrong: Any) -
 
 def test_numbers_of_a_rule_may_be_numpys_or_torchs(tmp_path: Path) -> None:
     def odd(report: FeatureReport) -> Any:
-        yield Alert("odd", "net.0", np.float32(0.5), torch.tensor(2.0), report.epoch, report.step, "warning", "…")  # type: ignore[arg-type]
+        yield Alert(
+            "odd", "net.0", np.float32(0.5), torch.tensor(2.0), np.int64(report.epoch), torch.tensor(report.step), "warning", "…",
+            since_step=torch.tensor(3), batch=np.int64(1), advice=["Look"],
+        )  # type: ignore[arg-type]  # fmt: skip
 
     monitor = FeatureStatsMonitor(rules=[odd], summary=False)
-    trainer([monitor], logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1).fit(Classifier(mlp()), loader())
-    (line,) = (tmp_path / "version_0/lightning_hooks/alerts.jsonl").read_text().splitlines()
-    assert (json.loads(line)["value"], json.loads(line)["threshold"]) == (0.5, 2.0)
+    run = trainer([monitor], max_epochs=2, logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1)
+    run.fit(Classifier(mlp()), loader())
+    (line,) = map(json.loads, (tmp_path / "version_0/lightning_hooks/alerts.jsonl").read_text().splitlines())
+    assert (line["value"], line["threshold"], line["epoch"], line["step"]) == (0.5, 2.0, 0, 7)
+    assert (line["since_step"], line["batch"], line["advice"]) == (3, 1, ["Look"])
+    (written,) = read_run(tmp_path / "version_0").monitors
+    assert [(alert.batch, alert.since_step) for alert in written.alerts[1]] == [(1, 3)]
+
+
+def test_an_alert_that_is_no_json_costs_the_file_only(tmp_path: Path) -> None:
+    run, monitor = trainer(), FeatureStatsMonitor(summary=False)
+    seen: list[Alert] = []
+    monitor.subscribe(seen.append)
+    alert = Alert("odd", "net.0", 1.0, 0.0, 0, 0, "warning", "…", batch=object())  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"could not be written to .*alerts\.jsonl: TypeError: .*; training goes on"):
+        tell(run, [News(monitor, alert, frozenset())], 0, tmp_path / "alerts.jsonl")
+    assert seen == [alert]
 
 
 @pytest.mark.parametrize("check", [None, 1])

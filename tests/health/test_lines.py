@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lightning_hooks.alerts.plain import PlainReport
-from lightning_hooks.health.lines import append, by_columns, by_names, line, read_lines, report_line, report_of
+from lightning_hooks.health.lines import Memory, append, by_columns, by_names, line, read_lines, report_line, report_of
 from tests.reports import HOSTILE, alert, clips, features, flow, layer_names
 
 
@@ -88,3 +88,13 @@ def test_a_report_of_the_users_own_is_written_and_passed_over():
     event = json.loads(report_line("own", "", OwnReport(1, 2, {"a": "b"}), 0.0))
     assert event["report"] == {"epoch": 1, "step": 2, "words": {"a": "b"}}
     assert report_of(event) is None
+
+
+def test_a_long_text_is_written_again_after_a_short_one():
+    memory = Memory()
+    long, short = tuple(layer_names(20)), ("a",)
+    read = []
+    for epoch, silent in enumerate((long, short, long, long)):
+        event = json.loads(report_line("features", "", features(epoch, ["a"], silent=silent), 0.0, memory))
+        read.append(event["report"].get("silent"))
+    assert read == [list(long), list(short), list(long), None]
