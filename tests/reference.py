@@ -114,3 +114,15 @@ def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, s
             assert_same(one, other, where, rel, skip, tiny)
     else:
         assert found == expected, (where, found, expected)
+
+
+def everything(value: Any) -> str:
+    """All that a report, or something that holds reports, says: as ``repr`` of a dataclass, which is short for reports."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        entries = (f"{entry.name}={everything(getattr(value, entry.name))}" for entry in dataclasses.fields(value) if entry.repr)
+        return f"{type(value).__name__}({', '.join(entries)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {everything(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(everything, value))})"
+    return repr(value)

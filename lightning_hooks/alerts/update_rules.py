@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.feature_rules import only_the_first_step
+from lightning_hooks.alerts.past import is_scale_free
 from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
@@ -75,12 +76,14 @@ class NotUpdated(Rule):
     """Weights that stand still to the last bit next to others of their optimizer that move, though they have a gradient.
 
     Frozen weights, those with a learning rate of 0 and those without a gradient are none, nor is a training that stands still
-    as a whole, which is :class:`UpdateTooSmall`'s. A large weight, of which a sample of the elements is compared, is judged only
+    as a whole, which is :class:`UpdateTooSmall`'s. A gradient so small that its step would be lost in the rounding of a weight
+    counts as none. A large weight, of which a sample of the elements is compared, is judged only
     where its gradient is not sparse.
 
     Attributes:
         min_steps: Measured optimizer steps below which an epoch is not judged.
         sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
+        rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
     """
 
     kind: ClassVar[str] = "not_updated"
@@ -89,6 +92,7 @@ class NotUpdated(Rule):
 
     min_steps: int = 3
     sparse: float = 0.9
+    rounding: float = 6e-8
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, or per module none of whose weights moves."""
@@ -111,10 +115,11 @@ class NotUpdated(Rule):
 
     def _could_move(self, report: GradientFlowReport, name: str) -> bool:
         stats, setup = report.parameters[name], report.setups[name]
+        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
+            return False
         seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
-        return bool(
-            setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps and seen_whole
-        )
+        step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
+        return seen_whole and step > self.rounding
 
 
 def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:

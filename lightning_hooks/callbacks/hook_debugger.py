@@ -180,6 +180,11 @@ class HookDebugger(HookedCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
+    def skipped(self) -> None:
+        if self._tracer is not None:
+            self._tracer.stop()
+
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         late = [step for step in self.steps if step >= self._batch]

@@ -20,13 +20,19 @@ class _Suspended:
         handle: Its handle.
         hook: The hook.
         flags: Of PyTorch's dictionaries of options (``with_kwargs``, ``always_call``) those that name it.
-        behind: The hooks that stood behind it.
+        ahead: The hooks that stood ahead of it.
+        behind: Those that stood behind it.
     """
 
     handle: RemovableHandle
     hook: Any
     flags: tuple[Any, ...]
+    ahead: frozenset[int]
     behind: frozenset[int]
+
+    def comes_after(self, other: int) -> bool:
+        """Whether it belongs behind another hook, by its number. What was registered meanwhile belongs behind it."""
+        return other in self.ahead or (other < self.handle.id and other not in self.behind)
 
 
 class Suspension:
@@ -34,8 +40,8 @@ class Suspension:
 
     What reads a module's hooks (TorchScript, quantisation, export) finds none meanwhile. A hook comes back as the same object under
     the same number, so that a graph of ``torch.compile`` that was traced with it stays valid, ahead of the hooks that it stood
-    ahead of. The hooks of others stay where they are. Hooks inside compiled modules stay in place: without them the next call would
-    compile anew. A copy or a pickle is empty.
+    ahead of and of those that were registered meanwhile. The hooks of others stay where they are. Hooks inside compiled modules
+    stay in place: without them the next call would compile anew. A copy or a pickle is empty.
     """
 
     def __init__(self) -> None:
@@ -64,7 +70,8 @@ class Suspension:
             if hooks is None:
                 continue
             order = list(hooks)
-            later = order[next((place for place, other in enumerate(order) if other in suspended.behind), len(order)) :]
+            ahead = [place for place, other in enumerate(order) if suspended.comes_after(other)]
+            later = order[ahead[-1] + 1 if ahead else 0 :]
             hooks[handle.id] = suspended.hook
             for other in later:
                 hooks.move_to_end(other)
@@ -82,8 +89,9 @@ class Suspension:
         order = list(hooks)
         known = [reference() for reference in handle.extra_dict_ref]
         flags = tuple(options for options in known if options is not None and options.pop(handle.id, False))
-        behind = frozenset(order[order.index(handle.id) + 1 :])
-        self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, behind))
+        place = order.index(handle.id)
+        ahead, behind = frozenset(order[:place]), frozenset(order[place + 1 :])
+        self._out.append(_Suspended(handle, hooks.pop(handle.id), flags, ahead, behind))
 
     def __reduce__(self) -> tuple[type[Suspension], tuple[()]]:
         return (Suspension, ())

@@ -49,6 +49,12 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     return found
 
 
+def _type_name(module: nn.Module) -> str:
+    # FSDP2 makes a sharded module's class a subclass of both: FSDPLinear of FSDPModule and Linear.
+    kinds = type(module).__mro__
+    return next(kind for kind in kinds if not (kind.__name__.startswith("FSDP") and kinds[1].__name__ == "FSDPModule")).__name__
+
+
 def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     """What each layer with weights is in its block: its type, and the last part of its name without numbers.
 
@@ -66,7 +72,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     for name, module in sites:
         weights = [p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
         if weights and not isinstance(module, _TABLES):
-            role = f"{type(module).__name__} {re.sub(r'[0-9]+', '', name.rpartition('.')[2])}".rstrip()
+            role = f"{_type_name(module)} {re.sub(r'[0-9]+', '', name.rpartition('.')[2])}".rstrip()
             shapes[name] = role, tuple(weight.shape for weight in weights)
             transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
             put_out, taken = weights[0].shape[transposed], weights[0].shape[not transposed]

@@ -59,7 +59,8 @@ class RowSample:
         def square(whole: Tensor, part: Tensor) -> Tensor:
             others = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
             rows_square: Tensor = torch.linalg.vector_norm(whole, dtype=dtype).square()
-            return rows_square + others
+            both: Tensor = rows_square + others
+            return both
 
         ratio: Tensor = (square(rows_now - rows, spread_now - spread) / square(rows, spread)).sqrt()
         return ratio

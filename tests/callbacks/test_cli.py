@@ -78,7 +78,7 @@ def test_yaml_says_all_that_python_says(
     book = features.alerting.book
     dead = [rule for rule in book.rules if isinstance(rule, Dead)]
     assert [(rule.threshold, rule.sites, rule.times, rule.of) for rule in dead] == [
-        (0.6, "*", 1, 1),
+        (0.7, "*", 1, 1),
         (0.8, ["net.1", "net.3*"], 2, 3),
     ]
     assert [rule.threshold for rule in book.rules if isinstance(rule, Saturated)] == [0.9]

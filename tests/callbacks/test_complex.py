@@ -57,7 +57,9 @@ def test_norms_zeros_and_update_ratios_of_complex_parameters(native: bool, monke
     assert found.zero_fraction == 0.0  # the real part of every element is
     assert ours[1].report.total_norm == pytest.approx(sum(totals) / N, rel=1e-5)
     assert ours[2].report.optimizers["0-SGD"].norm_before == pytest.approx(sum(totals) / N, rel=1e-5)
-    updates = [norm([b - a]) / norm([a]) for a, b in zip(model.weights, [*model.weights[1:], model.net.weight.detach()], strict=True)]
+    updates = [
+        norm([b - a]) / norm([a]) for a, b in zip(model.weights, [*model.weights[1:], model.net.weight.detach()], strict=True)
+    ]
     assert found.update_ratio == pytest.approx(sum(updates) / N, rel=1e-4)
     assert ours[1].report.alerts == ()
 

@@ -13,19 +13,12 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from lightning_hooks import HookDebugger
 from lightning_hooks.debugging import HookBreakError
 from tests.callbacks.test_observe import NETS, CountSyncs
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.reference import same_state
-
-
-@pytest.fixture(autouse=True)
-def _no_mode_stays() -> Any:
-    yield
-    assert _get_current_dispatch_mode() is None
 
 
 class Keep(Callback):

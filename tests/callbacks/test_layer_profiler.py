@@ -169,7 +169,8 @@ def test_what_is_logged_has_the_same_tags_every_epoch(tmp_path: Any) -> None:
     assert len([line for line in text.splitlines()[1:] if line.strip(",")]) == 2
 
 
-def test_the_table_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_in_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     profiler = LayerProfiler(every_n_steps=1)
     trainer([profiler]).fit(Classifier(TinyTransformer()), loader((5, 6)))
     text = capsys.readouterr().out

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import monitors
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.reference import everything
 
 
 def reports(model: Classifier | None = None, val: bool = False, callbacks: Any = (), **kwargs: Any) -> str:
@@ -22,7 +23,7 @@ def reports(model: Classifier | None = None, val: bool = False, callbacks: Any =
     torch.manual_seed(1)
     trainer([*callbacks, *ours], gradient_clip_val=0.5, **kwargs).fit(model, loader(), loader(seed=9) if val else None)
     features, *others = (callback.report for callback in ours[:3])
-    return repr([dataclasses.replace(features, inputs={}), *others])  # all that is of training
+    return everything([dataclasses.replace(features, inputs={}), *others])  # all that is of training
 
 
 @pytest.mark.parametrize(
@@ -68,11 +69,11 @@ def test_predict_validate_and_test_are_not_listened_to() -> None:
     ours = monitors(summary=False)
     run, model = trainer(ours), More(mlp())
     run.fit(model, loader())
-    before = repr([callback.report for callback in ours[:3]])
+    before = everything([callback.report for callback in ours[:3]])
     run.validate(model, loader(), verbose=False)
     run.test(model, loader(), verbose=False)
     run.predict(model, loader())
-    assert repr([callback.report for callback in ours[:3]]) == before
+    assert everything([callback.report for callback in ours[:3]]) == before
 
 
 class Tunable(Classifier):

@@ -11,6 +11,7 @@ import torch
 from lightning_hooks.features import ExtractedFeatures
 from tests.callbacks.rank_cases import batches
 from tests.callbacks.rank_features import extracted, predicted
+from tests.reference import everything
 from tests.two_processes import run_twice
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:FeatureExtractor. nothing was heard from net.sometimes")]
@@ -31,7 +32,7 @@ def test_both_ranks_have_the_features_of_all_and_one_process_has_the_same(two_ra
     single = extracted(1, 0, tmp_path)
     for name in ("all", "first", "reservoir", "one_rank_only"):
         first, second = (found[name] for found in two_ranks["extracted"])
-        assert repr(first) == repr(second)
+        assert everything(first) == everything(second)
         for site, values in first.sites.items():
             assert torch.equal(values.nan_to_num(7), second.sites[site].nan_to_num(7))
     first = two_ranks["extracted"][0]["all"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.callbacks.rank_cases import run_case
-from tests.reference import assert_same
+from tests.reference import assert_same, everything
 from tests.two_processes import run_twice
 
 pytestmark = pytest.mark.ranks
@@ -39,7 +39,7 @@ def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
         assert_same(flow.modules, one_flow.modules, "modules", skip=PER_CALL)
         assert_same(flow.parameters, one_flow.parameters, "parameters", rel=1e-4)
         assert_same(clip, one_clip, "clip", rel=1e-4)
-    assert repr(ranks[0]["reports"]) == repr(ranks[1]["reports"])  # to the last bit
+    assert everything(ranks[0]["reports"]) == everything(ranks[1]["reports"])  # to the last bit
     assert ranks[0]["collectives"] == [1, 1, 1]  # one per monitor in one epoch
 
 
@@ -73,7 +73,7 @@ def test_a_module_that_runs_on_one_rank_only_neither_hangs_nor_shifts_the_rest(t
 
 def test_the_clip_report_covers_all_ranks(two_ranks: Any) -> None:
     ranks = two_ranks["clip_by_rank"]
-    assert repr(ranks[0]["report"]) == repr(ranks[1]["report"])
+    assert everything(ranks[0]["report"]) == everything(ranks[1]["report"])
     report, before, after = ranks[0]["report"], *(ranks[0][key] + ranks[1][key] for key in ("before", "after"))
     stats = report.optimizers["0-SGD"]
     assert (stats.steps, stats.clipped_steps, stats.skipped_steps, stats.nonfinite_steps) == (3, 3, 0, 0)
@@ -109,8 +109,8 @@ def test_checks_within_the_epoch_agree_though_only_one_rank_saw_the_trouble(case
     for found in (one, other):
         assert all(torch.equal(found["weights"][name], value) for name, value in one["weights"].items())
         assert all(bool(value.isfinite().all()) for value in found["weights"].values())
-    assert [report and repr(report.alerts) for report in one["reports"]] == [
-        report and repr(report.alerts) for report in other["reports"]
+    assert [report and everything(report.alerts) for report in one["reports"]] == [
+        report and everything(report.alerts) for report in other["reports"]
     ]
 
 
@@ -118,7 +118,7 @@ def test_ranks_decide_alike_though_each_called_its_modules_in_another_order(two_
     one, other = two_ranks["branches"]
     assert one["told"] == other["told"] != []
     assert one["epochs"] == other["epochs"]
-    assert repr(one["reports"]) == repr(other["reports"])
+    assert everything(one["reports"]) == everything(other["reports"])
     features, flow, _ = one["reports"]
     assert features.order == ("left", "right", "net")  # as rank 0 called them first
     assert [*features.sites] == ["left", "right", "net"]
@@ -134,7 +134,7 @@ def test_gradients_that_differ_by_rank_do_not_hang_the_checks(two_ranks: Any) ->
     one, other = two_ranks["nodes"]
     assert not any((*one["faults"], *other["faults"]))
     assert one["told"] == other["told"] != []
-    assert repr(one["reports"][:2]) == repr(other["reports"][:2])
+    assert everything(one["reports"][:2]) == everything(other["reports"][:2])
     assert (one["told"][0].kind, one["told"][0].batch) == ("nonfinite", 2)  # though rank 0 saw none
     assert one["epochs"] == other["epochs"] == 3
 
@@ -144,7 +144,7 @@ def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
     assert ranks[0]["masks"] == ranks[1]["masks"] == single["masks"]
     assert single["masks"]["net.first"].count(False) == 8
     assert "net.sometimes" in single["masks"]
-    assert repr(ranks[0]["report"]) == repr(ranks[1]["report"])  # to the last bit
+    assert everything(ranks[0]["report"]) == everything(ranks[1]["report"])  # to the last bit
     assert_same(ranks[0]["report"], single["report"], "report", skip={"step"}, rel=1e-5)
     for name, means in single["saved"].items():
         for found in ranks:
@@ -160,5 +160,5 @@ def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], env=env, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found = [pickle.loads((tmp_path / f"spawn-{rank}.pickle").read_bytes()) for rank in range(2)]
-    assert repr(found[0]) == repr(found[1])
+    assert everything(found[0]) == everything(found[1])
     assert_same(found[0][0], run_case("even", world=1)["reports"][0], "features", skip=PER_CALL)

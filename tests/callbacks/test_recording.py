@@ -347,10 +347,10 @@ def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_copies_and_pickles_are_whole_and_silent(tmp_path: Path) -> None:
     class Copying(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.copies = copy.deepcopy(trainer.callbacks[:3]), pickle.loads(pickle.dumps(trainer.callbacks[:3]))
+            self.copies = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))
 
-    copying = Copying()
-    fit(tmp_path, [*quiet(), copying], epochs=2)
+    ours, copying = quiet(), Copying()
+    fit(tmp_path, [*ours, copying], epochs=2)
     for features, *_ in copying.copies:
         assert features.history[-1].epoch == 1
         assert features._recorder is None

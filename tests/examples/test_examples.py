@@ -62,7 +62,7 @@ def test_characters_learns_and_writes(run_here: Run) -> None:
     printed = run_here("characters")
     assert number(r"Validation: ([\d.]+) bits per character", printed) < 4.2  # 4.7 for one who knows how frequent each is
     assert "It writes:\n    The " in printed
-    assert len(epoch_rows("gradient_flow/blocks.0/norm")) == 2
+    assert len(epoch_rows("gradient_flow/model/norm_median")) == 2
     assert epoch_rows("gradient_clip/steps") == [30, 30]
     assert epoch_rows("features/blocks.2.attention/nonfinite_fraction") == [0, 0]
     assert "[" not in printed.split("Validation:")[0], "no alert in a healthy run"
@@ -70,7 +70,7 @@ def test_characters_learns_and_writes(run_here: Run) -> None:
 
 def test_characters_with_a_learning_rate_that_is_far_too_high_is_told(run_here: Run) -> None:
     printed = run_here("characters", "--learning-rate", "0.3")
-    assert "[warning] vanishing at blocks.0: " in printed
+    assert "[warning] vanishing at blocks.0" in printed
     assert epoch_rows("gradient_flow/alerts/vanishing")[-1] >= 1
 
 
@@ -82,7 +82,6 @@ def test_gan_keeps_its_optimizers_apart(run_here: Run) -> None:
         assert epoch_rows(f"gradient_clip/{optimizer}/steps") == [28, 28, 28]
         assert max(epoch_rows(f"gradient_clip/{optimizer}/norm_after_max")) <= 1 + 1e-5
     assert epoch_rows("gradient_clip/0-Adam/norm_before") != epoch_rows("gradient_clip/1-Adam/norm_before")
-    assert epoch_rows("gradient_flow/alerts/missing") == [0, 0, 0]
     drawn = printed.split("It draws, after epoch 3")[1].splitlines()[1:9]
     assert all(len(line) == 5 * 16 + 4 * 3 for line in drawn)
 
@@ -109,8 +108,9 @@ def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     told = " ".join(printed.split())
     assert "[warning] missing at backbone.conv2.bias: it requires a gradient but had none" in told
     assert "What follows: missing at 3 places (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in told
-    assert epoch_rows("gradient_flow/alerts/missing")[:2] == [0, 0]
-    assert min(epoch_rows("gradient_flow/alerts/missing")[2:]) >= 1
+    missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
+    assert len(missing) == 2
+    assert min(missing) >= 1
 
 
 @pytest.mark.ranks
@@ -118,7 +118,7 @@ def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     ("name", "site", "files"),
     [
         ("ddp", "net.4", ["features/net.4/std", "gradient_flow/total_norm"]),
-        ("fsdp", "net.head", ["features/net.head/std", "gradient_flow/total_norm"]),
+        ("fsdp", "net.head", ["features/model/std_median", "gradient_flow/total_norm"]),
     ],
 )
 def test_two_processes_report_the_same_and_the_truth(

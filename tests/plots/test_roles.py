@@ -53,7 +53,7 @@ def test_a_heat_map_of_sizes_is_relative_to_each_rows_first_epoch():
     assert (share.norm.vmin, share.norm.vmax) == (0, 1)
 
 
-@pytest.mark.parametrize(("alerts", "limit"), [((), 0.6), ((alert("dead", "b", 0),), 0.5)])
+@pytest.mark.parametrize(("alerts", "limit"), [((), 0.7), ((alert("dead", "b", 0),), 0.5)])
 def test_the_line_of_dead_units_stands_at_the_rules_limit(alerts, limit):
     report = features(0, ["a", "b"], dead=[0.55, 0.9], alerts=alerts)  # the alert made here has a threshold of 0.5
     (line,) = dead_units(report).axes[0].get_lines()
