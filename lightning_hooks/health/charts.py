@@ -62,9 +62,9 @@ class Stretch:
 class Curve:
     """A :class:`Line` with its points in place."""
 
-    line: Line  # the line
+    line: Line
     level: float | None  # the height of a threshold from edge to edge; None for a curve
-    stretches: list[Stretch]  # the parts of a curve
+    stretches: list[Stretch]
     marked: bool  # whether each point has a mark
 
 

@@ -45,7 +45,7 @@ class Row:
 class Track:
     """A :class:`Row` with its marks in place."""
 
-    row: Row  # the row
+    row: Row
     band: tuple[float, float] | None  # where its band begins, and how wide it is; None for no band
     dot: float | None  # where its dot stands, or its bar ends; None where ``note`` stands instead
     note: str  # why there is no dot
@@ -62,7 +62,7 @@ class Rows:
     decades: int  # parts of the scale
     ticks: list[Tick]  # along the scale
     limits: list[Tick]  # thresholds of rules
-    tracks: list[Track]  # the lines
+    tracks: list[Track]
 
     @property
     def shown(self) -> list[Track]:

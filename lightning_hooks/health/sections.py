@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.kinds import KINDS
 from lightning_hooks.clipping import ClipStats
 from lightning_hooks.health.charts import Chart, Line, chart
-from lightning_hooks.health.limits import chosen, severities
+from lightning_hooks.health.limits import chosen
 from lightning_hooks.health.numerals import number, percent
 from lightning_hooks.health.rows import Row, Rows, rows
 from lightning_hooks.health.run import Recorded
@@ -53,7 +54,7 @@ class AlertLine:
 
     course: Course  # the alert, and when
     value: str  # its value in the unit of its kind; empty where there is nothing to measure
-    limit: str  # the limit of that
+    limit: str
     active: list[tuple[int, int]]  # the epochs with it: place of the first, how many
 
 
@@ -61,7 +62,7 @@ class AlertLine:
 class Listing:
     """Numbers of layers on a scale, with a sentence before them."""
 
-    lead: str  # the sentence
+    lead: str
     rows: Rows  # the layers that are drawn
     total: int  # how many there are
     noun: str  # what they are
@@ -113,9 +114,8 @@ class Coverage:
     epochs: int  # how many
 
 
-def gradient_listings(recorded: Recorded, report: GradientFlowReport, most: int) -> list[Listing]:
+def gradient_listings(recorded: Recorded, report: GradientFlowReport, affected: Mapping[str, str], most: int) -> list[Listing]:
     """The gradient at each module, and what the updates do to each parameter."""
-    affected = severities(recorded)
     kept = chosen(list(report.modules), affected, most)
     modules = [_gradient_row(site, report.modules[site], affected.get(site, "")) for site in kept]
     updates = [
@@ -142,9 +142,8 @@ def _gradient_row(site: str, stats: GradientStats, severity: str) -> Row:
     return Row(site, stats.rms, abs(stats.mean), largest, severity, title=title)
 
 
-def output_listings(recorded: Recorded, report: FeatureReport, most: int) -> list[Listing]:
+def output_listings(recorded: Recorded, report: FeatureReport, affected: Mapping[str, str], most: int) -> list[Listing]:
     """Dead, saturated and non-finite shares, as far as there are any."""
-    affected = severities(recorded)
     found = []
     for stat, rule, what, text in SHARES:
         shares = {site: getattr(stats, stat) for site, stats in report.sites.items() if getattr(stats, stat) is not None}

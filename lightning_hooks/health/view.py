@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from lightning_hooks.health.charts import strip
 from lightning_hooks.health.cost import costs
 from lightning_hooks.health.heat import HeatMap, heat_map
 from lightning_hooks.health.limits import Limits, severities, worst
-from lightning_hooks.health.run import Recorded, Run
+from lightning_hooks.health.run import Run
 from lightning_hooks.health.sections import (
     AlertLine,
     Clipped,
@@ -81,20 +81,12 @@ class RunView:
     @cached_property
     def gradients(self) -> list[Section]:
         """The gradient at each module, and what the updates do to each parameter, in the last epoch."""
-        return [
-            self._section(recorded, gradient_listings(recorded, recorded.last, self.limits.rows), recorded.last.modules, _size)
-            for recorded in self.run.of("gradient_flow")
-            if isinstance(recorded.last, GradientFlowReport)
-        ]
+        return self._sections("gradient_flow", GradientFlowReport, "modules", gradient_listings, lambda stats: float(stats.rms))
 
     @cached_property
     def outputs(self) -> list[Section]:
         """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
-        return [
-            self._section(recorded, output_listings(recorded, recorded.last, self.limits.rows), recorded.last.sites, _health)
-            for recorded in self.run.of("features")
-            if isinstance(recorded.last, FeatureReport)
-        ]
+        return self._sections("features", FeatureReport, "sites", output_listings, _unaffected)
 
     @cached_property
     def heat_maps(self) -> list[tuple[str, HeatMap]]:
@@ -160,17 +152,19 @@ class RunView:
         """What the monitors took."""
         return costs(self.run)
 
-    def _section(
-        self, recorded: Recorded, listings: list[Listing], table: Mapping[str, Any], key: Callable[[Any], float]
-    ) -> Section:
-        monitor = recorded.modules if len(self.run.of(recorded.prefix)) > 1 else ""
-        affected = severities(recorded)
-        return Section(monitor, recorded.last, affected, listings, worst(table, key, affected, self.limits.rows))
+    def _sections(
+        self, prefix: str, kind: type, table: str, listings: Callable[..., list[Listing]], key: Callable[[Any], float]
+    ) -> list[Section]:
+        """A section for each monitor of a kind; ``key`` is what Markdown sorts the rows of its table by."""
+        found, monitors, most = [], self.run.of(prefix), self.limits.rows
+        for recorded in monitors:
+            report, affected = recorded.last, severities(recorded)
+            if isinstance(report, kind):
+                name = recorded.modules if len(monitors) > 1 else ""
+                drawn, rows = listings(recorded, report, affected, most), worst(getattr(report, table), key, affected, most)
+                found.append(Section(name, report, affected, drawn, rows))
+        return found
 
 
-def _size(stats: Any) -> float:
-    return float(stats.rms)
-
-
-def _health(stats: Any) -> float:
+def _unaffected(stats: Any) -> float:
     return -max(stats.dead_fraction or 0, stats.saturated_fraction or 0)
