@@ -265,6 +265,14 @@ def test_bad_logged(kind: Any, wrong: Any, error: type[Exception], message: str)
         kind(logged=wrong)
 
 
+def test_a_statistic_that_no_site_has_is_not_logged() -> None:
+    scalars = FeatureStatsMonitor().publishing.scalars
+    first = {"features/model/rms_median": 1.0, "features/model/dead_fraction_median": math.nan}
+    assert list(scalars.chosen(first, "features", 20)) == ["features/model/rms_median"]
+    assert len(scalars.chosen(dict.fromkeys(first, 0.5), "features", 20)) == 2
+    assert len(scalars.chosen(dict.fromkeys(first, math.nan), "features", 20)) == 2  # a tag that was logged stays
+
+
 def test_one_statistic_may_be_named_without_a_list() -> None:
     scalars = FeatureStatsMonitor(logged="rms").publishing.scalars
     assert scalars.chosen({"features/a/rms": 1.0, "features/a/max": 2.0}, "features", 1) == {"features/a/rms": 1.0}
