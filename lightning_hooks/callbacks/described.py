@@ -38,16 +38,27 @@ def _detail(module: nn.Module) -> str:
 
 
 def learning_rates(trainer: Trainer) -> dict[str, float]:
-    """The learning rate of each parameter group now, by the name that LearningRateMonitor gives it, numbered like the reports."""
+    """The learning rate of each parameter group now, by the name that LearningRateMonitor gives it, numbered like the reports.
+
+    A group whose ``lr`` is not one number is left out.
+    """
     found = {}
     for number, optimizer in enumerate(trainer.optimizers):
         groups = optimizer.param_groups
         for place, group in enumerate(groups):
-            rate = group.get("lr")
+            rate = _number(group.get("lr"))
             if rate is not None:
                 name = f"{number}-{type(optimizer).__name__}"
-                found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = float(rate)
+                found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
     return found
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a tensor of one; None for what is none, as an optimizer's own list of rates."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def mean_loss(reports: Iterable[Any]) -> float | None:

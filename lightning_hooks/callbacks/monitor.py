@@ -362,7 +362,7 @@ class Monitor(Recorded, Generic[R]):
         if self.summary == "full" and self.report is not None and trainer.is_global_zero:
             show(["", *self.summary_lines(self.report), *over_lines(self.alerting.window)])
         recorded = self.records
-        self.leave(trainer, "finished")
+        self.leave_safely(trainer, "finished")
         if self is monitors[-1] and not recorded and trainer.is_global_zero:  # else the recorder prints this, with the path
             conclude_in_print(monitors)
 

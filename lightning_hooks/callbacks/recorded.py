@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
@@ -70,6 +71,7 @@ class Recorded(HookedCallback):
         self.epoch_end_seconds = math.nan
         self.table_bytes = 0
         self._recorder: Recorder | None = None
+        self._warned_of_leaving = False
 
     def plot(self, stat: str | None = None) -> Figure:
         """Draw what was reported in this fit: a matplotlib figure.
@@ -112,6 +114,7 @@ class Recorded(HookedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.history.clear()
+        self._warned_of_leaving = False
         super().on_train_start(trainer, pl_module)
         self._recorder = Recorder.join(self, trainer, pl_module)
 
@@ -142,24 +145,44 @@ class Recorded(HookedCallback):
 
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
         """Training is over: with the last monitor the run's report is written. Harmless when it was over before."""
-        self.remember()
-        if how != "finished":  # else the last monitor has written them
-            write_pictures(trainer, self.trackers(trainer), last=True)
         recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.leave(self, trainer, how, error)
+        try:
+            self.remember()
+            if how != "finished":  # else the last monitor has written them
+                write_pictures(trainer, self.trackers(trainer), last=True)
+        finally:
+            if recorder is not None:
+                recorder.leave(self, trainer, how, error)
+
+    def leave_safely(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
+        """As :meth:`leave`; what goes wrong there is one warning a fit: Lightning asks no callback after one that raises."""
+        try:
+            self.leave(trainer, how, error)
+        except Exception as fault:  # noqa: BLE001  whatever it is, the run's own end goes first
+            if self._warned_of_leaving:
+                return
+            self._warned_of_leaving = True
+            rank_zero_warn(
+                f"{type(self).__name__}: the end of its record raised {type(fault).__name__}: {fault}. The health report may be "
+                "incomplete; hooks are removed and training is not affected."
+            )
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if not self.elsewhere(trainer):
-            self.leave(trainer, "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception", exception)
-        super().on_exception(trainer, pl_module, exception)
+        try:
+            if not self.elsewhere(trainer):
+                how = "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception"
+                self.leave_safely(trainer, how, exception)
+        finally:
+            super().on_exception(trainer, pl_module, exception)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.elsewhere(trainer):
-            self.leave(trainer, "stopped")
-        super().teardown(trainer, pl_module, stage)
+        try:
+            if not self.elsewhere(trainer):
+                self.leave_safely(trainer, "stopped")
+        finally:
+            super().teardown(trainer, pl_module, stage)
 
     @override
     def __getstate__(self) -> dict[str, Any]:

@@ -83,6 +83,9 @@ class Recorder:
 
     def write(self, monitors: Sequence[Recorded]) -> None:
         """Write the reports of monitors that were not written yet, and what the epoch took."""
+        self._try(lambda: self._write(monitors))
+
+    def _write(self, monitors: Sequence[Recorded]) -> None:
         lines = self._lines(monitors)
         if not lines:
             return
@@ -90,7 +93,7 @@ class Recorder:
         event["bytes"] = sum(monitor.table_bytes for monitor in monitors)
         event |= self._of_training(monitors)
         self._began = time.perf_counter()
-        self._try(lambda: self._append("".join([*self._start(), *lines, line("epoch", event)])))
+        self._append("".join([*self._start(), *lines, line("epoch", event)]))
 
     def _append(self, text: str) -> None:
         append(self.file, text)

@@ -18,7 +18,8 @@ from lightning_hooks.trackers.names import safe_path
 ReportDir = str | os.PathLike[str] | Literal[False] | None
 """Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
 
-_TEMPORARY: WeakKeyDictionary[Trainer, TemporaryFolder] = WeakKeyDictionary()
+_TEMPORARY: WeakKeyDictionary[Trainer, TemporaryFolder | None] = WeakKeyDictionary()
+"""None where it could not be made."""
 
 
 class TemporaryFolder:
@@ -29,10 +30,11 @@ class TemporaryFolder:
     """
 
     def __init__(self, trainer: Trainer) -> None:
+        logger = trainer.loggers[0]
+        below = Path(safe_path(str(logger.name)), safe_path(str(logger.version)))
         root = tempfile.mkdtemp(prefix="lightning_hooks-")
         self._removal = finalize(trainer, shutil.rmtree, root, ignore_errors=True)
-        logger = trainer.loggers[0]
-        self.path = Path(root, safe_path(str(logger.name)), safe_path(str(logger.version)))
+        self.path = Path(root) / below
 
     def keep(self) -> None:
         """Leave the folder where it is: no logger took what is in it."""
@@ -40,7 +42,7 @@ class TemporaryFolder:
 
 
 def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where a run's files belong; None if nowhere.
+    """Where a run's files belong; None if nowhere, as where a folder cannot be made: a warning says so once.
 
     Args:
         trainer: The trainer.
@@ -64,15 +66,23 @@ def run_folder(trainer: Trainer, report_dir: str | os.PathLike[str] | None) -> P
             continue
         if folder is not None:
             return folder
-    if not trackers_of(trainer).keep_files:
-        return None
     if trainer not in _TEMPORARY:
-        _TEMPORARY[trainer] = TemporaryFolder(trainer)
-    return _TEMPORARY[trainer].path
+        try:
+            if not trackers_of(trainer).keep_files:
+                return None
+            _TEMPORARY[trainer] = TemporaryFolder(trainer)
+        except Exception as error:  # noqa: BLE001  no room for it, or a logger's trouble
+            _TEMPORARY[trainer] = None  # the next callback that asks need not warn again
+            rank_zero_warn(
+                f"There is no folder for the health report and the alerts ({type(error).__name__}: {error}). Training goes on "
+                "without them; report_dir= names a directory."
+            )
+    temporary = _TEMPORARY[trainer]
+    return None if temporary is None else temporary.path
 
 
 def temporary_folder(trainer: Trainer) -> TemporaryFolder | None:
-    """The folder that :func:`run_folder` made for a trainer; None if there was no need of one."""
+    """The folder that :func:`run_folder` made for a trainer; None if there is none."""
     return _TEMPORARY.get(trainer)
 
 
