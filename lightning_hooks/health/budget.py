@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.health.files import write_whole
-from lightning_hooks.health.lines import STATISTICS, read_lines
+from lightning_hooks.health.lines import STATISTICS, is_table, read_lines, with_columns
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
@@ -20,7 +20,7 @@ def thin(file: Path, most: int = MOST_BYTES) -> bool:
     """Thin a run's file if it is larger than ``most`` bytes; whether it was.
 
     Of the epochs of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
-    that is not enough, lines without news go too.
+    that is not enough, lines without alerts go too; what else they hold that later lines leave out goes into the monitor's next one.
 
     Args:
         file: The file.
@@ -60,13 +60,15 @@ def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
-    """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no news."""
+    """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
     names: dict[tuple[Any, ...], list[str]] = {}
     written: set[tuple[Any, ...]] = set()
+    fields: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, what its lines so far hold
+    waiting: dict[tuple[str, str], dict[str, set[str]]] = {}  # what is only in dropped lines: fields, of tables their columns
     for event in read_lines(file):
         kind, report = event["event"], event.get("report")
         if kind == "fit":
-            names, written = {}, set()
+            names, written, fields, waiting = {}, set(), {}, {}
         if kind == "epoch" and event.get("epoch") in dropped:
             continue
         if kind == "report" and isinstance(report, dict):
@@ -84,8 +86,21 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
                 elif "names" in table and mark not in written and mark in names:
                     report[name] = {"name": names[mark], **table}
                     written.add(mark)
+            known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
+            others = {name: value for name, value in report.items() if name not in STATISTICS}
+            for name, value in others.items():
+                known[name] = with_columns(known.get(name), value)
             if not whole and event.get("epoch") in dropped and "alerts" not in event:
+                for name, value in others.items():
+                    missed.setdefault(name, set()).update(value if isinstance(value, dict) else ())
                 continue
+            for name, columns in missed.items():
+                whole_field = known[name]
+                if is_table(whole_field):
+                    there = columns.union(report.get(name, ()))
+                    whole_field = {column: values for column, values in whole_field.items() if column in there}
+                report[name] = whole_field
+            missed.clear()
         yield json.dumps(event, separators=(",", ":")) + "\n"
 
 

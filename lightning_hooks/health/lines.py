@@ -149,6 +149,16 @@ def spread(column: Any, length: int) -> list[Any]:
     return column if isinstance(column, list) else [column] * length
 
 
+def is_table(field: Any) -> bool:
+    """Whether a field of a report, as the lines so far hold it, is a table by columns."""
+    return isinstance(field, dict) and "name" in field
+
+
+def with_columns(before: Any, field: Any) -> Any:
+    """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
+    return {**before, **field} if is_table(before) and isinstance(field, dict) else field
+
+
 def report_of(event: Mapping[str, Any]) -> Any:
     """Make the report of a ``report`` event; None if it is of a kind that is not known here.
 

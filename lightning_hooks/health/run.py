@@ -14,7 +14,7 @@ import numpy as np
 
 from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.plain import NONFINITE, from_plain
-from lightning_hooks.health.lines import FOLDER, REPORTS, STATISTICS, read_lines, report_of, spread
+from lightning_hooks.health.lines import FOLDER, REPORTS, STATISTICS, read_lines, report_of, spread, with_columns
 from lightning_hooks.plots.series import TABLES, Series
 
 MOST_EPOCHS = 300
@@ -246,9 +246,7 @@ def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
         tables[name] = table
     for name, value in report.items():
         if name not in STATISTICS:
-            before = memory.fields.get(name)
-            both = isinstance(value, dict) and isinstance(before, dict) and "name" in before
-            memory.fields[name] = {**before, **value} if both else value  # type: ignore[dict-item]
+            memory.fields[name] = with_columns(memory.fields.get(name), value)
     return {**memory.fields, **tables}
 
 

@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lightning_hooks.alerts import ParameterSetup
 from lightning_hooks.health import judge, read_run
 from lightning_hooks.health.budget import thin
-from lightning_hooks.health.lines import FOLDER, REPORTS, Memory, append, line, report_line
+from lightning_hooks.health.lines import FOLDER, LONG, REPORTS, Memory, append, line, read_lines, report_line
 from tests.health.conftest import FIT
 from tests.reports import alert, clips, features, flow, layer_names
 
@@ -112,6 +113,32 @@ def test_epochs_without_news_go_where_tables_are_not_enough(tmp_path):
     assert file.stat().st_size <= 60_000
     (recorded,) = read_run(file).monitors
     assert (recorded.epochs[0], recorded.epochs[-1], recorded.last.epoch) == (0, 399, 399)
+
+
+def set_up(rate):
+    return {
+        name: ParameterSetup(100, 2, True, True, ("0-Adam",), lr=round(rate * (1 + i), 5), decay=0.5)
+        for i, name in enumerate(NAMES)
+    }
+
+
+@pytest.mark.parametrize("changes", [7, 201], ids=["before", "between"])
+def test_what_changed_in_an_epoch_that_goes_is_in_the_next_one(tmp_path, changes):
+    """A learning rate that fell, in an epoch whose line holds nothing else."""
+    file, memory = tmp_path / FOLDER / REPORTS, Memory()
+    append(file, line("fit", FIT))
+    for epoch in range(400):
+        changed = {"alerts": (), "setups": set_up(0.1 if epoch < changes else 0.001), "silent": ("a" * LONG,) * (epoch < changes)}
+        append(file, report_line("gradient_flow", "", flow(epoch, NAMES[:2], **changed), 0.5, memory))
+    before = read_run(file)
+    assert thin(file, 70_000)
+    (recorded,) = read_run(file).monitors
+    assert changes not in recorded.epochs
+    (whole,) = before.monitors
+    assert recorded.last.setups == whole.last.setups == set_up(0.001)
+    assert recorded.last.silent == whole.last.silent == ()
+    written = [event["report"] for event in read_lines(file) if event["event"] == "report"]
+    assert [name for name in ("elements", "lr") for report in written[1:] if name in report.get("setups", {})] == ["lr"]
 
 
 def test_a_model_larger_than_the_budget_keeps_its_last_epoch(tmp_path):
