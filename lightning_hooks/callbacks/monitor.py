@@ -466,7 +466,7 @@ class Monitor(Recorded, Generic[R]):
         state, self._resumed = self._resumed, None
         if state is None:
             return
-        self.batches, self.sampled_batches = state["batches"], state["sampled_batches"]
+        self.batches = state["batches"]  # the epoch's clock goes on, whatever becomes of its table
         if state.get("layout") != LAYOUT:
             rank_zero_warn(
                 f"{type(self).__name__}: another version of lightning_hooks wrote the checkpoint, in the middle of an epoch. "
@@ -479,12 +479,17 @@ class Monitor(Recorded, Generic[R]):
                 f"are {len(now)} ({len(then & now)} in common). Statistics of this epoch start from here; later ones are not "
                 "affected. To keep them, resume with the same model and the same modules=."
             )
-        elif trainer.is_global_zero:  # the table is that of all ranks together
-            n_counts = N_BINS * len(state.get("histograms", []))
-            table, counts = (state["table"][:-n_counts], state["table"][-n_counts:]) if n_counts else (state["table"], None)
-            self.unpack(table)
-            if counts is not None and self.histogram_table is not None and self.histogram_table.names == state["histograms"]:
-                self.histogram_table.unpack(counts)
+        else:
+            self.sampled_batches = state["sampled_batches"]
+            if trainer.is_global_zero:  # the table is that of all ranks together
+                self._take_table(state)
+
+    def _take_table(self, state: dict[str, Any]) -> None:
+        n_counts = N_BINS * len(state.get("histograms", []))
+        table, counts = (state["table"][:-n_counts], state["table"][-n_counts:]) if n_counts else (state["table"], None)
+        self.unpack(table)
+        if counts is not None and self.histogram_table is not None and self.histogram_table.names == state["histograms"]:
+            self.histogram_table.unpack(counts)
 
     @property
     @override

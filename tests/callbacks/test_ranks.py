@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_hooks.alerts import ConstantTargets
 from tests.callbacks.rank_cases import run_case
 from tests.reference import assert_same, everything
 from tests.two_processes import run_twice
@@ -41,6 +42,19 @@ def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
         assert_same(clip, one_clip, "clip", rel=1e-4)
     assert everything(ranks[0]["reports"]) == everything(ranks[1]["reports"])  # to the last bit
     assert ranks[0]["collectives"] == [1, 1, 1]  # one per monitor in one epoch
+
+
+def agreement(flow: Any) -> float:
+    """How much the samples' gradients agree at the last layer, as ``ConstantTargets`` has it."""
+    (alert,) = ConstantTargets(threshold=0.0, min_samples=1)(flow)
+    return alert.value
+
+
+@pytest.mark.parametrize("case", ["even", "uneven"])
+def test_samples_agree_as_much_on_two_ranks(case: str, two_ranks: Any) -> None:
+    single = agreement(run_case(case, world=1)["reports"][1])
+    for found in two_ranks[case]:
+        assert agreement(found["reports"][1]) == pytest.approx(single, rel=0.1)
 
 
 def by_bin(edges: list[float], counts: list[int]) -> dict[float, int]:

@@ -105,6 +105,25 @@ def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path)
     assert len(texts) == 3
     assert "with 3 sites, now there are 5 (3 in common). Statistics of this epoch start from here" in texts[0]
     assert ours[0].report.sites["net.0"].calls == 4  # the rest of the epoch
+    for monitor in ours[:2]:
+        assert (monitor.report.batches, monitor.report.sampled_batches) == (7, 4)
+
+
+def test_a_checkpoint_of_another_layout_counts_the_batches_of_its_own_table(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        ours = monitors(every_n_steps=1, summary=False)
+        trainer([*ours, SaveAt(tmp_path / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
+    checkpoint = torch.load(tmp_path / "mid.ckpt", weights_only=True)
+    for state in checkpoint["callbacks"].values():
+        if "epoch" in state:
+            state["epoch"]["layout"] = 0
+    torch.save(checkpoint, tmp_path / "older.ckpt")
+    ours = monitors(every_n_steps=2, summary=False)
+    with pytest.warns(UserWarning, match="another version of lightning_hooks wrote the checkpoint, in the middle of an epoch"):
+        trainer(ours).fit(Classifier(mlp()), Batches((8,)), ckpt_path=tmp_path / "older.ckpt")
+    for monitor in ours[:2]:  # batches 4 and 6 of 0 to 6: the clock goes on
+        assert (monitor.report.batches, monitor.report.sampled_batches) == (7, 2)
+    assert ours[0].report.sites["net.0"].calls == 2
 
 
 def test_a_checkpoint_without_our_state_is_fine(tmp_path: Path) -> None:
