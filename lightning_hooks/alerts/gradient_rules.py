@@ -15,6 +15,9 @@ from lightning_hooks.alerts.past import all_scale_free, loss_falls, role_of
 from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 
+HUGE = 1e3
+"""The default of ``Exploding.absolute``."""
+
 
 def _maxima_after(values: Sequence[float]) -> list[float]:
     """For each place the largest of the values after it; 0 for the last."""
@@ -94,12 +97,12 @@ class Vanishing(Rule):
     absolute: float = 1e-12
     alike: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient is lost, and one per module that has lost it.
 
         None where gradients explode or are not finite: what is small beside those says nothing.
         """
-        if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report)):
+        if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report, history)):
             return
         flow = _Flow(report)
         largest_after, largest_norm_after = _maxima_after(flow.rms), _maxima_after(flow.norm)
@@ -140,7 +143,7 @@ class Exploding(Rule):
     """Gradients that grow on the way back, or are huge everywhere.
 
     Huge is in the units of the loss. Where every optimizer's step is free of the gradient's scale, as Adam's, and the loss falls,
-    that a gradient is huge is no alert.
+    that a gradient is huge is no alert, unless ``absolute`` is another than the default: a limit of the user's holds always.
 
     The alert stands at the module through which most of the growth happens; where it happens little by little, at the one nearest
     the loss whose gradient is too large.
@@ -157,11 +160,12 @@ class Exploding(Rule):
     urgent: ClassVar[bool] = True
 
     relative: float = 1e4
-    absolute: float = 1e3
+    absolute: float = HUGE
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
-        absolute = math.inf if all_scale_free(report) and loss_falls(report, history) else self.absolute
+        exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report, history)
+        absolute = math.inf if exempt else self.absolute
         flow = _Flow(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
         before = math.inf
@@ -237,7 +241,7 @@ class Stretching(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per such module, unless gradients explode over all."""
-        if any(Exploding()(report)):
+        if any(Exploding()(report, history)):
             return
         flow = _Flow(report)
         threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report, history) else 1.0)

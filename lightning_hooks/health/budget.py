@@ -20,7 +20,7 @@ def thin(file: Path, most: int = MOST_BYTES) -> bool:
     """Thin a run's file if it is larger than ``most`` bytes; whether it was.
 
     Of the epochs of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
-    that is not enough, lines without alerts go too; what else they hold that later lines leave out goes into the monitor's next one.
+    that is not enough, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
 
     Args:
         file: The file.

@@ -203,6 +203,23 @@ def test_size_alone_is_nothing_to_adam_while_the_loss_falls(gradients):
         (replace(huge, loss=low, setups={}), []),
     ):
         assert [alert.site for alert in Exploding()(report, history)] == ["site0", "weight0"]
+    for given in (5.0, 1e4):  # a limit of the user's own holds always
+        sites = [alert.site for alert in Exploding(absolute=given)(replace(huge, loss=low))]
+        assert sites == (["site0", "weight0"] if given == 5.0 else [])
+
+
+def test_of_what_explodes_nothing_else_is_raised_under_adam_either(gradients):
+    """What a loss did before decides for all rules alike whether gradients explode."""
+    held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
+    low, high = LossStats(40, 2.0, 2.5, 1.5), LossStats(40, 3.0, 3.0, 3.0)
+    lost = replace(gradients({"rms": 1e-3}, {"rms": 2e3}), setups=held, loss=high)
+    stretched = replace(gradients({"rms": 2e3}, {"rms": 0.3}, {"rms": 0.3}), setups=held, loss=high)
+    for rule, report in ((Vanishing(), lost), (Stretching(), stretched)):
+        rose, fell = [replace(report, loss=low)], [replace(report, loss=replace(high, mean=4.0))]
+        assert list(Exploding()(report, rose)) != []
+        assert list(rule(report, rose)) == []
+        assert list(Exploding()(report, fell)) == []
+        assert list(rule(report, fell)) != []
 
 
 MODULE = GradientStats(
