@@ -233,15 +233,19 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             **stat_scalars(self.prefix, names, found, LOGGED),
             **stat_scalars(self.prefix, [names[index] for index in self._table.rectifiers], found, ["dead_fraction"]),
             **stat_scalars(self.prefix, [names[index] for index in self._table.saturation], found, ["saturated_fraction"]),
-            **model_scalars(self.prefix, found.values(), self.logged_by_default or ()),
+            **model_scalars(self.prefix, found.values(), self._model_statistics()),
         }
+
+    def _model_statistics(self) -> list[str]:
+        absent = {"dead_fraction": not self._table.rectifiers, "saturated_fraction": not self._table.saturation}
+        return [stat for stat in self.logged_by_default or () if not absent.get(stat)]
 
     @override
     def charts(self) -> Layout:
         return {
             "Features": by_statistic(self.prefix, self.publishing.scalars.statistics)
             if self.publishing.scalars.of_sites
-            else of_model(self.prefix, self.logged_by_default or ()),
+            else of_model(self.prefix, self._model_statistics()),
             **super().charts(),
         }
 

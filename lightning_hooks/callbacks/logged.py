@@ -48,7 +48,7 @@ class LoggedScalars:
 
     def start(self) -> None:
         """A fit starts."""
-        self._begun: set[str] = set()  # tags of alerts that were raised so far, and of the model that had a value
+        self._kinds: set[str] = set()  # tags of alerts that were raised so far
         self._sites: set[str] = set()  # that had an alert
         self.statistics = self._wanted
         """The statistics of a site that are logged where sites are, best first; after the first epoch, those that some site has."""
@@ -84,10 +84,9 @@ class LoggedScalars:
             name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
             if name == "alerts":
                 if value > 0:
-                    self._begun.add(tag)
+                    self._kinds.add(tag)
             elif name == "model":
-                if not math.isnan(value):
-                    of_model.append(tag)
+                of_model.append(tag)
             elif stat not in self.ranking:
                 chosen.add(tag)
             elif stat in self._wanted and (self.named or tag not in not_by_default):
@@ -99,14 +98,14 @@ class LoggedScalars:
         if self.of_sites:
             chosen.update(all_sites)
         else:
-            self._begun.update(of_model)
+            chosen.update(of_model)
             left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._sites)
             for site in dict.fromkeys(alerted):
                 if site in sites and site not in self._sites and len(sites[site]) <= left:
                     self._sites.add(site)
                     left -= len(sites[site])
             chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
-        chosen |= self._begun
+        chosen |= self._kinds
         return {tag: value for tag, value in scalars.items() if tag in chosen}
 
 
