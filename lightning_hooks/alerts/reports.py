@@ -22,7 +22,7 @@ class FeatureReport(PlainReport):
         step: The trainer's ``global_step`` at its end.
         sites: Module name to its statistics, in the order of their first call; only modules that were called.
         silent: Selected modules whose hook never fired in a sampled batch, on any rank.
-        unmeasured: Of these, the modules that were called and put out no floating-point number, on this rank.
+        unmeasured: Of these, the modules that were called and put out no floating-point number, on any rank.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the epoch, on the rank with the most.
         alerts: What the rules found, causes first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,12 +19,22 @@ from lightning_hooks.callbacks.front import Front
 from lightning_hooks.callbacks.shared_trackers import forget_trackers, trackers_of
 from lightning_hooks.callbacks.trainer import epoch_ends, epoch_step
 from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
-from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder
+from lightning_hooks.hooks.selection import check_selector, compiled_regions
 from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.trackers import Trackers
 
 # Lightning lends every callback these methods of the model, and with them the model.
 _BORROWED = ("log", "log_dict")
+
+
+@functools.cache
+def _warn_of_tracing() -> None:
+    rank_zero_warn(
+        f"torch {torch.__version__} has no operators by which compiled graphs record, so hooks are traced into the graphs: whether "
+        "a batch is sampled is then decided when a graph is compiled, and with activation checkpointing or several graphs training "
+        "may fail. Use another version of torch, or choose modules that are not compiled."
+    )
 
 
 class HookedCallback(EitherPackage, ABC):
@@ -76,6 +87,7 @@ class HookedCallback(EitherPackage, ABC):
         self.faults = Faults()
         self.attached = False
         self._suspension = Suspension()
+        self._traced = False  # it records, and this torch has no operators for that
         self._fit: tuple[ref[Trainer], ref[LightningModule]] | None = None  # which it is attached to
         self._trackers: Trackers | None = None
         self._logged_tags: set[str] = set()
@@ -84,6 +96,9 @@ class HookedCallback(EitherPackage, ABC):
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the hooks of one fit. If this raises, whatever it registered is removed."""
+
+    def check_attached(self) -> None:
+        """Called after :meth:`attach`; where this raises, whatever was registered is removed."""
 
     def released(self) -> None:
         """Called after hooks were removed; drop here what only matters while they are in. May be called twice."""
@@ -103,6 +118,7 @@ class HookedCallback(EitherPackage, ABC):
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
         safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
+        self._traced |= not IN_GRAPHS and isinstance(hook, Recorder)
         handle = self.hooks.register(module, safe, kind, label=name, **options)
         if isinstance(module, nn.Module):
             self._suspension.add(module, handle)
@@ -203,10 +219,13 @@ class HookedCallback(EitherPackage, ABC):
         Front.join(trainer, HookedCallback)
         try:
             self.attach(trainer, pl_module)
+            self.check_attached()
         except BaseException:
             self.detach()
             raise
         self.attached = True
+        if self._traced and compiled_regions(pl_module):
+            _warn_of_tracing()
         self._suspension.suspend(pl_module)
 
     @override

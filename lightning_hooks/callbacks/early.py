@@ -19,6 +19,7 @@ from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
 from lightning_hooks.alerts.plain import from_plain
 from lightning_hooks.callbacks.alerting import News, concerned, tell
 from lightning_hooks.callbacks.step import Kept, Step
+from lightning_hooks.hooks import guarded
 from lightning_hooks.statistics import ParameterGradientStats
 from lightning_hooks.statistics.courier import Courier
 from lightning_hooks.statistics.rows import Column, row_dtype
@@ -150,6 +151,7 @@ class StepChecks:
         look: What to do when something is wrong.
         sizes: How many elements the parameters have; one of unknown size is looked at for NaN and infinite values only.
         device: Where the model is.
+        on_fault: As for :class:`~lightning_hooks.hooks.guarded`: where a rank cannot read its norms, it takes part with zeros.
     """
 
     def __init__(
@@ -161,7 +163,9 @@ class StepChecks:
         look: Look,
         sizes: Mapping[str, int] = MappingProxyType({}),
         device: torch.device | str = "cpu",
+        on_fault: Callable[[str, Exception], None] | None = None,
     ) -> None:
+        self._norms = guarded(Step.norms, "optimizer step (norms for checks)", on_fault)
         self._early, self._names, self._limits, self._look = early, names, limits, look
         self._several, self._device = world_size > 1, torch.device(device)
         self._elements = [sizes.get(name, 0) for name in names]
@@ -188,6 +192,8 @@ class StepChecks:
     def gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""
         if self._several:
+            if step.late:  # the collective has been, when backward ended
+                return
             self._before[step.optimizer] = self._of_all_ranks(step)
             return
         if not step.indices:
@@ -199,7 +205,9 @@ class StepChecks:
 
     def _of_all_ranks(self, step: Step) -> Tensor:
         """The largest norm of each parameter's gradient on any rank; infinite where one is not finite. No host sync."""
-        norms = step.norms().to(self._device, row_dtype(self._device), non_blocking=True)
+        found = self._norms(step)
+        found = torch.zeros(step.n_parameters) if found is None else found
+        norms = found.to(self._device, row_dtype(self._device), non_blocking=True)
         largest = norms.nan_to_num(nan=math.inf, posinf=math.inf)  # what the maximum of a NaN is depends on the backend
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return largest

@@ -160,19 +160,27 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
     def pack(self) -> Tensor:
         features = self._table.pack(self._table.capacity if self._world_size > 1 else None)
         order = positions(self._table.order, len(self._table.names), features)
-        return torch.cat((self.counted_batches(features), order, self._inputs.pack(), features))
+        unmeasured = self._table.unmeasured
+        without = torch.tensor([float(name in unmeasured) for name in self._table.names], dtype=features.dtype)
+        without = without.to(features.device, non_blocking=True)
+        return torch.cat((self.counted_batches(features), order, without, self._inputs.pack(), features))
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        _, order, inputs, features = self._parts(packed)
+        _, order, without, inputs, features = self._parts(packed)
         self._table.order = dict.fromkeys(sites_in_order(order))
+        self._table.unmeasured.update(self._named(without))
         self._inputs.unpack(inputs)
         self._table.unpack(features)
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Numbers of batches, order of calls, inputs and features, of one vector or of those of all ranks."""
-        sizes = 2, len(self._table.names), self._inputs.length
+        """Numbers of batches, order of calls, sites without numbers, inputs, features: of one vector or of those of all ranks."""
+        sizes = 2, len(self._table.names), len(self._table.names), self._inputs.length
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
+
+    def _named(self, without: Tensor) -> set[str]:
+        """The sites that were called and put out no number."""
+        return {name for name, found in zip(self._table.names, without.tolist(), strict=True) if found}
 
     @property
     @override
@@ -181,14 +189,14 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
-        batches, order, inputs, features = self._parts(packed)
-        return torch.cat(
-            (batches.amax(0), merge_positions(order), self._inputs.merge_packed(inputs), self._table.merge_packed(features))
-        )
+        batches, order, without, inputs, features = self._parts(packed)
+        known = batches.amax(0), merge_positions(order), without.amax(0)
+        return torch.cat((*known, self._inputs.merge_packed(inputs), self._table.merge_packed(features)))
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
-        batches, calls, rows, features = self._parts(packed)
+        batches, calls, without, rows, features = self._parts(packed)
+        unmeasured = self._named(without)
         inputs, same = self._inputs.read(rows)
         sites, silent = self._table.read(features)
         order = self._table.called(sites_in_order(calls))
@@ -206,7 +214,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
             initial_gains=dict(self._gains),
             initial_roles=dict(self._roles),
             shared=dict(self._shared),
-            unmeasured=tuple(name for name in silent if name in self._table.unmeasured),
+            unmeasured=tuple(name for name in silent if name in unmeasured),
         )
 
     @override

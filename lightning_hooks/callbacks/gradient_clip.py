@@ -23,6 +23,7 @@ from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor
 from lightning_hooks.callbacks.who_clips import configured_norm
 from lightning_hooks.clipping import ClipLedger, clip_stats, merge_ranks, step_events
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, merge_events
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
@@ -170,8 +171,11 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     @override
     def pack(self) -> Tensor:
-        careless = torch.tensor(self._careless, dtype=self._ledgers[0].total.dtype)
-        rows = zip(self._ledgers, careless.to(self._ledgers[0].total.device, non_blocking=True), strict=True)
+        dtype = row_dtype(self._device)
+        if not self._ledgers:
+            return torch.zeros((0, N_EVENT_COLUMNS + 2 + N_CLIP_COLUMNS + len(self._names)), device=self._device, dtype=dtype)
+        careless = torch.tensor(self._careless, dtype=dtype)
+        rows = zip(self._ledgers, careless.to(self._device, non_blocking=True), strict=True)
         return torch.stack([torch.cat((ledger.events, known, ledger.total)) for ledger, known in rows])
 
     @override
@@ -188,6 +192,8 @@ class GradientClipMonitor(StepMonitor[ClipReport]):
 
     @override
     def merge_packed(self, packed: Tensor) -> Tensor:
+        if not packed.numel():  # no optimizer
+            return packed[0]
         counts = N_EVENT_COLUMNS + 2
         events, careless, totals = packed[..., :N_EVENT_COLUMNS], packed[..., N_EVENT_COLUMNS:counts], packed[..., counts:]
         return torch.cat((merge_events(events), careless.amax(0), merge_ranks(totals)), -1)

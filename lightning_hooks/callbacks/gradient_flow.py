@@ -22,7 +22,7 @@ from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.early import StepChecks
 from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
-from lightning_hooks.callbacks.setups import SetupWatch
+from lightning_hooks.callbacks.setups import SetupWatch, with_reasons
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.callbacks.step_monitor import StepMonitor, data_parallel_size
 from lightning_hooks.callbacks.steps import StepProbe
@@ -122,6 +122,8 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         "_checks",
         "_loss",
         "_take_loss",
+        "_measure",
+        "_look_at_loss",
         "histogram_table",
     )
     checks_early: ClassVar[bool] = True
@@ -150,6 +152,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         self._tables = _tables(probe, pl_module)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, _Measured] = {}
+        # Guarded apart from the checks: ranks come to their collective together, whatever fails on one of them.
+        self._measure = guarded(self._read_step, "optimizer step (what is measured)", self.faults)
+        self._look_at_loss = guarded(self._find_squashed, "the loss's graph", self.faults)
         if self.early is not None:
             rules = [rule for rule in self.alerting.book.rules if isinstance(rule, Exploding)]
             absolute = min((rule.absolute for rule in rules), default=math.inf)  # a rule may be for some places only:
@@ -162,6 +167,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
                 partial(self.look, trainer),
                 {clean_name(name): p.numel() for name, p in pl_module.named_parameters() if not is_lazy(p)},
                 device,
+                self.faults,
             )
         named = ((clean_name(name), parameter) for name, parameter in pl_module.named_parameters())
         at_zero = frozenset() if trainer.global_step else starting_at_zero(named)  # else those of the checkpoint
@@ -208,7 +214,7 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
             factor = float(trainer.accumulate_grad_batches) if pl_module.automatic_optimization else 1.0
             self._take_loss(loss, self.batches - 1, factor, None if scaler is None else loss_scale(scaler))
 
-    def _look_at_loss(self, loss: Tensor) -> None:
+    def _find_squashed(self, loss: Tensor) -> None:
         """In a fit's first batch: whether a loss squashes what is squashed already, and where that was."""
         node = squashed_twice(loss)
         if node is not None and self._outputs is not None:
@@ -238,9 +244,13 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
     @override
     def on_gradients(self, step: Step) -> None:
         if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
-            self._measured[step.optimizer] = _Measured(step, self._tables)
+            self._measured.pop(step.optimizer, None)
+            self._measure(step)
         if self._checks is not None:
             self._checks.gradients(step)
+
+    def _read_step(self, step: Step) -> None:
+        self._measured[step.optimizer] = _Measured(step, self._tables)
 
     @override
     def on_clipped(self, step: Step) -> None:
@@ -349,6 +359,9 @@ class GradientFlowMonitor(StepMonitor[GradientFlowReport]):
         for name, has_gradient in zip(self._parameters.names, map(bool, reached), strict=True):
             if name in self._setups and self._setups[name].has_gradient != has_gradient:  # on another rank
                 self._setups[name] = dataclasses.replace(self._setups[name], has_gradient=has_gradient)
+        model = None if self._fit is None else self._fit[1]()
+        if model is not None:
+            self._setups = with_reasons(self._setups, model)
         return GradientFlowReport(
             epoch,
             step,

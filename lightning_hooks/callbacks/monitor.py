@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Report)
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is passed over."""
 
 
@@ -214,11 +214,6 @@ class Monitor(Recorded, Generic[R]):
         self._settled = False
         super().on_train_start(trainer, pl_module)
         self._alert_file = alert_file(trainer, self.report_dir)
-        try:
-            self._check_rule_sites()
-        except ValueError:
-            self.detach()
-            raise
         with self.reading_state():
             self._resume(trainer)
 
@@ -428,7 +423,8 @@ class Monitor(Recorded, Generic[R]):
                 "because another version wrote it. It starts afresh; training is not affected."
             )
 
-    def _check_rule_sites(self) -> None:
+    @override
+    def check_attached(self) -> None:
         """A rule that is for places of this model must find one."""
         for rule in self.alerting.book.rules:
             if isinstance(rule, Rule) and rule.sites != "*" and not any(map(rule.matches, self.places)):

@@ -89,7 +89,10 @@ class SetupWatch:
         self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
 
     def epoch_ends(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, ParameterSetup]:
-        """The setup of every parameter of the model, by its name; a tied one once. Starts a new epoch."""
+        """The setup of every parameter of the model, by its name, as this rank knows it; a tied one once. Starts a new epoch.
+
+        Why one without a gradient may be meant to have none is left open: see :func:`with_reasons`.
+        """
         groups = _groups(trainer)
         held: dict[int, list[_Held]] = {}
         for number, (name, decay, group) in enumerate(groups):
@@ -97,7 +100,6 @@ class SetupWatch:
                 held.setdefault(id(parameter), []).append(_Held(name, decay, _number(group.get("lr")), self._peaks.get(number)))
         never = {self._names[index] for missing in self._never.values() for index in missing}
         setups: dict[str, ParameterSetup] = {}
-        without: dict[str, str] = {}
         for raw, parameter in pl_module.named_parameters():
             name, holders = clean_name(raw), held.get(id(parameter), [])
             steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
@@ -114,13 +116,22 @@ class SetupWatch:
                 unzeroed_steps=max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
                 starts_at_zero=name in self._at_zero,
             )
-            if parameter.requires_grad and not setups[name].has_gradient:
-                without[raw] = name
-        for raw, reason in spare_parts(pl_module, without.keys()).items():
-            setups[without[raw]] = dataclasses.replace(setups[without[raw]], spare=reason)
         self._unheld = None
         self._reached, self._steps, self._unzeroed, self._never = set(), {}, {}, {}
         return setups
+
+
+def with_reasons(setups: dict[str, ParameterSetup], pl_module: LightningModule) -> dict[str, ParameterSetup]:
+    """The setups, with the reason where a parameter may be meant to have no gradient.
+
+    Args:
+        setups: Of all ranks together: by one rank's alone, ranks could tell an info from a warning differently.
+        pl_module: The model.
+    """
+    named = ((raw, clean_name(raw)) for raw, parameter in pl_module.named_parameters() if parameter.requires_grad)
+    without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
+    reasons = spare_parts(pl_module, without.keys())
+    return {**setups, **{without[raw]: dataclasses.replace(setups[without[raw]], spare=why) for raw, why in reasons.items()}}
 
 
 class _Held(NamedTuple):

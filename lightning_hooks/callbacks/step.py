@@ -46,6 +46,8 @@ class Step:
             first are the gradients at the weights that the step starts from.
         withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
         unzeroed: The gradients had not been zeroed since the step before.
+        late: Under manual optimisation with several ranks: all were told of this step when backward ended, and this rank had no
+            gradients for it then.
         wasted: They were changed after the step before, and then zeroed.
     """
 
@@ -64,6 +66,7 @@ class Step:
     withheld: bool = False
     unzeroed: bool = False
     wasted: bool = False
+    late: bool = False
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)

@@ -53,6 +53,7 @@ class _Watch:
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
+    told_empty: bool = False  # since its last step all ranks were told of a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
 
 
@@ -200,6 +201,9 @@ class StepProbe:
             if step.indices and any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
                 self._tell("gradients", step)
+            elif trainer.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(position, pl_module)):
+                watch.told_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
+                self._tell("gradients", step)
 
     def before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Gradients are unscaled and not yet clipped by Lightning."""
@@ -216,6 +220,7 @@ class StepProbe:
         watch.ready = True
         if watch.step is None or pl_module.automatic_optimization:
             watch.step = self._step(position, trainer, pl_module, unscaled=True)
+            watch.step.late = watch.told_empty
             self._tell("gradients", watch.step)
             if not self._may_clip:
                 watch.step.mark()
@@ -280,7 +285,7 @@ class StepProbe:
         watch.depth = max(watch.depth - 1, 0)
         if watch.depth:
             return
-        step, watch.step, watch.ready, watch.stepping = watch.step, None, False, False
+        step, watch.step, watch.ready, watch.stepping, watch.told_empty = watch.step, None, False, False, False
         if step is not None and step.withheld:
             step.give_back()
             self._tell("skipped", step)
@@ -299,7 +304,7 @@ class StepProbe:
         return self._watches.get(-1 if (position := self._position(optimizer)) is None else position)
 
     def _skip(self, watch: _Watch) -> None:
-        step, watch.step, watch.ready = watch.step, None, False
+        step, watch.step, watch.ready, watch.told_empty = watch.step, None, False, False
         if step is not None and step.indices:
             self._tell("skipped", step)
 

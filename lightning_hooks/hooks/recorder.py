@@ -7,6 +7,8 @@ backward may run another graph than the forward did.
 A :class:`Recorder` always puts one operator call into the graph instead. The call takes the tensors to record and the number of the
 hook. When the graph runs, the hook is found by its number and called as outside of any graph; whether it records is decided then.
 The number is a tensor, an input of the graph as weights are: equal blocks of a model share one graph.
+
+Where this torch has no such operators (:data:`IN_GRAPHS` is false), hooks are traced into graphs as any others are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # has no public name
 
 from lightning_hooks.hooks.listener import Listener
 from lightning_hooks.hooks.tensors import float_tensors
@@ -89,17 +90,34 @@ def _record_gradient(number: Tensor, gradient: Tensor) -> None:
         hook(gradient)
 
 
-def _define(library: torch.library.Library, signature: str, function: Callable[..., None]) -> None:
-    """An operator that returns and changes nothing, and yet is not left out: the order of its calls is kept as an effect."""
+def _define(library: torch.library.Library, signature: str, function: Callable[..., None]) -> Any:
+    """Define an operator that returns and changes nothing."""
     name = signature.partition("(")[0]
     # A CUDA graph would replay kernels without asking whether to record.
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None), getattr(torch.Tag, "flexible_layout", None)) if tag]
     library.define(f"{signature} -> ()", tags=tags)  # type: ignore[no-untyped-call]
     library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"{library.ns}::{name}", lambda *_: None, lib=library)
-    _register_effectful_op(getattr(torch.ops.lightning_hooks, name).default, _EffectType.ORDERED)
+    return getattr(torch.ops.lightning_hooks, name).default
 
 
-_library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
-_define(_library, "record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output)
-_define(_library, "record_gradient(Tensor number, Tensor gradient)", _record_gradient)
+def _registered() -> torch.library.Library | None:
+    """Register the operators, each with an effect: a call that returns nothing is left out of a graph otherwise, or moved."""
+    try:
+        from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # has no public name
+
+        ordered = _EffectType.ORDERED
+    except (ImportError, AttributeError):  # before torch 2.5, or in one that has renamed them
+        return None
+    library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for signature, function in (
+        ("record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output),
+        ("record_gradient(Tensor number, Tensor gradient)", _record_gradient),
+    ):
+        _register_effectful_op(_define(library, signature, function), ordered)
+    return library
+
+
+_library = _registered()  # the operators live as long as this does
+IN_GRAPHS = _library is not None
+"""Whether a compiled graph can record through an operator."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.gate import Gate
 from lightning_hooks.hooks.listener import NO_SCRIPT, Listener, no_hook
-from lightning_hooks.hooks.recorder import Recorder, register
+from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
 
 Hook = Callable[..., Any]
 
@@ -155,7 +155,7 @@ class guarded:  # noqa: N801
         self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
         self.when, self.meter = when, meter
         self.error: Exception | None = None
-        self.number = register(self) if isinstance(hook, Recorder) else None
+        self.number = register(self) if IN_GRAPHS and isinstance(hook, Recorder) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook unless it has failed before."""

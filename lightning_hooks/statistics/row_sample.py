@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE, every, spacing
 from lightning_hooks.statistics.rows import row_dtype
 
@@ -40,6 +43,7 @@ class RowSample:
         spread = torch.arange(0, parameter.numel(), self._stride, device=parameter.device)
         self._counted = (~taken)[spread // columns]
         self._others = float((n_rows - len(self._rows)) * columns)
+        self._shape = parameter.shape
         self._before = self._parts(parameter)
 
     def _parts(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,17 +51,19 @@ class RowSample:
         return every(rows, 1), every(parameter, self._stride)
 
     def ratio(self, parameter: Tensor) -> Tensor:
-        """‖after - before‖ / ‖before‖ of the table, 0-d, in the row's dtype.
+        """‖after - before‖ / ‖before‖ of the table, 0-d, in the row's dtype; NaN if it was resized or freed.
 
         Args:
             parameter: The same, after the update.
         """
+        if parameter.shape != self._shape or is_freed(parameter):
+            return torch.full((), math.nan, dtype=row_dtype(parameter.device), device=parameter.device)
         (rows, spread), (rows_now, spread_now) = self._before, self._parts(parameter)
         dtype = row_dtype(parameter.device)
         scale = self._others / self._counted.sum(dtype=dtype).clamp(min=1)
 
         def square(whole: Tensor, part: Tensor) -> Tensor:
-            others = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
+            others: Tensor = torch.linalg.vector_norm(torch.where(self._counted, part, 0), dtype=dtype).square() * scale
             rows_square: Tensor = torch.linalg.vector_norm(whole, dtype=dtype).square()
             both: Tensor = rows_square + others
             return both

@@ -65,6 +65,9 @@ class Table(str):
 def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     """Print lines; tables with rich, if it is installed and this is a terminal.
 
+    What the stream's encoding lacks is escaped. A stream that is closed, or cannot be written, gets nothing: it is no reason to end
+    a training.
+
     Args:
         lines: Texts, some of which may be a :class:`Table`.
         stream: Where to; None for standard output.
@@ -72,15 +75,32 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     stream = sys.stdout if stream is None else stream
     if stream is None:  # a program without a console
         return
-    draw = _rich(stream)
-    for line in lines:
-        text = draw(line) if draw is not None and isinstance(line, Table) else line
-        # With its line break in one write: in Jupyter rich's stand-in for stdout recurses for ever over half a line.
+    try:
+        draw = _rich(stream)
+        for line in lines:
+            _write(stream, draw(line) if draw is not None and isinstance(line, Table) else line)
+    except (OSError, ValueError):
+        return
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # With its line break in one write: in Jupyter rich's stand-in for stdout recurses for ever over half a line.
+    try:
         stream.write(f"{text}\n")
+    except UnicodeError:
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        stream.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return bool(getattr(stream, "isatty", bool)())
+    except (OSError, ValueError):  # it is closed
+        return False
 
 
 def _rich(stream: TextIO) -> Callable[[Table], str] | None:
-    if not getattr(stream, "isatty", bool)():
+    if not _is_terminal(stream):
         return None
     try:
         from rich import box
@@ -138,5 +158,5 @@ def coloured(text: str, severity: str, stream: TextIO | None = None) -> str:
         stream: Where it goes; None for standard error.
     """
     stream = sys.stderr if stream is None else stream
-    plain = "NO_COLOR" in os.environ or not getattr(stream, "isatty", bool)()
+    plain = "NO_COLOR" in os.environ or not _is_terminal(stream)
     return text if plain or severity not in _COLOURS else f"\033[{_COLOURS[severity]}m{text}\033[0m"

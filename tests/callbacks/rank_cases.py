@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import sys
@@ -169,6 +170,50 @@ class NanOnOneRank(SumLoss):
         return loss * torch.nan if batch_idx == 2 and self.global_rank == 1 else loss
 
 
+class Apart(Classifier):
+    """Steps by hand. Rank 1 alone uses a part that is built like another and has an optimizer; DDP leaves that part alone."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+        self.automatic_optimization = False
+        self.part = copy.deepcopy(self.net[0])
+        self.tokens = Tokens()
+        self._ddp_params_and_buffers_to_ignore = ["part.weight", "part.bias"]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.tokens(x, self.global_rank == 1)
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        if self.global_rank == 1:
+            loss = loss + (x @ self.part.weight).mean()
+        self.manual_backward(loss * torch.nan if (self.current_epoch, batch_idx, self.global_rank) == (1, 2, 1) else loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.net, self.part)]
+
+
+class Tokens(nn.Module):
+    """Puts out integers where it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.table = Numbers()
+
+    def forward(self, x: Tensor, called: bool) -> None:
+        if called:
+            self.table(x)
+
+
+class Numbers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x > 0).long()
+
+
 class Nodes(Callback):
     """Post-local SGD with one rank a node: gradients are not averaged over the ranks, the models now and then would be."""
 
@@ -181,14 +226,15 @@ class Nodes(Callback):
 def by_rank(case: str, rank: int) -> dict[str, Any]:
     """A training in which ranks call, or get, something else; a rank that waits for the other gives up after some seconds."""
     ours = monitors(every_n_steps=1, summary=False, on_alert="stop" if case == "branches" else "log",
-                    check_every_n_steps=1 if case == "nodes" else None)  # fmt: skip
+                    check_every_n_steps=None if case == "branches" else 1)  # fmt: skip
     told: list[Any] = []
     for monitor in ours:
         monitor.subscribe(told.append)
     strategy = DDPStrategy(timeout=timedelta(seconds=40), process_group_backend="gloo")
     callbacks = [*ours, Nodes()] if case == "nodes" else list(ours)
     run = trainer(callbacks, max_epochs=3, strategy=strategy, devices=2, use_distributed_sampler=False)
-    run.fit(NanOnOneRank(8.0) if case == "nodes" else Branches(), DataLoader(Shards("even", rank, 2), batch_size=None))
+    model = {"nodes": lambda: NanOnOneRank(8.0), "branches": Branches, "apart": Apart}[case]()
+    run.fit(model, DataLoader(Shards("even", rank, 2), batch_size=None))
     return {
         "reports": [monitor.report for monitor in ours],
         "told": told,
@@ -232,7 +278,7 @@ def clip_by_rank(rank: int) -> dict[str, Any]:
 
 # Cases with trouble on rank 1 at its second batch. In early_gradient the NaN is in the loss, elsewhere aside of it.
 ON_ALERT = {"stop": "stop", "raise": "raise", "early_stop": "stop", "early_raise": "raise", "early_gradient": "stop"}
-BY_RANK = ("branches", "nodes")
+BY_RANK = ("branches", "nodes", "apart")
 CASES = ("even", "uneven", "one_rank_only", "prune", "clip_by_rank", *ON_ALERT, *BY_RANK)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -175,3 +177,39 @@ def test_what_is_compiled_within_a_step_is_heard_whether_or_not_that_step_is_sam
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
     assert_same(tuple(found), tuple(expected), rel=1e-4, tiny=1e-6)
     assert all(stats.calls == 3 for stats in found[0].sites.values())
+
+
+WITHOUT_OPERATORS = """
+import sys, warnings
+import torch
+import torch._higher_order_ops.effects as effects
+del effects.{name}
+from torch import nn
+from lightning_hooks import monitors
+from lightning_hooks.hooks.recorder import IN_GRAPHS
+from tests.models import Classifier, loader, mlp, trainer
+
+assert not IN_GRAPHS
+reports = []
+for compile in (False, True):
+    torch.manual_seed(0)
+    model = Classifier(mlp())
+    if compile:
+        model.net[0].compile(backend="eager")
+        model.net[2].compile(backend="eager")
+    ours = monitors(every_n_steps=1, summary=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(ours).fit(model, loader())
+    ours_told = [str(each.message) for each in told if "by which compiled graphs record" in str(each.message)]
+    assert len(ours_told) == compile, ours_told
+    assert not any(each.faults.errors for each in ours)
+    reports.append({{name: stats.rms for name, stats in ours[0].report.sites.items()}})
+assert {{name: round(rms, 5) for name, rms in reports[0].items()}} == {{name: round(rms, 5) for name, rms in reports[1].items()}}
+"""
+
+
+@pytest.mark.parametrize("name", ["_register_effectful_op", "_EffectType"])
+def test_a_torch_without_operators_for_graphs_traces_hooks_into_them(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_OPERATORS.format(name=name)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -11,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipper, monitors
+from lightning_hooks.alerts import Dead
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.stand_in import StandIn
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.health import read_run
-from tests.models import Classifier, loader, mlp, trainer
+from tests.models import Classifier, hook_counts, loader, mlp, trainer
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory")
@@ -218,11 +223,74 @@ def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyP
     def refuse(*args: Any) -> None:
         raise RuntimeError("needs whole gradients")
 
-    monkeypatch.setattr("lightning_hooks.callbacks.stand_in.refuse_sharded", refuse)
+    monkeypatch.setattr("lightning_hooks.callbacks.step_monitor.refuse_sharded", refuse)
     run = trainer([StandIn(summary=False)])
-    with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: needs whole gradients"):
+    with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients") as told:
         run.fit(Classifier(mlp()), loader())
     assert present(run) == ["features"]
+    assert left_out(told) == ["GradientFlowMonitor", "GradientClipMonitor"]
+
+
+def left_out(told: Any) -> list[str]:
+    """The monitors that warnings say a fit goes on without."""
+    found = (re.search(r"this fit runs without (\w+),", str(warning.message)) for warning in told)
+    return [match[1] for match in found if match]
+
+
+class Bare(LightningModule):
+    """A model without modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(8, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(batch[0] @ self.weight, batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_what_cannot_observe_a_model_is_left_out(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
+    run = trainer(default_root_dir=tmp_path, logger=CSVLogger(tmp_path))
+    with pytest.warns(UserWarning, match=r"this fit runs without .*Monitor, because of ValueError: Bare has no modules") as told:
+        run.fit(Bare(), loader())
+    assert left_out(told) == ["FeatureStatsMonitor", "GradientFlowMonitor"]
+    assert present(run) == ["gradient_clip"]
+    assert [recorded.prefix for recorded in read_run(tmp_path / "lightning_logs").monitors] == ["gradient_clip"]
+    run.fit_loop.max_epochs = 2
+    run.fit(Classifier(mlp()), loader())  # of which it can observe all
+    assert present(run) == TRIO
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        ({"modules": "encoder.*"}, ["gradient_clip"]),
+        ({"histograms": "encoder.*"}, ["gradient_clip"]),
+        ({"rules": [Dead(sites="encoder.*")]}, ["gradient_flow", "gradient_clip"]),
+    ],
+)
+def test_a_pattern_for_another_model_leaves_its_monitors_out(arguments: dict[str, Any], left: list[str]) -> None:
+    model = Classifier(mlp())
+    before = hook_counts(model)
+    run = trainer([copy.deepcopy(StandIn(summary=False, **arguments))])
+    with pytest.warns(UserWarning, match=r"LIGHTNING_HOOKS: this fit runs without .*'encoder\.\*'.* Training goes on\.$") as told:
+        run.fit(model, loader())
+    assert present(run) == left
+    assert left_out(told) == ["FeatureStatsMonitor", "GradientFlowMonitor"][: 3 - len(left)]
+    assert hook_counts(model) == before
+
+
+def test_a_model_that_is_built_after_setup_is_observed() -> None:
+    class Later(Classifier):
+        def configure_model(self) -> None:
+            self.net = mlp()
+
+    run = trainer([StandIn(summary=False)])
+    run.fit(Later(torch.nn.ParameterList()), loader())
+    assert present(run) == TRIO
 
 
 def test_their_state_is_in_checkpoints(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import (
     ActivationPruner,
@@ -27,6 +31,8 @@ from lightning_hooks import (
     LayerProfiler,
     monitors,
 )
+from lightning_hooks.alerts import Alert, AlertError, FeatureReport
+from lightning_hooks.callbacks.front import Front
 from lightning_hooks.callbacks.steps import StepProbe
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 
@@ -98,6 +104,29 @@ class FailingBackward(Classifier):
         return loss
 
 
+class FailingValidation(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        raise Boom
+
+
+class Dying(Classifier):
+    """One of ours ends it: its gradients are not finite from the second batch on."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if batch_idx == 1 else loss
+
+
+class EndsInTheLoader(TensorDataset):
+    """Raises where the second batch is read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index >= 8:
+            raise Boom
+        return super().__getitem__(index)
+
+
 class FailingOptimizer(Classifier):
     def configure_optimizers(self) -> Any:
         class Broken(torch.optim.SGD):
@@ -106,6 +135,14 @@ class FailingOptimizer(Classifier):
                 raise Boom
 
         return Broken(self.parameters(), lr=0.1)
+
+
+def always(report: FeatureReport) -> list[Alert]:
+    return [Alert("own", "net.stem", 1.0, 0.0, report.epoch, report.step, "critical", "a rule of the user's own")]
+
+
+def raising(kind: type[Any], **kwargs: Any) -> Callback:
+    return kind(modules="net.*", every_n_steps=1, summary=False, on_alert="raise", **kwargs)
 
 
 def exits() -> dict[str, tuple[type[Classifier], list[Callback], dict[str, Any], type[BaseException] | None]]:
@@ -122,6 +159,12 @@ def exits() -> dict[str, tuple[type[Classifier], list[Callback], dict[str, Any],
         "ctrl-c": (Classifier, [Failing("on_train_batch_start", KeyboardInterrupt)], {}, SystemExit),
         "another's on_exception": (FailingStep, [Failing("on_exception", OSError)], {}, OSError),
         "another's on_exception after its own": (Classifier, [FailsTwice()], {}, OSError),
+        "our own alert": (Classifier, [raising(FeatureStatsMonitor, rules=[always])], {}, AlertError),
+        "our own alert within an epoch": (Dying, [raising(GradientFlowMonitor, check_every_n_steps=1)], {}, AlertError),
+        "validation": (FailingValidation, [], {}, Boom),
+        "sanity check": (FailingValidation, [], {"num_sanity_val_steps": 1}, Boom),
+        "validation within an epoch": (FailingValidation, [], {"val_check_interval": 2}, Boom),
+        "loader": (Classifier, [], {}, Boom),
         "skipped rest": (Skipping, [], {"max_epochs": 2}, None),
         "max_steps": (Classifier, [], {"max_steps": 2}, None),
         "fast_dev_run": (Classifier, [], {"fast_dev_run": True}, None),
@@ -138,18 +181,52 @@ def test_hooks_are_gone_and_foreign_hooks_stay(way_out: str, others_first: bool)
     model.net.head.weight.register_hook(lambda gradient: seen.append("gradient"))
     before = hook_counts(model)
     ours = [build() for build in ALL.values()]
-    run = trainer([*others, *ours] if others_first else [*ours, *others], **kwargs)
+    run = trainer([*others, *ours] if others_first else [*ours, *others], **{"num_sanity_val_steps": 0, **kwargs})
+    data = loader((1, 6, 6), n=24)
+    if way_out == "loader":
+        data = DataLoader(EndsInTheLoader(*data.dataset.tensors), batch_size=8)
+    validation = loader((1, 6, 6), n=8) if kind is FailingValidation else None
     if error is None:
-        run.fit(model, loader((1, 6, 6), n=24))
+        run.fit(model, data, validation)
     else:
         with pytest.raises(error):
-            run.fit(model, loader((1, 6, 6), n=24))
+            run.fit(model, data, validation)
+    assert_left(run, model, before, ours)
+
+
+def assert_left(run: Any, model: Any, before: dict[str, int], ours: list[Any]) -> None:
+    """Nothing of ours is left on a model, its optimizers, or the trainer."""
     assert hook_counts(model) == before
     assert not any(callback.hooks.alive for callback in ours)
+    assert not any(isinstance(callback, Front) for callback in run.callbacks)
     assert not StepProbe.of(run)._observers
     for optimizer in run.optimizers:
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
+
+
+WRITERS = {"reports": "recording.append", "health report": "recording.Recorder._conclude", "alerts": "alerting._append"}
+
+
+@pytest.mark.parametrize("where", WRITERS)
+def test_a_file_that_cannot_be_written_on_the_way_out(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception that ended training is the one that the user gets."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    class FillsTheDisk(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            monkeypatch.setattr(f"lightning_hooks.callbacks.{WRITERS[where]}", fail)
+
+    model = FailingStep(ResidualCNN())
+    before = hook_counts(model)
+    ours = [build() for build in ALL.values()]
+    run = trainer([*ours, FillsTheDisk()], logger=CSVLogger(tmp_path))
+    told = pytest.warns(UserWarning, match="disk full") if where != "alerts" else nullcontext()
+    with told, pytest.raises(Boom):
+        run.fit(model, loader((1, 6, 6), n=24))
+    assert_left(run, model, before, ours)
 
 
 def test_hooks_are_there_while_training() -> None:

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, Exploding, FeatureReport
-from lightning_hooks.callbacks.early import LINES, StepChecks
+from lightning_hooks.callbacks.early import LINES, Early, StepChecks
 from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.callbacks.step import Step
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.health import judge, read_run
+from lightning_hooks.hooks import Faults
 from lightning_hooks.statistics.courier import Courier
 from tests.callbacks.test_gradient_clip import BadBatch
 from tests.callbacks.test_manual import Gan
@@ -352,6 +354,36 @@ def test_a_fault_of_ours_in_a_check_does_not_end_training(monkeypatch: pytest.Mo
     with pytest.warns(UserWarning, match=r"optimizer step \(on_clipped\).* raised KeyError: 'oops'"):
         trainer([GradientFlowMonitor(check_every_n_steps=1, summary=False)]).fit(model, loader())
     assert len(model.losses) == 7
+
+
+def test_checks_go_on_where_what_is_measured_of_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("lightning_hooks.callbacks.gradient_flow._Measured", broken)
+    model, ours = bad(3), quiet(every_n_steps=1)
+    with pytest.warns(UserWarning, match=r"optimizer step \(what is measured\).* raised KeyError: 'oops'"):
+        trainer(ours).fit(model, loader())
+    assert len(model.losses) == 4
+    assert next(alert.name for alert in ours[1].report.alerts) == "nonfinite at net.4"
+
+
+def test_a_rank_that_cannot_read_its_gradients_takes_part_in_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it."""
+    shared: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: shared.append(tensor.clone()))
+    faults = Faults()
+    checks = StepChecks(Early(1), ["a", "b"], (1e3, 1e3), 2, lambda: False, on_fault=faults)
+
+    class Unreadable(nn.Parameter):
+        @property
+        def grad(self) -> None:  # type: ignore[override]
+            raise ZeroDivisionError
+
+    for parameter in (Unreadable(torch.ones(2)), nn.Parameter(torch.ones(2))):
+        checks.gradients(Step(0, 2, [0], [], [parameter], None, False, False, 0))
+    assert [tensor.tolist() for tensor in shared] == [[0.0, 0.0]] * 2
+    assert faults.errors == {"optimizer step (norms for checks)": "ZeroDivisionError: "}
 
 
 def test_a_resumed_epoch_holds_what_it_told(tmp_path: Path) -> None:

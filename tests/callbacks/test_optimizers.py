@@ -7,6 +7,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,6 +130,50 @@ def test_optimizers_exchanged_within_an_epoch_are_followed_and_told_of() -> None
     stats = ours[2].report.optimizers["0-Adam"]
     assert stats.steps == N - 3
     assert stats.norm_before == pytest.approx(sum(model.norms[-4:]) / 4, rel=1e-5)
+
+
+class ByHandOrNot(Classifier):
+    """Manual optimisation with an optimizer if there is one."""
+
+    def __init__(self, optimizers: int) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization, self.n_optimizers = False, optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+        for optimizer in self.trainer.optimizers:
+            optimizer.step()
+        self.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [sgd(self.parameters())][: self.n_optimizers]
+
+
+class DropsThem(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.strategy.optimizers = []
+
+
+@pytest.mark.parametrize("optimizers", [0, 1])
+def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> None:
+    ours = monitors(every_n_steps=1, summary="full", figures=True, check_every_n_steps=1)
+    saved: list[Any] = []
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "now.ckpt")
+            saved.append(trainer.current_epoch)
+
+    epochs = 1 + optimizers
+    trainer([*ours, Saves(), DropsThem()], max_epochs=epochs).fit(ByHandOrNot(optimizers), loader())
+    assert (ours[2].report.epoch, ours[2].report.optimizers) == (epochs - 1, {})
+    assert set(ours[0].report.sites) == set(ours[1].report.modules)
+    again = monitors(every_n_steps=1, summary=False)
+    if not optimizers:
+        trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
+        assert again[2].report.optimizers == {}
+    several = torch.stack([ours[2].pack()] * 2)
+    assert ours[2].merge_packed(several).shape == several.shape[1:]
 
 
 def grow(model: Any) -> list[nn.Parameter]:

@@ -153,6 +153,22 @@ def test_gradients_that_differ_by_rank_do_not_hang_the_checks(two_ranks: Any) ->
     assert one["epochs"] == other["epochs"] == 3
 
 
+def test_what_one_rank_alone_has_is_judged_alike(two_ranks: Any) -> None:
+    """A part that only rank 1 trains, steps by hand that only rank 1 has gradients for, a module that only rank 1 calls."""
+    one, other = two_ranks["apart"]
+    assert not any((*one["faults"], *other["faults"]))
+    assert one["told"] == other["told"] != []
+    for mine, others in zip(one["reports"][:2], other["reports"][:2], strict=True):
+        assert repr(mine.alerts) == repr(others.alerts)
+    features, flow, _ = one["reports"]
+    assert features.unmeasured == other["reports"][0].unmeasured == ("tokens.table",)
+    assert flow.setups["part.weight"].has_gradient
+    (missing,) = (alert for alert in flow.alerts if alert.kind == "missing")
+    assert (missing.site, missing.severity) == ("part.bias", "warning")  # the part is no copy that is left alone: its weight trains
+    nonfinite = next(alert for alert in one["told"] if alert.kind == "nonfinite")
+    assert (nonfinite.epoch, nonfinite.batch) == (1, 2)
+
+
 def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
     ranks, single = two_ranks["prune"], run_case("prune", world=1)
     assert ranks[0]["masks"] == ranks[1]["masks"] == single["masks"]

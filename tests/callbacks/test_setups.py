@@ -192,3 +192,15 @@ def test_a_lazy_layer_that_was_not_called_has_no_elements_yet() -> None:
     assert (setup.elements, setup.dimensions, setup.has_gradient, setup.optimizers) == (0, 0, False, ())
     assert ours[1].report.setups["net.0.weight"].elements == 8 * 16
     assert not any(callback.faults.errors for callback in ours)
+
+
+def test_a_graph_that_cannot_be_looked_through_does_not_end_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(loss: Tensor) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("lightning_hooks.callbacks.gradient_flow.squashed_twice", fail)
+    monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
+    with pytest.warns(UserWarning, match='the hook at "the loss\'s graph" raised ZeroDivisionError: of ours'):
+        trainer([monitor]).fit(Squashed(F.cross_entropy, nn.Softmax(1)), loader())
+    assert set(monitor.report.modules) == {"net.0", "net.1"}
+    assert monitor.report.squashed_twice == ""

@@ -68,3 +68,21 @@ def test_a_table_that_is_touched_in_every_row() -> None:
     with torch.no_grad():
         weight.add_(torch.randn_like(weight), alpha=0.01)
     assert sample.ratio(weight).item() == pytest.approx(((weight.detach() - before).norm() / before.norm()).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("what", ["more rows", "other columns", "freed"])
+def test_a_table_that_became_another_has_no_ratio(what: str, sparse: bool) -> None:
+    weight = nn.Parameter(torch.randn(400, 16))
+    rows = torch.tensor([[3, 7]])
+    gradient: Tensor = torch.randn_like(weight)
+    if sparse:
+        gradient = torch.sparse_coo_tensor(rows, torch.randn(2, 16), weight.shape, check_invariants=False)
+    sample = RowSample(weight, gradient)
+    if what == "freed":
+        weight.untyped_storage().resize_(0)
+    else:
+        weight.data = torch.randn(500, 16) if what == "more rows" else torch.randn(400, 20)
+    ratio = sample.ratio(weight)
+    assert ratio.shape == ()
+    assert ratio.isnan()
