@@ -106,15 +106,14 @@ def _registered() -> torch.library.Library | None:
     try:
         from torch._higher_order_ops.effects import _EffectType, _register_effectful_op  # has no public name
 
-        ordered = _EffectType.ORDERED
-    except (ImportError, AttributeError):  # before torch 2.5, or in one that has renamed them
+        library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for signature, function in (
+            ("record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output),
+            ("record_gradient(Tensor number, Tensor gradient)", _record_gradient),
+        ):
+            _register_effectful_op(_define(library, signature, function), _EffectType.ORDERED)
+    except Exception:  # noqa: BLE001  a private name may change in any version of torch, and the package must still be imported
         return None
-    library = torch.library.Library("lightning_hooks", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for signature, function in (
-        ("record_output(Tensor number, Tensor[] inputs, Tensor[] outputs)", _record_output),
-        ("record_gradient(Tensor number, Tensor gradient)", _record_gradient),
-    ):
-        _register_effectful_op(_define(library, signature, function), ordered)
     return library
 
 
