@@ -235,4 +235,5 @@ def normalised(value: Any) -> Any:
 if __name__ == "__main__":  # as one of two ranks
     target = Path(sys.argv[1])
     rank = int(os.environ["LOCAL_RANK"])
+    os.environ.pop("PL_GLOBAL_SEED", None)  # of another test: Lightning's distributed sampler shuffles by it
     (target / f"{rank}.pickle").write_bytes(pickle.dumps({"outcome": _as_rank(target)}))
