@@ -186,17 +186,19 @@ class HookedCallback(EitherPackage, ABC):
             logged: Those that loggers get; None for all.
         """
         logged = scalars if logged is None else logged
-        taken = [tag for tag in scalars if tag in trainer.callback_metrics and tag not in self._logged_tags]
+        known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
+        taken = {tag for tag in scalars if tag in known and tag not in self._logged_tags}
         if taken and not self._warned_of_taken:
             self._warned_of_taken = True
+            named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
             rank_zero_warn(
-                f"{type(self).__name__} does not log {', '.join(map(repr, taken[:3]))}{' and others' if len(taken) > 3 else ''}: "
-                "these keys are logged by the model or another callback already. Rename them there to have both."
+                f"{type(self).__name__} does not log {named}: these keys are logged by the model or another callback already. "
+                "Rename them there to have both."
             )
         # Norms can be beyond float32.
         tensors = {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items() if tag not in taken}
         self._logged_tags.update(tensors)
-        trainer.callback_metrics.update(tensors)
+        known.update(tensors)
         trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
         trackers = self.trackers(trainer)
         trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, epoch_step(trainer))
