@@ -30,13 +30,3 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     if report.loss is None or report.loss.nonfinite:
         return False
     return first is None or report.loss.mean < first.mean
-
-
-def role_of(site: str) -> str:
-    """What a module is in its block: the last part of its name without numbers; empty in a sequence that is only numbered.
-
-    Example:
-        >>> [role_of(site) for site in ("encoder.layers.3.self_attn.q_proj", "net.conv12", "net.4")]
-        ['q_proj', 'conv', '']
-    """
-    return re.sub(r"\d+", "", site.rpartition(".")[2])

@@ -49,6 +49,16 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     return found
 
 
+def role_of(site: str) -> str:
+    """What a module is in its block: the last part of its name without numbers; empty in a sequence that is only numbered.
+
+    Example:
+        >>> [role_of(site) for site in ("encoder.layers.3.self_attn.q_proj", "net.conv12", "net.4")]
+        ['q_proj', 'conv', '']
+    """
+    return re.sub(r"\d+", "", site.rpartition(".")[2])
+
+
 def _type_name(module: nn.Module) -> str:
     # FSDP2 makes a sharded module's class a subclass of both: FSDPLinear of FSDPModule and Linear.
     kinds = type(module).__mro__
@@ -72,7 +82,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     for name, module in sites:
         weights = [p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
         if weights and not isinstance(module, _TABLES):
-            role = f"{_type_name(module)} {re.sub(r'[0-9]+', '', name.rpartition('.')[2])}".rstrip()
+            role = f"{_type_name(module)} {role_of(name)}".rstrip()
             shapes[name] = role, tuple(weight.shape for weight in weights)
             transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
             put_out, taken = weights[0].shape[transposed], weights[0].shape[not transposed]

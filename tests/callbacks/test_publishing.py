@@ -74,11 +74,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     return fit(ResidualCNN(), tmp_path_factory.mktemp("run"), monitors(every_n_steps=1, summary=False, logged="all"), (1, 6, 6))
 
 
-def test_every_chart_of_the_layout_has_curves(run: EventAccumulator) -> None:
-    tags = run.Tags()["scalars"]
-    charts = layout(run)
-    assert list(charts) == ["Alerts", "Features", "Gradient flow", "Gradient: mean, least and largest value", "Clipping"]
-    del charts["Alerts"]  # none in this run
+def assert_curves(charts: dict[str, dict[str, Any]], tags: list[str]) -> None:
+    """Each chart has a tag for each of its lines."""
     for category in charts.values():
         for chart in category.values():
             if chart.HasField("margin"):
@@ -86,6 +83,14 @@ def test_every_chart_of_the_layout_has_curves(run: EventAccumulator) -> None:
                 assert {series.value, series.lower, series.upper} <= set(tags)
             else:
                 assert all(any(re.match(pattern, tag) for tag in tags) for pattern in chart.multiline.tag), chart.title
+
+
+def test_every_chart_of_the_layout_has_curves(run: EventAccumulator) -> None:
+    tags = run.Tags()["scalars"]
+    charts = layout(run)
+    assert list(charts) == ["Alerts", "Features", "Gradient flow", "Gradient: mean, least and largest value", "Clipping"]
+    del charts["Alerts"]  # none in this run
+    assert_curves(charts, tags)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +191,7 @@ def test_by_default_a_model_of_any_size_has_at_most_100_tags(tmp_path: Path, n_s
     charts = layout(events)
     assert list(charts)[:2] == ["Training", "Alerts"]
     assert re.match(charts["Training"]["loss"].multiline.tag[0], "train_loss")
-    for category in charts.values():
-        for chart in category.values():
-            if chart.HasField("margin"):
-                (series,) = chart.margin.series
-                assert {series.value, series.lower, series.upper} <= set(tags)
-            else:
-                assert all(any(re.match(pattern, tag) for tag in events.Tags()["scalars"]) for pattern in chart.multiline.tag)
+    assert_curves(charts, events.Tags()["scalars"])
 
 
 def test_the_model_level_values_are_the_median_and_the_worst_of_the_sites() -> None:
