@@ -2,7 +2,7 @@
 
 import sys
 
-from lightning_hooks.health.cli import main
+from lightning_hooks.run_report.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

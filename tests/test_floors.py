@@ -73,7 +73,7 @@ def test_imports_go_down(path):
     [
         ("hooks", "from lightning_hooks.statistics import merge"),
         ("statistics", "def f():\n    import lightning_hooks.alerts"),
-        ("clipping", "from lightning_hooks.alerts.alert import Alert"),
+        ("clipping", "from lightning_hooks.reports.alert import Alert"),
         ("clipping", "from lightning_hooks.statistics.rows import Column"),
         ("alerts", "from lightning_hooks import trackers"),
         ("trackers", "from lightning.pytorch import Trainer"),

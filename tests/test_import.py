@@ -79,14 +79,27 @@ def test_templates_are_imported_when_a_report_is_written():
     code = """
 import sys, torch
 before = "jinja2" in sys.modules
-import lightning_hooks.health.page
+import lightning_hooks.run_report.page
 assert ("jinja2" in sys.modules) == before
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
-    "part", ["hooks", "statistics", "clipping", "transforms", "debugging", "alerts", "trackers", "plots", "health", "callbacks"]
+    "part",
+    [
+        "hooks",
+        "statistics",
+        "quantization",
+        "clipping",
+        "transforms",
+        "debugging",
+        "extraction",
+        "alerts",
+        "trackers",
+        "plots",
+        "callbacks",
+    ],
 )
 def test_every_name_a_part_offers_is_there(part):
     module = importlib.import_module(f"lightning_hooks.{part}")

@@ -80,7 +80,7 @@ def test_a_wheel_holds_the_library_and_without_a_compiler_torch_does_the_same(tm
     library, code = "lightning_hooks/statistics/libnative.so", "lightning_hooks/statistics/native.c"
     names = ZipFile(built).namelist()
     assert (names.count(library), code in names, library in ZipFile(pure).namelist()) == (1, True, False)
-    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lightning_hooks/health/templates/**/*.*")} <= set(names)
+    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lightning_hooks/run_report/templates/**/*.*")} <= set(names)
     assert [path.name for path in source.rglob("*.so")] == kept, "a wheel leaves the checkout as it is"
 
     (compiled, fast), (fallback, slow) = run_from(built, tmp_path / "one"), run_from(pure, tmp_path / "other")

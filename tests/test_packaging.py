@@ -64,7 +64,7 @@ def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def templates() -> set[str]:
     """The files that a report is made of."""
-    folder = ROOT / "lightning_hooks/health/templates"
+    folder = ROOT / "lightning_hooks/run_report/templates"
     found = {path.relative_to(ROOT).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {path.rpartition("/")[2] for path in found} > {"page.html.j2", "compare.html.j2", "report.md.j2", "style.css"}
     return found

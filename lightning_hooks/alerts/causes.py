@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 FORWARD, BACKWARD, STEP = 0, 1, 2
 

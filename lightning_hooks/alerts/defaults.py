@@ -8,10 +8,10 @@ from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, St
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
-from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
     FeatureReport: (

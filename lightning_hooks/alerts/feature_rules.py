@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.alert import Alert, Severity
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.alert import Alert, Severity
+from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 from lightning_hooks.statistics import FeatureStats
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.past import loss_falls
-from lightning_hooks.alerts.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)

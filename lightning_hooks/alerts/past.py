@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_hooks.alerts.reports import GradientFlowReport
+from lightning_hooks.reports.windows import GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
 

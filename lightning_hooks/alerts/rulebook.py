@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.alert import ALERT_KINDS, SEVERITIES, Alert
 from lightning_hooks.alerts.rule import Rule, check_patterns, matches
+from lightning_hooks.reports.alert import ALERT_KINDS, SEVERITIES, Alert
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import ClipReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import ClipReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)

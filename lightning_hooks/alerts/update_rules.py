@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.alert import Alert
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import is_scale_free
-from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts.alert import SEVERITIES, Alert
-from lightning_hooks.alerts.plain import from_plain
 from lightning_hooks.alerts.rulebook import Finding
+from lightning_hooks.reports.alert import SEVERITIES, Alert
+from lightning_hooks.reports.plain import from_plain
 
 ENDED = 50
 """How many alerts that are over are remembered for the summary."""

@@ -14,13 +14,13 @@ from typing_extensions import override
 from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.features import Forward, device_of, run_model, undisturbed
-from lightning_hooks.features.batches import check_forward
+from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
+from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import HookManager, ModuleSelector, OutputRecorder, select_modules
-from lightning_hooks.statistics import RangeTable
+from lightning_hooks.quantization import RangeTable
+from lightning_hooks.quantization.ranges import check_range_options
+from lightning_hooks.quantization.scales import check_levels
 from lightning_hooks.statistics.feature_table import most_units
-from lightning_hooks.statistics.quantization import check_levels
-from lightning_hooks.statistics.ranges import check_range_options
 from lightning_hooks.trackers import Table, some
 
 LOGGED = ("min", "max", "scale", "zero_point")

@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_hooks.alerts import Alert, AlertError, AlertObservers, AlertWindow, RuleBook
 from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import Finding
 from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.run_folder import run_folder
-from lightning_hooks.health.lines import ALERTS, FOLDER, append
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.run_report.lines import ALERTS, FOLDER, append
 from lightning_hooks.trackers import Trackers, coloured, some
 
 if TYPE_CHECKING:

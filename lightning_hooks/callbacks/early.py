@@ -16,12 +16,12 @@ from torch import Tensor
 from lightning_hooks.alerts import Alert
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
-from lightning_hooks.alerts.plain import from_plain
 from lightning_hooks.callbacks.alerting import News, concerned, tell
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.hooks import guarded
+from lightning_hooks.reports.plain import from_plain
 from lightning_hooks.statistics import ParameterGradientStats
-from lightning_hooks.statistics.courier import Courier
+from lightning_hooks.statistics.host_copies import Courier
 from lightning_hooks.statistics.rows import Column, row_dtype
 
 if TYPE_CHECKING:

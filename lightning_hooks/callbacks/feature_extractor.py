@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.trainer import callbacks_of, epoch_ends, epoch_step
-from lightning_hooks.features import (
+from lightning_hooks.extraction import (
     SAMPLINGS,
     ExtractedFeatures,
     FeatureStore,
@@ -26,10 +26,10 @@ from lightning_hooks.features import (
     extract,
     pooled,
 )
-from lightning_hooks.features.capture import check_output, output_tensor
-from lightning_hooks.features.extracted import FORMATS, safetensors_for
-from lightning_hooks.features.merge import merge_ranks
-from lightning_hooks.features.pooling import check_pool
+from lightning_hooks.extraction.capture import check_output, output_tensor
+from lightning_hooks.extraction.extracted import FORMATS, safetensors_for
+from lightning_hooks.extraction.merge import merge_ranks
+from lightning_hooks.extraction.pooling import check_pool
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.trackers import some
@@ -50,7 +50,7 @@ class FeatureExtractor(HookedCallback):
         every_n_steps: Listen to batches 0, n, 2n, …; 1 for all.
         stage: ``train``, ``validate`` (within ``fit`` or by ``trainer.validate``), ``test`` or ``predict``.
         pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, a function of the output; None keeps all of it, which
-            takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.features.pooled`.
+            takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.extraction.pooled`.
         output: Which of the floating-point tensors, of a module that returns several.
         max_samples: How many samples are kept in an epoch, of all ranks together.
         sampling: ``first`` keeps the first that come, ``reservoir`` a uniform choice of all.
@@ -62,7 +62,7 @@ class FeatureExtractor(HookedCallback):
         projector: Also show each module's features in TensorBoard's projector (a table in W&B), named by the first field.
 
     Attributes:
-        report: The last epoch's :class:`~lightning_hooks.features.ExtractedFeatures`; None before the first.
+        report: The last epoch's :class:`~lightning_hooks.extraction.ExtractedFeatures`; None before the first.
 
     Raises:
         TypeError: If an argument is of a wrong type.

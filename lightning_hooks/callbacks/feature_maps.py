@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.features import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
-from lightning_hooks.features.capture import check_heard, named_literally
-from lightning_hooks.features.pooling import channels_first
+from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
+from lightning_hooks.extraction.capture import check_heard, named_literally
+from lightning_hooks.extraction.pooling import channels_first
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
@@ -37,7 +37,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
     made to return its weights; other attention layers are drawn where they do (in transformers:
     ``attn_implementation="eager"``).
 
-    The sample runs aside from training, in eval mode: see :func:`lightning_hooks.features.undisturbed`. Figures go to the trackers
+    The sample runs separately, in eval mode: see :func:`lightning_hooks.extraction.undisturbed`. Figures go to trackers
     that show pictures as ``feature_maps/<module>``, and to PNG files. :meth:`draw` does it for one batch, without a trainer.
 
     Args:
@@ -52,7 +52,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
         folder: Where to write ``feature_maps/epoch=<epoch>/<module>.png``; None for trackers alone.
 
     Attributes:
-        report: The last look, an :class:`~lightning_hooks.features.ExtractedFeatures` of the whole outputs, with the images as
+        report: The last look, an :class:`~lightning_hooks.extraction.ExtractedFeatures` of the whole outputs, with the images as
             the field ``input``; None before. ``figures(report)`` draws it again.
 
     Raises:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.alerts.alert import FEATURE_KINDS
-from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.early import BatchChecks
 from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import OutputRecorder, guarded
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.reports.alert import FEATURE_KINDS
+from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable

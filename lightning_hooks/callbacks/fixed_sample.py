@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.trainer import epoch_step
-from lightning_hooks.features import Forward, batch_size, first_rows, map_tensors
-from lightning_hooks.features.batches import check_forward
+from lightning_hooks.extraction import Forward, batch_size, first_rows, map_tensors
+from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
@@ -37,7 +37,7 @@ class FixedSampleCallback(HookedCallback):
         n_samples: How many rows of a batch are taken.
         stage: Where the batch comes from, ``train`` or ``validate``.
         every_n_epochs: Look after epochs 0, n, 2n, ….
-        forward: How to run the model if not by calling it: see :func:`lightning_hooks.features.run_model`.
+        forward: How to run the model if not by calling it: see :func:`lightning_hooks.extraction.run_model`.
         folder: Where to write PNG files too, as ``<folder>/<kind>/epoch=<epoch>/<name>.png``; None for trackers alone.
     """
 

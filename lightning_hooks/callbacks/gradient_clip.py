@@ -14,8 +14,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport
-from lightning_hooks.alerts.alert import CLIP_KINDS
-from lightning_hooks.alerts.reports import Report
 from lightning_hooks.callbacks.alerting import OnAlert, Rules
 from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.run_folder import ReportDir
@@ -25,6 +23,8 @@ from lightning_hooks.callbacks.who_clips import configured_norm
 from lightning_hooks.clipping import ClipLedger, clip_stats, merge_ranks, step_events
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, merge_events
+from lightning_hooks.reports.alert import CLIP_KINDS
+from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines

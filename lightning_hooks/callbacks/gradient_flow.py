@@ -17,9 +17,6 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert, Exploding, GradientFlowReport
-from lightning_hooks.alerts.alert import GRADIENT_KINDS
-from lightning_hooks.alerts.reports import Report
-from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.early import StepChecks
 from lightning_hooks.callbacks.logged import model_scalars, stat_scalars
 from lightning_hooks.callbacks.setups import SetupWatch, with_reasons
@@ -30,6 +27,9 @@ from lightning_hooks.callbacks.trainer import loss_scale, loss_scaler
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
 from lightning_hooks.hooks.graph import nearest_known, squashed_twice
 from lightning_hooks.hooks.selection import clean_name, compiled_regions
+from lightning_hooks.reports.alert import GRADIENT_KINDS
+from lightning_hooks.reports.setups import ParameterSetup
+from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import (
     GradientTable,
     ParameterTable,

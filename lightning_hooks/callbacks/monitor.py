@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.alerts import RULES, Alert, Rule, RuleBook
-from lightning_hooks.alerts.reports import Report
 from lightning_hooks.alerts.rulebook import RuleLike
 from lightning_hooks.callbacks.alerting import Alerting, OnAlert, Rules, alert_file, conclude, over_lines
 from lightning_hooks.callbacks.closing import Summary, checked_summary, conclude_in_print
@@ -33,6 +32,7 @@ from lightning_hooks.callbacks.trainer import callbacks_of, epoch_step
 from lightning_hooks.hooks import Meter, ModuleSelector
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
+from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import N_BINS, Histogram, HistogramTable
 from lightning_hooks.trackers import show
 from lightning_hooks.trackers.layout import Layout, Lines

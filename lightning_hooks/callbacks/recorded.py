@@ -16,10 +16,10 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.drawing_thread import write_pictures
 from lightning_hooks.callbacks.recording import Recorder
 from lightning_hooks.callbacks.run_folder import ReportDir
-from lightning_hooks.health.frame import frame
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.plots.picture import picture
 from lightning_hooks.plots.series import TABLES
+from lightning_hooks.run_report.frame import frame
 
 if TYPE_CHECKING:
     import pandas

@@ -19,11 +19,11 @@ from lightning_hooks.callbacks.beside_bar import beside_bar
 from lightning_hooks.callbacks.closing import conclude_in_print
 from lightning_hooks.callbacks.described import layers, learning_rates, mean_loss
 from lightning_hooks.callbacks.run_folder import run_folder, temporary_folder
-from lightning_hooks.health.budget import MOST_BYTES, thin
-from lightning_hooks.health.files import write_health
-from lightning_hooks.health.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, report_line
-from lightning_hooks.health.run import read_run
-from lightning_hooks.health.verdict import judge
+from lightning_hooks.run_report.budget import MOST_BYTES, thin
+from lightning_hooks.run_report.files import write_health
+from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, report_line
+from lightning_hooks.run_report.run import read_run
+from lightning_hooks.run_report.verdict import judge
 
 if TYPE_CHECKING:
     from lightning_hooks.callbacks.recorded import Recorded

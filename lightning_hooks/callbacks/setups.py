@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from lightning_hooks.alerts.setups import ParameterSetup
 from lightning_hooks.callbacks.step import Kept, Step
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.spare import spare_parts
+from lightning_hooks.reports.setups import ParameterSetup
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""

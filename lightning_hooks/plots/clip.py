@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_hooks.alerts.reports import ClipReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
@@ -27,6 +26,7 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import as_reports, beginnings, kinds_by_severity
+from lightning_hooks.reports.windows import ClipReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import GradientFlowReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREEN,
@@ -32,6 +30,8 @@ from lightning_hooks.plots.canvas import (
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.roles import OTHER, by_role
 from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import GradientFlowReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_hooks.alerts.feature_rules import Dead
-from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
@@ -31,6 +30,7 @@ from lightning_hooks.plots.canvas import (
 )
 from lightning_hooks.plots.roles import relative_to_first
 from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_hooks.alerts.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.series import as_reports
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.alerts.alert import Alert
-from lightning_hooks.alerts.reports import Report
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")

@@ -1,7 +1,7 @@
 """From a tensor to a row, from rows to one row, and from a row to named numbers."""
 
+from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.feature_table import FeatureTable
-from lightning_hooks.statistics.features import FeatureStats, feature_stats
 from lightning_hooks.statistics.gradient_tables import GradientTable, ParameterTable
 from lightning_hooks.statistics.gradients import (
     GradientStats,
@@ -14,15 +14,11 @@ from lightning_hooks.statistics.gradients import (
     parameter_rows,
 )
 from lightning_hooks.statistics.kernels import kernels
-from lightning_hooks.statistics.quantization import ActivationRange, ChannelRange, quantization_parameters
-from lightning_hooks.statistics.ranges import RangeTable
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
 from lightning_hooks.statistics.summarize import accumulate, summarize
 from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
 
 __all__ = [
-    "ActivationRange",
-    "ChannelRange",
     "Column",
     "FeatureStats",
     "FeatureTable",
@@ -30,7 +26,6 @@ __all__ = [
     "GradientTable",
     "ParameterGradientStats",
     "ParameterTable",
-    "RangeTable",
     "Saturation",
     "WeightSample",
     "accumulate",
@@ -44,7 +39,6 @@ __all__ = [
     "norms_and_zeros",
     "parameter_gradient_stats",
     "parameter_rows",
-    "quantization_parameters",
     "saturation_of",
     "scaled",
     "summarize",

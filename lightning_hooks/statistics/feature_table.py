@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
-from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.native import native

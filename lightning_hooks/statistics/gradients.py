@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.features import first_nonfinite, pooled_stats
+from lightning_hooks.statistics.feature_stats import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.host import norms_on_host, zeros_on_host
 from lightning_hooks.statistics.native import Places, native
 from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, Column, ParameterColumn, fixed, row_dtype

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.features import FeatureStats, feature_stats
+from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
 from lightning_hooks.statistics.summarize import accumulate
 

@@ -15,7 +15,7 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
 )
-from lightning_hooks.alerts.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
 
 
 def alert(kind="dead", site="a", epoch=0):

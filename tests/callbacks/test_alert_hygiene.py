@@ -20,7 +20,7 @@ from torch import nn
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
 from lightning_hooks.callbacks.alerting import News, tell
-from lightning_hooks.health import read_run
+from lightning_hooks.run_report import read_run
 from tests.models import Classifier, loader, mlp, trainer
 from tests.reference import same_state
 

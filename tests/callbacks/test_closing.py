@@ -1,7 +1,7 @@
 """The three lines at the end of a fit."""
 
 from lightning_hooks.callbacks.closing import closing_lines, headline_of
-from tests.reports import alert
+from tests.made_reports import alert
 
 MANY = [alert("dead", f"model.encoder.layers.{i}.act", 0, "critical" if i == 0 else "warning") for i in range(30)]
 

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import monitors
-from lightning_hooks.health import read_run
-from lightning_hooks.health.training import layers, loss_by_epoch, rates_by_group
+from lightning_hooks.run_report import read_run
+from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group
 from tests.models import Classifier, loader, mlp, trainer
 
 

@@ -21,7 +21,7 @@ from lightning_hooks.alerts import Dead
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.stand_in import StandIn
 from lightning_hooks.environment import callbacks_from_environment
-from lightning_hooks.health import read_run
+from lightning_hooks.run_report import read_run
 from tests.models import Classifier, hook_counts, loader, mlp, trainer
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_hooks import FeatureExtractor
-from lightning_hooks.features import ExtractedFeatures
+from lightning_hooks.extraction import ExtractedFeatures
 from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.reference import same_state
 

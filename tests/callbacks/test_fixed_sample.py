@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM, monitors
-from lightning_hooks.features import extract, grad_cam
+from lightning_hooks.extraction import extract, grad_cam
 from tests.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, trainer
 from tests.reference import everything, same_state
 

@@ -21,9 +21,9 @@ from lightning_hooks.callbacks.early import LINES, Early, StepChecks
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.callbacks.step import Step
 from lightning_hooks.environment import callbacks_from_environment
-from lightning_hooks.health import judge, read_run
 from lightning_hooks.hooks import Faults
-from lightning_hooks.statistics.courier import Courier
+from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.statistics.host_copies import Courier
 from tests.callbacks.test_gradient_clip import BadBatch
 from tests.callbacks.test_manual import Gan
 from tests.callbacks.test_observe import NETS, CountSyncs

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, monitors
-from lightning_hooks.alerts.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
 from tests.models import Classifier, Collecting, loader, mlp, trainer
 
 MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, monitors
 from lightning_hooks.alerts import FeatureReport, Rule
-from lightning_hooks.health import judge, read_run
+from lightning_hooks.run_report import judge, read_run
 from tests.models import Classifier, loader, trainer
 
 

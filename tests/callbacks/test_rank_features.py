@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hooks.features import ExtractedFeatures
+from lightning_hooks.extraction import ExtractedFeatures
 from tests.callbacks.rank_cases import batches
 from tests.callbacks.rank_features import extracted, predicted
 from tests.reference import everything

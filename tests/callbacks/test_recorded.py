@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_hooks import monitors
 from lightning_hooks.callbacks import run_folder
 from lightning_hooks.callbacks.steps import StepProbe
-from lightning_hooks.health import read_run
+from lightning_hooks.run_report import read_run
 from lightning_hooks.trackers import Trackers
 from tests.callbacks.test_recording import ElsewhereLogger
 from tests.models import Classifier, hook_counts, loader, mlp, trainer

@@ -26,8 +26,8 @@ from lightning_hooks import (
 )
 from lightning_hooks.callbacks import recorded
 from lightning_hooks.callbacks.run_folder import run_folder
-from lightning_hooks.health import judge, read_run
-from lightning_hooks.health.lines import read_lines
+from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report.lines import read_lines
 from tests.models import Classifier, loader, mlp, trainer
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightning_hooks.alerts import AlwaysClipped, Dead, Vanishing
-from lightning_hooks.health import read_run
+from lightning_hooks.run_report import read_run
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cli"
 CONFIG = FOLDER / "config.yaml"

@@ -1,0 +1,42 @@
+"""What a model makes of a batch, in plain torch: features, fixed samples, Grad-CAM; and running a model without a trace."""
+
+from lightning_hooks.extraction.batches import Field, Forward, batch_size, field_of, first_rows, images_in, map_tensors, run_model
+from lightning_hooks.extraction.cam import Cam, Reshape, Target, grad_cam, resize
+from lightning_hooks.extraction.capture import call_name, capture, extract
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures
+from lightning_hooks.extraction.pooling import POOLS, Pool, pooled
+from lightning_hooks.extraction.reservoir import SAMPLINGS, Reservoir, Sampling, choose
+from lightning_hooks.extraction.store import FeatureStore, to_host
+from lightning_hooks.extraction.undisturbed import device_of, undisturbed
+
+__all__ = [
+    "FORMATS",
+    "POOLS",
+    "SAMPLINGS",
+    "Cam",
+    "ExtractedFeatures",
+    "FeatureStore",
+    "Field",
+    "Forward",
+    "Pool",
+    "Reservoir",
+    "Reshape",
+    "Sampling",
+    "Target",
+    "batch_size",
+    "call_name",
+    "capture",
+    "choose",
+    "device_of",
+    "extract",
+    "field_of",
+    "first_rows",
+    "grad_cam",
+    "images_in",
+    "map_tensors",
+    "pooled",
+    "resize",
+    "run_model",
+    "to_host",
+    "undisturbed",
+]

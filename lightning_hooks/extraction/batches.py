@@ -1,0 +1,161 @@
+"""Batches of any structure: their size, their first rows, their fields, and handing them to a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.extraction.undisturbed import device_of
+from lightning_hooks.hooks import tensors_in
+
+Forward: TypeAlias = str | Callable[[nn.Module, Any], Any]
+"""How to run a model on a batch: the name of the submodule or method to call, or a function of (model, batch)."""
+
+Field: TypeAlias = str | int | Callable[[Any], Any]
+"""An entry of a batch: a key, an index, or a function of the batch."""
+
+
+def check_forward(forward: object) -> None:
+    """Raise TypeError if ``forward`` is neither None, a name, nor a function."""
+    if forward is not None and not isinstance(forward, str) and not callable(forward):
+        raise TypeError(
+            "forward must be the name of a submodule or method of the model, or a function of (model, batch), or None to call "
+            f"the model itself; got {forward!r}."
+        )
+
+
+def run_model(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+    """Run a model on a batch, which is moved to the model's device.
+
+    Args:
+        model: The model.
+        batch: A tensor is the input. A tuple or list: its first entry is the input. A mapping is passed by keyword, without
+            the entries that the model does not take (a label, an id).
+        forward: The name of the submodule or method to call instead of the model, or a function of (model, batch) for all
+            else, such as several inputs: ``lambda model, batch: model(*batch)``.
+
+    Returns:
+        What the model returns.
+
+    Raises:
+        TypeError: If the batch is a mapping of which the model takes no entry, or the model has no ``forward``.
+        AttributeError: If the model has nothing named ``forward``.
+    """
+    device = device_of(model)
+    if device is not None:
+        batch = map_tensors(batch, lambda tensor: tensor.to(device))
+    if forward is not None and not isinstance(forward, str):
+        return forward(model, batch)
+    call: Any = model
+    for part in forward.split(".") if forward else ():
+        if not hasattr(call, part):
+            raise AttributeError(f"forward={forward!r}: {type(call).__name__} has no {part!r}.")
+        call = getattr(call, part)
+    try:
+        if isinstance(batch, Mapping):
+            return call(**_taken(call, batch))
+        return call(batch[0] if isinstance(batch, tuple | list) else batch)
+    except NotImplementedError as error:
+        if call is not model or 'missing the required "forward" function' not in str(error):
+            raise
+        raise TypeError(
+            f"{type(model).__name__} has no forward. Say how to run it with forward=: the name of a submodule or method, or a "
+            "function of (model, batch)."
+        ) from error
+
+
+def _taken(call: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(call.forward if isinstance(call, nn.Module) else call).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(batch)
+    taken = {key: value for key, value in batch.items() if key in parameters}
+    if not taken:
+        raise TypeError(
+            f"{type(call).__name__} takes {', '.join(map(repr, parameters)) or 'nothing'}; the batch has "
+            f"{', '.join(map(repr, batch))}. Say how to run the model with forward=, a function of (model, batch)."
+        )
+    return taken
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return ``value`` with each tensor in its tuples, lists and mappings replaced by ``function`` of it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        mapped = {key: map_tensors(entry, function) for key, entry in value.items()}
+        return mapped if type(value) is dict else _like(value, mapped)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(entry, function) for entry in value))
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(entry, function) for entry in value)
+    return value
+
+
+def _like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+    try:
+        return type(mapping)(entries)  # type: ignore[call-arg]  # as mappings are usually made
+    except TypeError:
+        return entries
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension of the first tensor in ``batch`` that has one; None if there is none."""
+    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), None)
+
+
+def first_rows(batch: Any, n: int) -> Any:
+    """A copy of the first ``n`` rows of a batch, detached and outside inference mode.
+
+    Tensors whose first dimension is the batch's size and lists of that many plain values (strings, numbers) are cut; the
+    rest is kept whole.
+
+    Raises:
+        ValueError: If there is no tensor in the batch.
+    """
+    size = batch_size(batch)
+    if size is None:
+        raise ValueError(f"a batch must hold at least one tensor to take rows from; got {type(batch).__name__}.")
+    with torch.inference_mode(False), torch.no_grad():
+        return _cut(batch, n, size)
+
+
+def _cut(value: Any, n: int, size: int) -> Any:
+    if isinstance(value, Tensor):
+        whole = value.dim() == 0 or value.shape[0] != size
+        return (value if whole else value[:n]).clone()
+    if isinstance(value, Mapping):
+        return _like(value, {key: _cut(entry, n, size) for key, entry in value.items()})
+    if isinstance(value, tuple | list):
+        if len(value) == size and all(isinstance(entry, str | int | float) for entry in value):
+            return value[:n]
+        cut = [_cut(entry, n, size) for entry in value]
+        return type(value)(*cut) if hasattr(value, "_fields") else type(value)(cut)
+    return value
+
+
+def images_in(batch: Any) -> Tensor | None:
+    """The first tensor in ``batch`` that may be images, ``(n, channels, height, width)``; None if there is none."""
+    return next((tensor for tensor in tensors_in(batch) if tensor.dim() == 4 and not tensor.is_complex()), None)
+
+
+def field_of(batch: Any, field: Field, name: str = "") -> Any:
+    """Return an entry of a batch.
+
+    Raises:
+        ValueError: If the batch has no such entry.
+    """
+    if callable(field):
+        return field(batch)
+    try:
+        return batch[field]
+    except (KeyError, IndexError, TypeError) as error:
+        has = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            has = f"{len(batch)} entries"
+        raise ValueError(
+            f"the field {name or field!r} was asked for as {field!r}, which the batch has not; it has {has}."
+        ) from error

@@ -1,0 +1,263 @@
+"""Grad-CAM: which places of a layer speak for a class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
+
+from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model
+from lightning_hooks.extraction.capture import check_heard
+from lightning_hooks.extraction.pooling import channels_first
+from lightning_hooks.extraction.undisturbed import undisturbed
+from lightning_hooks.hooks import HookManager, Listener, float_tensors, select_modules
+from lightning_hooks.hooks.selection import named_sites
+
+Target: TypeAlias = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
+"""A class, a class per sample, None for the predicted one, or a function of the model's output that returns scores."""
+
+Reshape: TypeAlias = Sequence[int] | Callable[[Tensor], Tensor] | None
+"""How tokens lie in space: (height, width), or a function from a layer's output to ``(n, channels, space …)``."""
+
+
+class Cam(NamedTuple):
+    """What Grad-CAM gives.
+
+    Attributes:
+        maps: Shape ``(n, height, width)``.
+        scores: The score that was explained, per sample, shape ``(n,)``.
+        classes: Its class, per sample, shape ``(n,)``; None where a function of the output gave the score.
+    """
+
+    maps: Tensor
+    scores: Tensor
+    classes: Tensor | None
+
+
+def grad_cam(
+    model: nn.Module,
+    batch: Any,
+    module: str | nn.Module | None = None,
+    target: Target = None,
+    *,
+    call: int = -1,
+    reshape: Reshape = None,
+    relu: bool = True,
+    size: Sequence[int] | None = None,
+    forward: Forward | None = None,
+) -> Cam:
+    """Compute Grad-CAM maps, scores and classes: see :meth:`lightning_hooks.GradCAM.compute`, which returns the maps of this."""
+    check_forward(forward)
+    check_target(target)
+    check_reshape(reshape)
+    if size is not None:
+        check_size(size)
+    name, layer = find_layer(model, module)
+    calls: list[Tensor] = []
+    with undisturbed(model, grad=True), _differentiable_rnns(model), HookManager() as hooks:
+        hooks.register(layer, _Tap(calls), "forward", label=name)
+        output = run_model(model, map_tensors(batch, _outside_inference), forward)
+        check_heard([] if calls else [name], dict.fromkeys([name] if calls else []), model)
+        if not -len(calls) <= call < len(calls):
+            raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
+        values = calls[call]
+        scores, classes = _scores(output, target)
+        gradient = torch.autograd.grad(scores.sum(), values, allow_unused=True)[0] if scores.requires_grad else None
+        if gradient is None:
+            raise ValueError(
+                f"the score does not depend on what {name!r} put out, or forward cuts the gradient between them (no_grad, detach); "
+                "choose a layer on the score's way."
+            )
+        maps = _weighted(values.detach(), gradient, layer, reshape)
+    maps = maps.clamp(min=0) if relu else maps
+    return Cam(maps if size is None else resize(maps, size), scores.detach(), classes)
+
+
+def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, nn.Module]:
+    """Return the (name, module) to look at: the one given, or the last convolution.
+
+    Raises:
+        ValueError: If no module is so named or several match, the module is not in the model, or there is no convolution.
+        TypeError: If ``module`` is none of these.
+    """
+    if isinstance(module, str):
+        found = select_modules(model, module)
+        if len(found) > 1:
+            raise ValueError(
+                f"module={module!r} matches {len(found)} modules, of which Grad-CAM takes one: {[n for n, _ in found]}."
+            )
+        return found[0]
+    if isinstance(module, nn.Module):
+        for name, candidate in named_sites(model):
+            if candidate is module:
+                return name or type(model).__name__, module
+        raise ValueError(f"module={type(module).__name__}(…) is not in {type(model).__name__}; give one of its own, or a name.")
+    if module is not None:
+        raise TypeError(f"module must be a name, a module of the model, or None for the last convolution; got {module!r}.")
+    convolutions = [(name, layer) for name, layer in named_sites(model) if isinstance(layer, nn.modules.conv._ConvNd)]
+    if not convolutions:
+        raise ValueError(
+            f"{type(model).__name__} has no convolution to choose; name a layer with module=, and see reshape= for tokens."
+        )
+    return convolutions[-1]
+
+
+def check_target(target: object) -> None:
+    """Raise TypeError if ``target`` is none of what it may be."""
+    known = target is None or callable(target) or isinstance(target, Tensor | int | float | Sequence)
+    if not known or isinstance(target, str | bytes):
+        raise TypeError(
+            "target must be the number of a class, one for each sample, None for the predicted one, or a function of the model's "
+            f"output; got {target!r}."
+        )
+
+
+def check_size(size: object) -> None:
+    """Raise TypeError if ``size`` is not two sides."""
+    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+        raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
+
+
+def check_reshape(reshape: object) -> None:
+    """Raise TypeError if ``reshape`` is neither None, a function, nor two sizes."""
+    if reshape is None or callable(reshape):
+        return
+    if isinstance(reshape, Sequence) and len(reshape) == 2 and all(isinstance(side, int) and side > 0 for side in reshape):
+        return
+    raise TypeError(
+        f"reshape must be (height, width) of the grid of tokens, a function of the layer's output, or None; got {reshape!r}."
+    )
+
+
+def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Scale maps, ``(n, h, w)``, to (height, width) bilinearly."""
+    if maps.dim() != 3:
+        raise ValueError(f"size= scales maps of two dimensions; these are of shape {tuple(maps.shape[1:])}.")
+    return nn.functional.interpolate(maps[:, None].float(), tuple(size), mode="bilinear", align_corners=False)[:, 0]
+
+
+def _outside_inference(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _differentiable_rnns(model: nn.Module) -> Any:
+    # cuDNN computes no gradient of a recurrent layer in eval mode.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent and torch.cuda.is_available() else nullcontext()
+
+
+class _Tap(Listener):
+    """Forward hook of the layer: keeps its output, and lets the model go on with a copy.
+
+    What follows may work in place on the copy; the kept tensor stays what the layer put out, and the gradient reaches it
+    through the copy. Where nothing before the layer requires gradients, the kept tensor starts the graph.
+    """
+
+    def __init__(self, calls: list[Tensor]) -> None:
+        self.calls = calls
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        found = float_tensors(output)
+        if not found:
+            return output
+        first = found[0]
+        kept = first if first.requires_grad else first.detach().requires_grad_()
+        self.calls.append(kept)
+        copy = kept.clone()
+        return pytree.tree_map(lambda value: copy if value is first else value, output)
+
+
+def _scores(output: Any, target: Target) -> tuple[Tensor, Tensor | None]:
+    if callable(target) and not isinstance(target, Tensor):
+        scores = target(output)
+        if not isinstance(scores, Tensor):
+            raise TypeError(
+                f"target, a function of the model's output, must return a tensor of scores; got {type(scores).__name__}."
+            )
+        return scores, None
+    logits = _logits(output)
+    if logits.dim() == 1:
+        logits = logits[:, None]
+    if logits.dim() != 2:
+        raise ValueError(
+            f"the model gives scores of shape {tuple(logits.shape)}, not (n, classes). Give target= as a function of the output "
+            "that returns one score per sample, such as lambda output: output[:, 3].mean((1, 2))."
+        )
+    n, n_classes = logits.shape
+    if target is None:
+        classes = logits.detach().argmax(1)
+    else:
+        classes = torch.as_tensor(target, device=logits.device)
+        if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in ((), (1,), (n,)):
+            raise ValueError(f"target must be a class or one class for each of the {n} samples; got {target!r}.")
+        classes = classes.long().expand(n)
+        if not bool(((classes >= 0) & (classes < n_classes)).all()):
+            raise ValueError(f"target must be between 0 and {n_classes - 1}, the model's classes; got {target!r}.")
+    return logits.gather(1, classes[:, None])[:, 0], classes
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    elif isinstance(getattr(output, "logits", None), Tensor):
+        output = output.logits
+    found = float_tensors(output)
+    if len(found) != 1:
+        raise ValueError(
+            f"the model returns {len(found)} floating-point tensors ({type(output).__name__}) and none is called logits. "
+            "Give target= as a function of the output that returns one score per sample."
+        )
+    return found[0]
+
+
+def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Reshape) -> Tensor:
+    """Channels weighted by their mean gradient, summed."""
+    values, gradient = (spatial(tensor, layer, reshape) for tensor in (values, gradient))
+    # In float32 at least: half precision loses what many small gradients add up to.
+    exact = torch.promote_types(values.dtype, torch.float32)
+    values, gradient = values.to(exact), gradient.to(exact)
+    weights = gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True)
+    return (weights * values).sum(1)
+
+
+def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor:
+    """Lay a layer's output out in space.
+
+    Args:
+        values: ``(n, channels, space …)``, or tokens ``(n, tokens, features)``.
+        layer: Where it is from.
+        reshape: (height, width) of the tokens, whose last height · width are taken; a function; or None: a square, with or
+            without one token more (CLS) before it.
+
+    Returns:
+        Shape ``(n, channels, space …)``.
+
+    Raises:
+        ValueError: If tokens do not make a square and ``reshape`` does not say what they make, or the shape has no space.
+    """
+    if callable(reshape):
+        laid: Tensor = reshape(values)
+        return laid
+    if values.dim() >= 3 and channels_first(layer, values.dim()) and reshape is None:
+        return values
+    if values.dim() != 3:
+        raise ValueError(
+            f"the output of this {type(layer).__name__} has shape {tuple(values.shape)}, without space to show. Choose a layer "
+            "with (n, channels, height, width) or (n, tokens, features), or give reshape= as a function."
+        )
+    tokens = values.shape[1]
+    if reshape is None:
+        side = math.isqrt(tokens)
+        if side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
+            raise ValueError(f"{tokens} tokens make no square, nor without the first; give their grid as reshape=(height, width).")
+        height = width = side
+    else:
+        height, width = reshape
+    if height * width > tokens:
+        raise ValueError(f"reshape={tuple(reshape or ())!r} needs {height * width} tokens; the layer gives {tokens}.")
+    return values[:, tokens - height * width :].transpose(1, 2).reshape(values.shape[0], -1, height, width)

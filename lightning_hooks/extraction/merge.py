@@ -1,0 +1,76 @@
+"""The features of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.extraction.reservoir import choose
+from lightning_hooks.extraction.store import FeatureStore
+
+Collected = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def merge_ranks(
+    store: FeatureStore, world: int, on_fault: Callable[[str, Exception], None]
+) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+    """Bring what the store keeps to the host, of all ranks if there are several.
+
+    Ranks first tell each other which samples they keep, then send only those that all together keep: two collectives. Every
+    rank ends with the same.
+
+    Args:
+        store: This rank's.
+        world: How many ranks there are.
+        on_fault: Told of a site that cannot be merged.
+
+    Returns:
+        Features by site; fields by name; how many samples were seen.
+    """
+    kept = store.reservoir.kept()
+    if world == 1:
+        return (*store.collect([slot for _, _, slot in kept]), store.reservoir.seen)
+    told: list[Any] = [None] * world
+    torch.distributed.all_gather_object(told, (kept, store.reservoir.seen))
+    chosen = choose([entries for entries, _ in told], store.reservoir.capacity)
+    here = torch.distributed.get_rank()
+    ours = store.collect([slot for rank, slot in chosen if rank == here])
+    parts: list[Any] = [None] * world
+    torch.distributed.all_gather_object(parts, ours)
+    sites, fields = join(parts, [rank for rank, _ in chosen], on_fault)
+    return sites, fields, sum(seen for _, seen in told)
+
+
+def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[str, Exception], None]) -> Collected:
+    """Put the samples of several ranks in order.
+
+    Args:
+        parts: What each rank sends.
+        ranks: For each sample of the whole, in order, the rank that has it; each rank's are in its own order.
+        on_fault: Told of a site whose features have different shapes on different ranks; it is left out.
+
+    Returns:
+        Features by site, NaN where a rank has none of a site, and fields by name.
+    """
+    sites: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for features, _ in parts for name in features):
+        known = [features[name] for features, _ in parts if name in features]
+        shapes = {tuple(values.shape[1:]) for values in known}
+        if len(shapes) > 1:
+            shown = ", ".join(map(str, sorted(shapes)))
+            on_fault(name, ValueError(f"ranks have features of different shapes per sample, {shown}; pool them (pool='mean')"))
+            continue
+        whole = known[0].new_full((len(ranks), *known[0].shape[1:]), torch.nan)
+        for rank, (features, _) in enumerate(parts):
+            if name in features:
+                whole[[place for place, owner in enumerate(ranks) if owner == rank]] = features[name]
+        sites[name] = whole
+    fields: dict[str, Any] = {}
+    for name in dict.fromkeys(name for _, found in parts for name in found):
+        entries = [iter(found.get(name, ())) for _, found in parts]
+        values = [next(entries[rank]) for rank in ranks]
+        fields[name] = torch.stack(values) if values and isinstance(values[0], Tensor) else values
+    return sites, fields

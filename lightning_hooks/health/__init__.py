@@ -1,7 +1,0 @@
-"""The health report of a run: read from its file, judged, written as a page, as Markdown, and beside another run."""
-
-from lightning_hooks.health.page import health_page
-from lightning_hooks.health.run import Run, read_run
-from lightning_hooks.health.verdict import Problem, Verdict, judge
-
-__all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]

@@ -1,0 +1,270 @@
+"""The table of activation ranges: what each site has put out, and from it the range to quantise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import float_tensors, plain_values
+from lightning_hooks.quantization.range_histograms import add_values, least_error_range, merge_histograms, percentile_range
+from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
+from lightning_hooks.statistics.host import number
+from lightning_hooks.statistics.rows import row_dtype
+
+METHODS = ("minmax", "moving_average", "histogram", "percentile")
+"""How a range is chosen."""
+
+_CALLS, _COUNT, _NONFINITE, _COUNTERS = 0, 1, 2, 3
+_SEEN, _AVERAGE = slice(0, 2), slice(2, 4)  # in ``ends``: the extremes, and their moving average
+
+
+class RangeTable:
+    """Ranges of all sites on the device; nothing waits for it until :meth:`read`.
+
+    Args:
+        names: The sites.
+        device: Where the numbers live.
+        method: One of ``METHODS``.
+        averaging_constant: Weight of a new call in the moving average.
+        bins: Bins of a histogram.
+        percentile: Percent of the values in a range of method ``percentile``.
+        channel_dim: Also keep extremes of each index of this dimension; None for not.
+        capacity: Channels kept per site; 0 for as many as come.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        device: torch.device | str = "cpu",
+        *,
+        method: str = "minmax",
+        averaging_constant: float = 0.01,
+        bins: int = 2048,
+        percentile: float = 99.99,
+        channel_dim: int | None = None,
+        capacity: int = 0,
+    ) -> None:
+        self.names = list(names)
+        self.method, self.averaging_constant, self.percentile = method, averaging_constant, percentile
+        self.channel_dim, self.capacity = channel_dim, capacity
+        device = torch.device(device)
+        self.counters = torch.zeros((len(names), _COUNTERS), dtype=row_dtype(device), device=device)
+        self.ends = torch.empty((len(names), 4), device=device)  # as torch.ao's observers: in float32
+        n_bins = bins if method in ("histogram", "percentile") else 0
+        self.histograms = torch.zeros((len(names), n_bins), device=device)
+        self.channels: dict[int, Tensor] = {}  # site -> (2, channels), extremes
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.counters.zero_()
+        self.histograms.zero_()
+        self.ends[:, ::2] = math.inf
+        self.ends[:, 1::2] = -math.inf
+        for known in self.channels.values():
+            known[0], known[1] = math.inf, -math.inf
+
+    @torch.no_grad()
+    def add(self, index: int, output: Any) -> None:
+        """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
+        tensors = [plain_values(tensor) for tensor in float_tensors(output)]
+        for position, values in enumerate(tensors):
+            self._add_tensor(index, values.float().to(self.ends.device, non_blocking=True), position == 0)
+
+    def _add_tensor(self, index: int, values: Tensor, new_call: bool) -> None:
+        counters, ends = self.counters[index], self.ends[index]
+        if new_call:
+            counters[_CALLS] += 1
+        if not values.numel():
+            return
+        found, nonfinite = finite_extremes(values)
+        counters[_NONFINITE] += nonfinite
+        counters[_COUNT] += values.numel() - nonfinite
+        if self.histograms.shape[1]:
+            add_values(self.histograms[index], ends[_SEEN], values, found)
+        else:
+            ends[_SEEN] = _wider(ends[_SEEN], found)
+        if self.method == "moving_average":
+            average = ends[_AVERAGE]
+            moved = torch.where(torch.isinf(average), found, average + self.averaging_constant * (found - average))
+            average.copy_(torch.where(torch.isinf(found), average, moved))
+        if self.channel_dim is not None and -values.dim() <= self.channel_dim < values.dim():
+            self._add_channels(index, values)
+
+    def _add_channels(self, index: int, values: Tensor) -> None:
+        flat = values.movedim(self.channel_dim or 0, 0).reshape(values.shape[self.channel_dim or 0], -1)
+        finite = torch.isfinite(flat)
+        found = torch.stack((torch.where(finite, flat, math.inf).amin(1), torch.where(finite, flat, -math.inf).amax(1)))
+        if self.capacity and found.shape[1] > self.capacity:
+            return  # every rank must keep as many: they were counted from the model's parameters
+        known = self.channels.get(index)
+        if known is None or known.shape[1] < found.shape[1]:
+            grown = torch.full_like(found, math.inf)
+            grown[1] = -math.inf
+            if known is not None:
+                grown[:, : known.shape[1]] = known
+            known = self.channels[index] = grown
+        part = known[:, : found.shape[1]]
+        part.copy_(_wider(part, found))
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector, of the same length on every rank if ``capacity`` is set."""
+        width = self._width()
+        channels = torch.empty((len(self.names), 2, width), device=self.ends.device)
+        channels[:, 0], channels[:, 1] = math.inf, -math.inf
+        for index, known in self.channels.items():
+            channels[index, :, : known.shape[1]] = known
+        parts = (self.counters, self.ends, self.histograms, channels)
+        return torch.cat([part.to(self.counters.dtype).flatten() for part in parts])
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        counters, ends, histograms, channels = self._parts(packed.to(self.ends.device))
+        self.counters.copy_(counters)
+        self.ends.copy_(ends)
+        self.histograms.copy_(histograms)
+        if channels.shape[-1]:
+            self.channels = {index: known.float() for index, known in enumerate(channels)}
+
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the packed tables of several ranks, ``(world, m)``, into one, ``(m,)``.
+
+        Extremes and histograms are those of all values. A moving average becomes the mean of the ranks' averages, over the ranks
+        that heard the site: that of the mean extremes, if every rank heard it equally often.
+        """
+        counters, ends, histograms, channels = map(torch.stack, zip(*map(self._parts, packed), strict=True))
+        joint = torch.empty_like(ends[0])
+        joint[:, ::2], joint[:, 1::2] = ends[..., ::2].amin(0), ends[..., 1::2].amax(0)
+        average = ends[..., _AVERAGE]
+        heard = torch.isfinite(average)
+        mean = torch.where(heard, average, 0).sum(0) / heard.sum(0).clamp(min=1)
+        joint[:, _AVERAGE] = torch.where(heard.any(0), mean, joint[:, _AVERAGE])
+        merged = histograms[0].clone()
+        if merged.shape[1]:
+            for index in range(len(self.names)):
+                merged[index], _ = merge_histograms(histograms[:, index].float(), ends[:, index, _SEEN].float())
+        extremes = torch.stack((channels[:, :, 0].amin(0), channels[:, :, 1].amax(0)), 1)
+        return torch.cat([part.flatten() for part in (counters.sum(0), joint, merged, extremes)])
+
+    def _width(self) -> int:
+        if self.channel_dim is None:
+            return 0
+        return self.capacity or max((known.shape[1] for known in self.channels.values()), default=0)
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        sites = len(self.names)
+        sizes = [sites * _COUNTERS, sites * 4, self.histograms.numel()]
+        counters, ends, histograms, channels = torch.split(packed, [*sizes, packed.shape[0] - sum(sizes)])
+        shaped = counters.view(sites, -1), ends.view(sites, -1), histograms.view(sites, -1)
+        return *shaped, channels.view(sites, 2, channels.shape[0] // (2 * sites))
+
+    def read(
+        self, packed: Tensor, dtype: str = "int8", scheme: str = "affine"
+    ) -> tuple[dict[str, ActivationRange], tuple[str, ...]]:
+        """Choose the ranges from a packed table on the host.
+
+        Args:
+            packed: What :meth:`pack` or :meth:`merge_packed` gave.
+            dtype: ``int8`` or ``uint8``.
+            scheme: ``affine`` or ``symmetric``.
+
+        Returns:
+            The ranges of the sites that were called (NaN, with scale 1, where no value was finite), and the names of the others.
+        """
+        counters, ends, histograms, channels = self._parts(packed)
+        ends, histograms, channels = ends.float(), histograms.float(), channels.float()
+        sites: dict[str, ActivationRange] = {}
+        silent: list[str] = []
+        for index, (name, (calls, count, nonfinite)) in enumerate(zip(self.names, counters.tolist(), strict=True)):
+            if not calls:
+                silent.append(name)
+                continue
+            if not count:  # only NaN and infinite values, or none at all
+                nan = math.nan
+                sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
+                continue
+            low, high = self._range(ends[index], histograms[index])
+            scale, zero_point = quantization_parameters(low, high, dtype, scheme)
+            sites[name] = ActivationRange(
+                min=float(low),
+                max=float(high),
+                scale=float(scale),
+                zero_point=int(zero_point),
+                smallest=float(ends[index, 0]),
+                largest=float(ends[index, 1]),
+                calls=round(calls),
+                count=round(count),
+                nonfinite_fraction=nonfinite / (count + nonfinite),
+                channels=_channel_ranges(channels[index], dtype, scheme),
+            )
+        return sites, tuple(silent)
+
+    def _range(self, ends: Tensor, histogram: Tensor) -> tuple[Tensor, Tensor]:
+        if self.method == "histogram":
+            return least_error_range(histogram, ends[_SEEN])
+        if self.method == "percentile":
+            low, high = percentile_range(histogram, ends[_SEEN], self.percentile)
+            return torch.tensor(low), torch.tensor(high)
+        low, high = ends[_AVERAGE if self.method == "moving_average" else _SEEN]
+        return low, high
+
+
+def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:
+    """Return the smallest and largest finite value, ``(2,)``, (inf, -inf) if there is none; and how many are not finite."""
+    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+        found = torch.stack(torch.aminmax(values))
+        if math.isfinite(number(found[0])) and math.isfinite(number(found[1])):  # aminmax hands on a NaN
+            return found, 0
+    finite = torch.isfinite(values)
+    found = torch.stack((torch.where(finite, values, math.inf).amin(), torch.where(finite, values, -math.inf).amax()))
+    return found, values.numel() - finite.sum()
+
+
+def check_range_options(method: object, averaging_constant: object, bins: object, percentile: object, channel_dim: object) -> None:
+    """Raise if an option of :class:`RangeTable` is not sensible.
+
+    Raises:
+        TypeError: If one is of a wrong type.
+        ValueError: If one is out of range, or channels are asked for with a method other than ``minmax``.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
+    for name, value in (("averaging_constant", averaging_constant), ("percentile", percentile)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number; got {value!r}.")
+    if not 0 < averaging_constant <= 1:  # type: ignore[operator]  # a number, as just checked
+        raise ValueError(
+            f"averaging_constant must be above 0 and at most 1 (the weight of a new call); got {averaging_constant!r}."
+        )
+    if not 0 < percentile <= 100:  # type: ignore[operator]
+        raise ValueError(f"percentile must be above 0 and at most 100 (percent of the values kept); got {percentile!r}.")
+    if isinstance(bins, bool) or not isinstance(bins, int):
+        raise TypeError(f"bins must be an integer of at least 2; got {bins!r}.")
+    if bins < 2:
+        raise ValueError(f"bins must be at least 2; got {bins!r}.")
+    if channel_dim is None:
+        return
+    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
+        raise TypeError(f"channel_dim must be an integer (the dimension of the channels) or None; got {channel_dim!r}.")
+    if method != "minmax":
+        raise ValueError(f"channel_dim goes with method='minmax' only; got channel_dim={channel_dim!r} and method={method!r}.")
+
+
+def _wider(known: Tensor, found: Tensor) -> Tensor:
+    return torch.stack((torch.minimum(known[0], found[0]), torch.maximum(known[1], found[1])))
+
+
+def _channel_ranges(extremes: Tensor, dtype: str, scheme: str) -> tuple[ChannelRange, ...]:
+    heard = extremes[0] <= extremes[1]
+    if not heard.any():
+        return ()
+    width = int(heard.nonzero()[-1]) + 1  # what is beyond was never there
+    heard, extremes = heard[:width], extremes[:, :width]
+    known = torch.where(heard, extremes, 0.0)
+    scales, zero_points = quantization_parameters(known[0], known[1], dtype, scheme)
+    columns = zip(heard.tolist(), *extremes.tolist(), scales.tolist(), zero_points.tolist(), strict=True)
+    return tuple(ChannelRange(*numbers) if there else ChannelRange(math.nan, math.nan, 1.0, 0) for there, *numbers in columns)

@@ -1,0 +1,123 @@
+"""The alert: which site is ill, of what, since when, what follows from it, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_hooks.reports.kinds import title_of
+from lightning_hooks.reports.plain import to_plain
+
+Severity = Literal["info", "warning", "critical"]
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+"""From what is worth knowing to what ends a training."""
+
+FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift")
+GRADIENT_KINDS = (
+    *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
+    *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
+)
+CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
+
+ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + GRADIENT_KINDS + CLIP_KINDS))
+"""Every kind that the built-in rules raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One finding of a rule.
+
+    Attributes:
+        kind: What is wrong, one of ``ALERT_KINDS`` or a kind of the user's own rule.
+        site: Where: the name of a module, a parameter or an optimizer.
+        value: What was measured.
+        threshold: What it was held against.
+        epoch: The epoch whose report showed it.
+        step: The global step at the end of that epoch.
+        severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
+            something changes).
+        message: What was seen, the likely cause, and what to try: the diagnosis and the advice, unless given otherwise.
+        since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
+            end of the epoch that showed it first. None in what a rule returns; filled in when the alert is taken up.
+        cause: The alert that this one follows from, as ``kind at site``; empty for a root.
+        consequences: Of a root: the alerts that follow from it, as ``kind at site``.
+        batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
+        title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.reports.kinds.KINDS`.
+        diagnosis: What was seen and the likely cause; empty for the message.
+        advice: What to try, as short imperatives, the most likely remedy first.
+        also: Of a root: the other sites with the same problem that do not follow from it.
+    """
+
+    kind: str
+    site: str
+    value: float
+    threshold: float
+    epoch: int
+    step: int
+    severity: Severity
+    message: str = ""
+    since_step: int | None = None
+    cause: str = ""
+    consequences: tuple[str, ...] = ()
+    batch: int | None = None
+    title: str = ""
+    diagnosis: str = ""
+    advice: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # frozen for everybody else
+        if not self.title:
+            set_field(self, "title", title_of(self.kind))
+        if not self.message:
+            set_field(self, "message", " ".join([self.diagnosis, *(f"{step}." for step in self.advice)]).strip())
+        if not self.diagnosis:
+            set_field(self, "diagnosis", self.message)
+
+    @property
+    def name(self) -> str:
+        """``kind at site``."""
+        return f"{self.kind} at {self.site}"
+
+    @property
+    def where(self) -> str:
+        """The site, and how many more have the same problem."""
+        return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+
+    def __str__(self) -> str:
+        follows = f" What follows: {_grouped(self.consequences)}." if self.consequences else ""
+        return " ".join(
+            f"[{self.severity}] {self.kind} at {self.where}: {self.message}{follows}".split()
+        )  # one line, whoever wrote the message
+
+    def record(self) -> dict[str, Any]:
+        """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def _grouped(names: Sequence[str], most: int = 3) -> str:
+    """``zero at 12 places (a, b, c, …), vanishing at x``: what follows, in a line."""
+    sites: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, site = name.partition(" at ")
+        sites.setdefault(kind, []).append(site)
+    parts = []
+    for kind, places in sites.items():
+        shown = ", ".join(places[:most]) + (", …" if len(places) > most else "")
+        parts.append(f"{kind} at {shown}" if len(places) == 1 else f"{kind} at {len(places)} places ({shown})")
+    return "; ".join(parts)
+
+
+class AlertError(RuntimeError):
+    """Raised by ``on_alert="raise"``.
+
+    Attributes:
+        alerts: What made it raise, causes first.
+    """
+
+    def __init__(self, alerts: Sequence[Alert]) -> None:
+        self.alerts = tuple(alerts)
+        super().__init__("\n".join(str(alert) for alert in self.alerts))

@@ -1,0 +1,159 @@
+"""What each monitor says once per epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.clipping.watch import StepEvents
+from lightning_hooks.quantization import ActivationRange
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.plain import PlainReport
+from lightning_hooks.reports.setups import ParameterSetup
+from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.statistics.loss import LossStats
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FeatureReport(PlainReport):
+    """Feature statistics of one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        sites: Module name to its statistics, in the order of their first call; only modules that were called.
+        silent: Selected modules whose hook never fired in a sampled batch, on any rank.
+        unmeasured: Of these, the modules that were called and put out no floating-point number, on any rank.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the epoch, on the rank with the most.
+        alerts: What the rules found, causes first.
+        order: The selected modules in the order in which they were first called in this fit; those never called come last.
+        inputs: ``training`` and ``validation`` to the statistics of what the model was fed, in the sampled training batches and
+            in the first validation batches of the epoch; empty where batches hold no floating-point tensor.
+        input_place: Where in a batch that was found, such as ``[0]``.
+        same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not looked at.
+        initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
+            fan-in.
+        initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
+            that no other is like.
+        shared: Modules that one parent holds under several names: the first name to the others.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, FeatureStats]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    inputs: dict[str, FeatureStats] = field(default_factory=dict)
+    input_place: str = ""
+    same_samples: bool | None = None
+    initial_gains: dict[str, float] = field(default_factory=dict)
+    initial_roles: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GradientFlowReport(PlainReport):
+    """Gradient flow of one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        modules: Module name to the gradient at its output, in the order in which modules were first called; only where one arrived.
+        parameters: Parameter name to its gradient at the optimizer step, in the order in which their modules were first called;
+            only where one was measured or missing.
+        total_norm: Mean over measured optimizer steps of the L2 norm over all the optimizer's gradients; with several
+            optimizers the root of the summed squares of their means; NaN if none was finite.
+        silent: Selected modules at whose output no gradient arrived in a sampled batch, on any rank: frozen, detached,
+            unused, or never called.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the epoch, on the rank with the most.
+        alerts: What the rules found, causes first.
+        order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
+        setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
+        loss: The loss of the window's batches; None where no backward pass was announced.
+        squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
+    """
+
+    epoch: int
+    step: int
+    modules: dict[str, GradientStats]
+    parameters: dict[str, ParameterGradientStats]
+    total_norm: float
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    setups: dict[str, ParameterSetup] = field(default_factory=dict)
+    squashed_twice: str = ""
+    loss: LossStats | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClipReport(PlainReport):
+    """What clipping did in one epoch.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
+        events: Optimizer name to what happened at single steps of it.
+        alerts: What the rules found, causes first.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
+    """
+
+    epoch: int
+    step: int
+    optimizers: dict[str, ClipStats]
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    events: dict[str, StepEvents] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RangeReport(PlainReport):
+    """Activation ranges of one epoch, or of one calibration.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        step: The trainer's ``global_step`` at its end.
+        sites: Module name to the range of its output, in model order; only modules that were called.
+        silent: Selected modules whose hook never fired in a sampled batch, on any rank, or put out no floating-point tensor.
+        sampled_batches: Batches that were listened to, on this rank.
+        batches: Batches of the epoch, on this rank.
+        alerts: None are raised.
+        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
+            hundredth), on this rank; None where it could not be told.
+        every_n_steps: The sampling in force at the epoch's end.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, ActivationRange]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+
+
+Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport

@@ -1,0 +1,7 @@
+"""The health report of a run: read from its file, judged, written as a page, as Markdown, and beside another run."""
+
+from lightning_hooks.run_report.page import health_page
+from lightning_hooks.run_report.run import Run, read_run
+from lightning_hooks.run_report.verdict import Problem, Verdict, judge
+
+__all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]

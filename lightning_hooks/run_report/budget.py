@@ -1,0 +1,108 @@
+"""Keeping a run's file within bounds: old reports lose their tables, evenly; alerts, times and settings are kept of all epochs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning_hooks.run_report.files import write_whole
+from lightning_hooks.run_report.lines import STATISTICS, is_table, read_lines, with_columns
+
+MOST_BYTES = 8_000_000
+"""A file that is larger is thinned to half of it."""
+LEAST = 4
+"""Tables that are kept of each monitor whatever their size: those of the first epoch and of the last ones."""
+
+
+def thin(file: Path, most: int = MOST_BYTES) -> bool:
+    """Thin a run's file if it is larger than ``most`` bytes; whether it was.
+
+    Of the epochs of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
+    that is not enough, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
+
+    Args:
+        file: The file.
+        most: Its largest size; afterwards it has half of that, or little more than one epoch where that is larger.
+    """
+    if not file.exists() or file.stat().st_size <= most:
+        return False
+    sizes = [(event, size) for event, size in _sized(file) if event.get("event") == "report"]
+    last = {_key(event): int(event.get("epoch", 0)) for event, _ in sizes}
+    first = {_key(event): int(event.get("epoch", 0)) for event, _ in reversed(sizes)}
+    ends = {(key, epoch) for ends in (first, last) for key, epoch in ends.items()}
+    tables = [(_key(event), int(event.get("epoch", 0)), size) for event, size in sizes]
+    stride = 1
+    while stride < 1 << 20 and sum(s for key, epoch, s in tables if not epoch % stride or (key, epoch) in ends) > most // 2:
+        stride *= 2
+    kept = {(key, epoch) for key, epoch, _ in tables if not epoch % stride} | ends
+    if sum(size for key, epoch, size in tables if (key, epoch) in ends) > most:
+        kept = set(last.items())
+    text = "".join(_rewritten(file, kept, set()))
+    scarce, before = 2, len(text) + 1
+    while most < len(text) < before:  # as long as that helps
+        plain = {epoch for _, epoch, _ in tables if epoch % scarce} - {epoch for _, epoch in kept}
+        before, scarce = len(text), 4 * scarce
+        text = "".join(_rewritten(file, kept, plain))
+    write_whole(file, text)
+    return True
+
+
+def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The events, without their tables, and how much the tables take."""
+    for event in read_lines(file):
+        report = event.get("report")
+        size = 0
+        if isinstance(report, dict):
+            size = len(json.dumps({name: report.pop(name) for name in STATISTICS if name in report}))
+        yield event, size
+
+
+def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
+    """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
+    names: dict[tuple[Any, ...], list[str]] = {}
+    written: set[tuple[Any, ...]] = set()
+    fields: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, what its lines so far hold
+    waiting: dict[tuple[str, str], dict[str, set[str]]] = {}  # what is only in dropped lines: fields, of tables their columns
+    for event in read_lines(file):
+        kind, report = event["event"], event.get("report")
+        if kind == "fit":
+            names, written, fields, waiting = {}, set(), {}, {}
+        if kind == "epoch" and event.get("epoch") in dropped:
+            continue
+        if kind == "report" and isinstance(report, dict):
+            whole = (_key(event), event.get("epoch")) in kept
+            for name in STATISTICS:
+                table = report.get(name)
+                if not isinstance(table, dict):
+                    continue
+                mark = (*_key(event), name, table.get("names"))
+                if "name" in table:
+                    names[mark] = table["name"]
+                if not whole:
+                    del report[name]
+                    event["thinned"] = True
+                elif "names" in table and mark not in written and mark in names:
+                    report[name] = {"name": names[mark], **table}
+                    written.add(mark)
+            known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
+            others = {name: value for name, value in report.items() if name not in STATISTICS}
+            for name, value in others.items():
+                known[name] = with_columns(known.get(name), value)
+            if not whole and event.get("epoch") in dropped and "alerts" not in event:
+                for name, value in others.items():
+                    missed.setdefault(name, set()).update(value if isinstance(value, dict) else ())
+                continue
+            for name, columns in missed.items():
+                whole_field = known[name]
+                if is_table(whole_field):
+                    there = columns.union(report.get(name, ()))
+                    whole_field = {column: values for column, values in whole_field.items() if column in there}
+                report[name] = whole_field
+            missed.clear()
+        yield json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def _key(event: dict[str, Any]) -> tuple[str, str]:
+    return str(event.get("monitor")), str(event.get("modules"))

@@ -1,0 +1,163 @@
+"""Curves over the epochs: where their points and labels stand, in percent from the left and from the top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.scale import Kind, Scale, numbered, scale
+
+MOST_MARKED = 40
+"""Up to so many epochs each point of a curve has a mark."""
+
+
+class Tick(NamedTuple):
+    """A label of an axis, at so many percent of it."""
+
+    at: float
+    text: str
+
+
+class Zone(NamedTuple):
+    """A rectangle whose title a pointer over it shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of :func:`chart`.
+
+    Attributes:
+        label: What it is.
+        values: One per epoch; what is not finite is left out.
+        color: A CSS colour.
+        dashed: Whether it is dashed, without marks, from edge to edge if all its values are the same: a threshold.
+        top: The upper edge of a band above it.
+    """
+
+    label: str
+    values: Sequence[float]
+    color: str
+    dashed: bool = False
+    top: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a curve without a gap."""
+
+    points: list[str]  # as SVG has them: ``x,y`` pairs, in order
+    band: list[str]  # the upper edge of the band above it, from the last to the first
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A :class:`Line` with its points in place."""
+
+    line: Line
+    level: float | None  # the height of a threshold from edge to edge; None for a curve
+    stretches: list[Stretch]
+    marked: bool  # whether each point has a mark
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over the epochs."""
+
+    label: str  # in words
+    height: int  # in pixels
+    curves: list[Curve]  # from the lowest to the uppermost
+    ticks: list[Tick]  # along the axis of values
+    epochs: list[Tick]  # along the axis of epochs
+    zones: list[Zone]  # one per epoch; its title holds the epoch's numbers
+
+
+def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log") -> Chart:
+    """Place curves over the epochs.
+
+    Args:
+        lines: At least one.
+        epochs: Where their values stand.
+        height: In pixels.
+        kind: Of the scale.
+    """
+    axis = scale((value for line in lines for value in [*line.values, *(line.top or ())]), kind)
+    xs = [50.0] if len(epochs) == 1 else [round(100 * place / (len(epochs) - 1), 2) for place in range(len(epochs))]
+    label = ", ".join(line.label for line in lines) + f" over epochs {epochs[0]} to {epochs[-1]}"
+    return Chart(
+        label,
+        height,
+        [_curve(line, xs, axis) for line in lines],
+        [Tick(_height(tick, axis), tick_text(tick, axis)) for tick in axis.ticks],
+        epoch_ticks(epochs, xs),
+        _zones(lines, epochs, xs, percent if kind == "share" else number),
+    )
+
+
+def epoch_ticks(epochs: Sequence[int], xs: Sequence[float]) -> list[Tick]:
+    """The numbers of some epochs, each where its ``x`` is."""
+    return [Tick(xs[place], f"epoch {epochs[place]}" if place == 0 else str(epochs[place])) for place in numbered(len(epochs))]
+
+
+def tick_text(tick: float, axis: Scale) -> str:
+    """A number along an axis: a power of ten as ``1e-3`` where all are, else in full."""
+    if axis.kind == "share":
+        return percent(tick)
+    powers = axis.kind == "log" and all(math.isclose(one, 10.0 ** round(math.log10(one))) for one in axis.ticks)
+    return f"1e{round(math.log10(tick))}" if powers else f"{tick:.6g}"
+
+
+def strip(active: Iterable[int], epochs: Sequence[int]) -> list[tuple[int, int]]:
+    """The marked ones among all epochs, as (place of the first, how many) of each run of them."""
+    place = {epoch: index for index, epoch in enumerate(epochs)}
+    blocks: list[tuple[int, int]] = []
+    for index in sorted(place[epoch] for epoch in active if epoch in place):
+        if blocks and index == sum(blocks[-1]):
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + 1)
+        else:
+            blocks.append((index, 1))
+    return blocks
+
+
+def _height(value: float, axis: Scale) -> float:
+    return round(100 - 100 * axis.place(value), 2)
+
+
+def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
+    known = [value for value in line.values if axis.shows(value)]
+    if line.dashed and known and min(known) == max(known):
+        return Curve(line, _height(known[0], axis), [], False)
+    places: list[list[int]] = [[]]
+    for place, value in enumerate(line.values):
+        if axis.shows(value):
+            places[-1].append(place)
+        elif places[-1]:
+            places.append([])
+    top = line.top or [math.nan] * len(xs)
+    stretches = [
+        Stretch(
+            [f"{xs[i]},{_height(line.values[i], axis)}" for i in stretch],
+            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(stretch) if math.isfinite(top[i])],
+        )
+        for stretch in places
+        if stretch
+    ]
+    return Curve(line, None, stretches, len(xs) <= MOST_MARKED and not line.dashed)
+
+
+def _zones(lines: Sequence[Line], epochs: Sequence[int], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
+    half = 50 / max(len(xs) - 1, 1)
+    zones = []
+    for place, (epoch, x) in enumerate(zip(epochs, xs, strict=True)):
+        left, right = max(x - half, 0.0), min(x + half, 100.0)
+        values = "".join(f"; {line.label}: {shown(line.values[place])}" for line in lines)
+        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"epoch {epoch}{values}"))
+    return zones

@@ -1,0 +1,69 @@
+"""``lightning-hooks``, or ``python -m lightning_hooks``: a run's report made again, and two runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_hooks.run_report.compare import compare
+from lightning_hooks.run_report.compare_view import compare_lines
+from lightning_hooks.run_report.files import write_health, write_whole
+from lightning_hooks.run_report.page import compare_page
+from lightning_hooks.run_report.run import Run, read_run
+from lightning_hooks.run_report.verdict import judge
+from lightning_hooks.trackers.console import visible
+
+SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return 0, or 2 if a run cannot be read."""
+    parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
+    report.add_argument("run", type=Path, help="its log directory, such as lightning_logs/version_0")
+    report.add_argument("--output", type=Path, help="the folder to write to (default: where the run's reports are)")
+    both = commands.add_parser("compare", help="put two runs side by side: what differs, layer by layer, the most first")
+    both.add_argument("run_a", type=Path, help="the log directory of the first")
+    both.add_argument("run_b", type=Path, help="the log directory of the second")
+    both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
+    both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html beside the second's reports)")
+    options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
+    try:
+        lines = _report(options) if options.command == "report" else _compare(options)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
+        return 2
+    print("\n".join(visible(line) for line in lines))  # noqa: T201
+    return 0
+
+
+def verdict_lines(run: Run) -> list[str]:
+    """A run's verdict as lines for a terminal."""
+    verdict = judge(run)
+    lines = [f"{SIGNS[verdict.status]} {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
+    for problem in verdict.problems:
+        if problem.severity != "info":
+            state = problem.severity if problem.lasts else "passed"
+            text = f"[{state}] {problem.what} at {problem.where}, {problem.when}. {problem.seen}"
+            text = " ".join([text, *(f"{step}." for step in problem.advice)])
+            lines += ["", *textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False)]
+    return lines
+
+
+def _report(options: argparse.Namespace) -> list[str]:
+    run = read_run(options.run)
+    written = write_health(run, options.output)
+    return [*verdict_lines(run), "", *(f"Written: {path}" for path in written)]
+
+
+def _compare(options: argparse.Namespace) -> list[str]:
+    found = compare(read_run(options.run_a), read_run(options.run_b), options.epoch)
+    path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
+    return [*compare_lines(found), "", f"Written: {path}"]

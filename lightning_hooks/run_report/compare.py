@@ -1,0 +1,230 @@
+"""Two runs side by side: what differs, layer by layer, the most first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hooks.plots.series import FRACTIONS, TABLES
+from lightning_hooks.run_report.run import Recorded, Run
+from lightning_hooks.run_report.verdict import GRAVITY, Course, Verdict, courses, judge
+
+COMPARED = (
+    ("gradient_flow", "modules", "rms", "gradient RMS"),
+    ("gradient_flow", "parameters", "update_ratio", "update ratio"),
+    ("features", "sites", "std", "output std"),
+    ("features", "sites", "zero_fraction", "zeros"),
+    ("features", "sites", "dead_fraction", "dead units"),
+    ("features", "sites", "saturated_fraction", "saturated"),
+    ("features", "sites", "nonfinite_fraction", "NaN or infinite"),
+    ("gradient_clip", "optimizers", "norm_before", "norm before clipping"),
+    ("gradient_clip", "optimizers", "rate", "steps clipped"),
+)
+"""What is compared: prefix, table, statistic, in words."""
+
+
+NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors")
+"""What a ``fit`` event says that is not a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One number of two runs.
+
+    Attributes:
+        what: In words.
+        stat: The statistic's name.
+        name: Of the layer.
+        a: In the first run.
+        b: In the second.
+    """
+
+    what: str
+    stat: str
+    name: str
+    a: float
+    b: float
+
+    @property
+    def share(self) -> bool:
+        """Whether it is a share, from 0 to 1."""
+        return self.stat in FRACTIONS
+
+    @property
+    def size(self) -> float:
+        """How much they differ: in decades, and shares so that from none to all weighs as much as a thousandfold."""
+        finite = math.isfinite(self.a), math.isfinite(self.b)
+        if finite == (False, False) or self.a == self.b:
+            return 0.0
+        if not all(finite):
+            return math.inf
+        if self.share:
+            return 3 * abs(self.b - self.a)
+        if self.a <= 0 or self.b <= 0:
+            return math.inf if self.a <= 0 < self.b or self.b <= 0 < self.a else 0.0
+        return abs(math.log10(self.b) - math.log10(self.a))
+
+    @property
+    def change(self) -> str:
+        """From the first to the second, in words."""
+        if self.a == self.b or (math.isnan(self.a) and math.isnan(self.b)):
+            return "same"
+        if not math.isfinite(self.a) or not math.isfinite(self.b):
+            return "not finite in A" if math.isfinite(self.b) else "not finite in B"
+        if self.share:
+            return f"{100 * (self.b - self.a):+.3g} points"
+        if self.a <= 0 or self.b <= 0:
+            return "zero in A" if self.a <= 0 else "zero in B"
+        factor = self.b / self.a
+        return f"× {_times(factor)}" if factor >= 1 else f"÷ {_times(1 / factor)}"  # noqa: RUF001  the signs of arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        a: The first.
+        b: The second.
+        epoch: The epoch at which numbers are compared: the last that both have.
+        verdicts: Of both.
+        differences: Of layers that both have, the largest first.
+        only_a: (What, name) of layers that only the first has.
+        only_b: That only the second has.
+        alerts_a: Alerts that only the first ended with.
+        alerts_b: That only the second ended with.
+        alerts_both: That both ended with, as the first has them.
+        settings: (Name, first, second) of what was set up differently.
+    """
+
+    a: Run
+    b: Run
+    epoch: int
+    verdicts: tuple[Verdict, Verdict]
+    differences: tuple[Difference, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    alerts_a: tuple[Course, ...]
+    alerts_b: tuple[Course, ...]
+    alerts_both: tuple[Course, ...]
+    settings: tuple[tuple[str, Any, Any], ...]
+
+    def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
+        """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
+
+        An alert explains what differs at its own site, which comes first, and where its consequences are. The gravest alert has the
+        first group.
+        """
+        left = [difference for difference in self.differences if difference.size > 0]
+        found: list[tuple[Course | None, list[Difference]]] = []
+        for course in sorted((*self.alerts_a, *self.alerts_b), key=lambda course: GRAVITY.get(course.severity, 3)):
+            own = [difference for difference in left if _within(difference.name, course.alert.site)]
+            sites = [name.partition(" at ")[2] for name in course.alert.consequences]
+            follow = [d for d in left if d not in own and any(_within(d.name, site) for site in sites)]
+            left = [difference for difference in left if difference not in own and difference not in follow]
+            found.append((course, [*own, *follow]))
+        return [(course, group) for course, group in (*found, (None, left)) if group]
+
+    def of(self, stat: str, what: str | None = None) -> list[Difference]:
+        """The differences of one statistic, in the model's order."""
+        found = [difference for difference in self.differences if difference.stat == stat and what in (None, difference.what)]
+        order = {name: place for place, name in enumerate(names_of(self.a))}
+        return sorted(found, key=lambda difference: order.get(difference.name, len(order)))
+
+
+def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
+    """Put two runs side by side.
+
+    Args:
+        a: The first.
+        b: The second.
+        epoch: Where to compare; None for the last that both have.
+
+    Raises:
+        ValueError: If there is no epoch that both have, or not that one.
+    """
+    both = sorted(_kept(a) & _kept(b))
+    if not both or (epoch is not None and epoch not in both):
+        some = f"epochs {both[0]} to {both[-1]}" if both else "no epoch"
+        wanted = "" if epoch is None else f" at epoch {epoch}"
+        raise ValueError(f"cannot compare{wanted}: {a.name} and {b.name} have {some} in common.")
+    at = both[-1] if epoch is None else epoch
+    found: list[Difference] = []
+    only: tuple[dict[str, None], dict[str, None]] = ({}, {})
+    for prefix, table, stat, what in COMPARED:
+        first, second = _numbers(a, prefix, table, stat, at), _numbers(b, prefix, table, stat, at)
+        found += [Difference(what, stat, name, first[name], second[name]) for name in first if name in second]
+        names = _names(a, prefix, table, at), _names(b, prefix, table, at)
+        if all(names):  # by name: a layer may be there without this number, such as an update ratio where nothing was updated
+            only[0].update(dict.fromkeys(name for name in names[0] if name not in names[1]))
+            only[1].update(dict.fromkeys(name for name in names[1] if name not in names[0]))
+    found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of COMPARED and of the model
+    mine, theirs = ({(course.alert.kind, course.alert.site): course for course in courses(run) if _told(course)} for run in (a, b))
+    return Comparison(
+        a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only[0]), _outermost(only[1]),
+        tuple(course for key, course in mine.items() if key not in theirs),
+        tuple(course for key, course in theirs.items() if key not in mine),
+        tuple(course for key, course in mine.items() if key in theirs),
+        tuple(_settings(a, b)),
+    )  # fmt: skip
+
+
+def names_of(run: Run) -> list[str]:
+    """All names of a run's last reports, in order."""
+    tables = [getattr(recorded.last, table, {}) for recorded in run.monitors for table in TABLES]
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _outermost(names: dict[str, None]) -> tuple[str, ...]:
+    """Names without the parameters of a module that is among them."""
+    return tuple(name for name in names if name.rpartition(".")[0] not in names)
+
+
+def _within(name: str, site: str) -> bool:
+    """Whether a name is a site's, or that of one of its parameters."""
+    return name == site or name.startswith(f"{site}.")
+
+
+def _told(course: Course) -> bool:
+    return course.lasts and course.severity != "info"
+
+
+def _kept(run: Run) -> set[int]:
+    return {epoch for recorded in run.monitors for epoch in recorded.columns}
+
+
+def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for recorded in run.of(prefix):
+        found |= _column(recorded, table, stat, epoch)
+    return found
+
+
+def _names(run: Run, prefix: str, table: str, epoch: int) -> dict[str, None]:
+    """All names of a table at an epoch, whatever is known of them."""
+    return dict.fromkeys(name for recorded in run.of(prefix) for name in recorded.columns.get(epoch, {}).get(table, ((), {}))[0])
+
+
+def _column(recorded: Recorded, table: str, stat: str, epoch: int) -> dict[str, float]:
+    names, stats = recorded.columns.get(epoch, {}).get(table, ((), {}))
+    values = stats.get(stat)
+    if values is None:
+        return {}
+    return {name: float(value) for name, value in zip(names, values, strict=True) if not math.isinf(value)}
+
+
+def _settings(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
+    keys = dict.fromkeys(key for run in (a, b) for key in run.fit if key not in NOT_SETTINGS)
+    pairs = [(key, a.fit.get(key), b.fit.get(key)) for key in keys]
+    pairs += [("monitors", _listed(a), _listed(b)), ("epochs", len(a.epochs), len(b.epochs))]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _listed(run: Run) -> str:
+    return ", ".join(f"{recorded.prefix} ({recorded.modules})" for recorded in run.monitors)
+
+
+def _times(factor: float) -> str:
+    """A factor of at least 1, in three digits."""
+    return f"{factor:.0f}" if 100 <= factor < 1e6 else f"{factor:.3g}"

@@ -1,0 +1,158 @@
+"""Two runs side by side as their page shows them, and as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_hooks.plots.names import shortened
+from lightning_hooks.run_report.charts import Chart, Line, chart
+from lightning_hooks.run_report.compare import Comparison, Difference
+from lightning_hooks.run_report.limits import Limits
+from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.rows import Row, Rows, rows
+from lightning_hooks.run_report.verdict import Course
+from lightning_hooks.trackers.console import table_lines
+
+MOST = 25
+"""How many differences are shown as those that matter most."""
+MOST_OF_A_CAUSE = 5
+"""How many of them under one cause."""
+
+LAYERS = (  # statistic, in words
+    ("rms", "Gradient RMS at each module's output"),
+    ("update_ratio", "Update ratio of each parameter"),
+    ("std", "Spread (std) of each module's output"),
+)
+SHARES = (
+    ("dead_fraction", "Dead units of each rectifier"),
+    ("saturated_fraction", "Saturated values of each bounded activation"),
+    ("zero_fraction", "Zeros in each module's output"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Differences with one cause."""
+
+    title: str  # the cause; empty where there is but one group without
+    cells: list[tuple[str, str, str, str, str]]  # of each that is shown: name, what, A, B, the change
+    more: int  # how many are not shown
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """One statistic of the layers of two runs."""
+
+    title: str  # the statistic in words
+    rows: Rows  # the layers that are drawn
+    total: int  # how many there are
+
+
+@dataclass(frozen=True)
+class ComparisonView:
+    """Two runs side by side; a section that has nothing to show is empty. Each is computed when a template asks for it."""
+
+    found: Comparison
+    limits: Limits
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """What differs most, by cause."""
+        return groups(self.found)
+
+    @cached_property
+    def alerts(self) -> list[tuple[str, Sequence[Course]]]:
+        """The alerts at the end, by who has them."""
+        found = self.found
+        every = (("Only in A", found.alerts_a), ("Only in B", found.alerts_b), ("In both", found.alerts_both))
+        return [(title, alerts) for title, alerts in every if alerts]
+
+    @cached_property
+    def layers(self) -> list[Layers]:
+        """The layers of both on one scale."""
+        found = []
+        for linear, group in ((False, LAYERS), (True, SHARES)):
+            for stat, title in group:
+                differences = self.found.of(stat)
+                if not differences or (linear and not any(difference.a or difference.b for difference in differences)):
+                    continue
+                kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
+                lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
+                found.append(Layers(title, rows(lines, "A to B", linear), len(differences)))
+        return found
+
+    @cached_property
+    def clipping(self) -> list[tuple[str, Chart]]:
+        """Norms before clipping of each optimizer."""
+        return [
+            (optimizer, self._norms(optimizer))
+            for optimizer in dict.fromkeys(difference.name for difference in self.found.of("norm_before"))
+        ]
+
+    def _norms(self, optimizer: str) -> Chart:
+        known: list[dict[int, float]] = []
+        for run in (self.found.a, self.found.b):
+            values: dict[int, float] = {}
+            for recorded in run.of("gradient_clip"):
+                if optimizer in recorded.series("optimizers", "norm_before").names:
+                    values |= dict(zip(recorded.columns, recorded.values("optimizers", "norm_before", optimizer), strict=True))
+            known.append(values)
+        epochs = sorted({epoch for values in known for epoch in values})
+        lines = [
+            Line(f"{letter}: norm before clipping", [values.get(epoch, float("nan")) for epoch in epochs], color)
+            for letter, values, color in zip("AB", known, ("var(--blue)", "var(--amber)"), strict=True)
+        ]
+        return chart(lines, epochs)
+
+    @property
+    def only(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Layers that only one of them has."""
+        return [(letter, names) for letter, names in (("A", self.found.only_a), ("B", self.found.only_b)) if names]
+
+
+def groups(found: Comparison) -> list[Group]:
+    """What differs most, by cause."""
+    by_cause = found.by_cause()
+    made = []
+    for course, differences in by_cause:
+        most = MOST if course is None else MOST_OF_A_CAUSE
+        title = "Without an alert that explains it" if len(by_cause) > 1 else ""
+        if course is not None:
+            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and what follows"
+        cells = [(d.name, d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in differences[:most]]
+        made.append(Group(title, cells, len(differences[most:])))
+    return made
+
+
+def _shown(difference: Difference, value: float) -> str:
+    return percent(value) if difference.share else number(value)
+
+
+def compare_lines(found: Comparison) -> list[str]:
+    """Two runs side by side as plain lines."""
+    lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
+    different = groups(found)
+    if different:
+        lines.append(f"What differs most, epoch {found.epoch}:")
+    for group in different:
+        cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
+        lines += [f"  {group.title}:"] * bool(group.title)
+        lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
+        lines += [f"  and {group.more} more"] * bool(group.more)
+    if not different:
+        lines.append(f"All numbers of epoch {found.epoch} that both runs have are the same.")
+    for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
+        if alerts:
+            lines += ["", f"{title} ({len(alerts)}):"]
+            lines += [
+                f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since epoch {course.since}"
+                for course in alerts[:10]
+            ]
+    for letter, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            lines += ["", f"Only in {letter}: {', '.join(names[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}"]
+    for key, a, b in found.settings:
+        lines.append(f"{key}: {a} in A, {b} in B")
+    return lines

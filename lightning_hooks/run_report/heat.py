@@ -1,0 +1,190 @@
+"""Heat maps as small PNG images: made of bytes, so that no picture library is needed where training runs."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_hooks.plots.names import Labels, labels
+from lightning_hooks.plots.roles import relative_to_first
+from lightning_hooks.plots.series import FRACTIONS, Series
+from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
+from lightning_hooks.run_report.numerals import number, percent
+
+# Viridis (Smith and van der Walt, 2015), which people with any colour vision read in the same order; 16 of its colours.
+VIRIDIS = (
+    *("440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e"),
+    *("1f988b", "22a884", "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"),
+)
+# From blue (less) over grey to vermillion (more), as people with any colour vision tell them apart.
+DIVERGING = ("0a3d6b", "0072b2", "56a5d0", "a9cfe4", "e6e6e6", "f3c6a5", "e8935b", "d55e00", "7f2d00")
+SHADES = 48
+"""How many colours an image has, beside transparent for what was not measured: enough to see, few enough to compress."""
+MOST_TITLED_CELLS = 1200
+"""Up to so many cells of a heat map have a title each; above, each row has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A heat map, ready for a page.
+
+    Attributes:
+        png: The image, a pixel per name and epoch; transparent where nothing was measured.
+        rows: How many names.
+        columns: How many epochs.
+        labels: What is written beside the rows.
+        low: The number of the darkest colour.
+        high: That of the brightest.
+        log: Whether the scale between is logarithmic.
+        values: What is drawn: shares, sizes, or sizes over the first of their row; shape ``(rows, columns)``.
+        names: Of the rows.
+        epochs: Of the columns.
+        relative: Whether it is relative to the first of each row.
+    """
+
+    png: bytes
+    rows: int
+    columns: int
+    labels: Labels
+    low: float
+    high: float
+    log: bool
+    values: np.ndarray
+    names: tuple[str, ...]
+    epochs: tuple[int, ...]
+    relative: bool = False
+
+    @property
+    def colors(self) -> Sequence[str]:
+        """The colours of the scale, from low to high."""
+        return DIVERGING if self.relative else VIRIDIS
+
+    @property
+    def uri(self) -> str:
+        """The image as a ``data:`` address."""
+        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+    @property
+    def gradient(self) -> str:
+        """The scale's colours as a CSS gradient, left to right."""
+        return f"linear-gradient(to right,{','.join(f'#{color}' for color in self.colors)})"
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return self.rows * 14 if self.rows <= 60 else min(max(3 * self.rows, 840), 900)
+
+    @property
+    def names_shown(self) -> list[Tick]:
+        """Names of rows, at so many percent from the top."""
+        places = zip(self.labels.positions, self.labels.texts, strict=True)
+        return [Tick(round(100 * (at + 0.5) / self.rows, 2), text) for at, text in places]
+
+    @property
+    def epochs_shown(self) -> list[Tick]:
+        """Numbers of epochs, at so many percent from the left."""
+        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / self.columns, 2) for place in range(self.columns)])
+
+    @property
+    def zones(self) -> list[Zone]:
+        """A title for each number; of a large one for the last number of each row."""
+        if self.rows * self.columns <= MOST_TITLED_CELLS:
+            return [
+                Zone(x, y, 1, 1, f"{name}, epoch {epoch}: {self._shown(float(self.values[y, x]))}")
+                for y, name in enumerate(self.names)
+                for x, epoch in enumerate(self.epochs)
+            ]
+        return [
+            Zone(0, y, self.columns, 1, f"{name}, epoch {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
+            for y, name in enumerate(self.names)
+        ]
+
+    @property
+    def scale_shown(self) -> list[str]:
+        """Numbers at the beginning, at a quarter, in the middle, at three quarters, and at the end of the scale."""
+        shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+        if not self.log:
+            return [percent(self.low + share * (self.high - self.low)) for share in shares]
+        low, high = math.log10(self.low), math.log10(self.high)
+        values = [10 ** (low + share * (high - low)) for share in shares]
+        if not self.relative:
+            return [f"{value:.2g}" for value in values]
+        return ["the same" if value == 1 else f"{value:.0e}x" if value >= 100 else f"{value:.2g}x" for value in values]
+
+    def _shown(self, value: float) -> str:
+        if not math.isfinite(value):
+            return "not measured"
+        return f"{value:.3g} times the first" if self.relative else number(value) if self.log else percent(value)
+
+
+def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int = 300, relative: bool = False) -> HeatMap | None:
+    """Draw a statistic of names by epochs; None if there is no number in it.
+
+    Args:
+        table: The numbers.
+        stat: Of what: shares have a scale from 0 to 1, others the logarithm of their size.
+        most_rows: Of more names every k-th is drawn.
+        most_columns: Of more epochs every k-th is drawn.
+        relative: Draw sizes over the first of their row: layers of different types differ a thousandfold in health, and would be
+            stripes. Shares are drawn as they are.
+    """
+    every_row = max(1, -(-len(table.names) // most_rows))
+    every_column = max(1, -(-len(table.epochs) // most_columns))
+    values = table.values[::every_row, ::every_column]
+    log = stat not in FRACTIONS
+    relative = relative and log
+    if relative:
+        values = relative_to_first(values)
+    finite = np.isfinite(values)
+    if not finite.any():
+        return None
+    if relative:
+        with np.errstate(divide="ignore"):
+            powers = np.where(values > 0, np.log10(np.where(finite, values, 1.0)), -np.inf)
+        most = min(max(float(np.abs(powers[finite & (values > 0)]).max(initial=0.0)), 0.5), 300.0)
+        low, high, place = 10.0**-most, 10.0**most, (powers / most + 1) / 2
+    elif log:
+        sizes = np.abs(np.where(finite, values, 0.0))
+        some = sizes[sizes > 0]
+        low, high = (float(some.min()), float(some.max())) if some.size else (0.1, 1.0)
+        if high < 10 * low:
+            low, high = low / 10**0.5, high * 10**0.5
+        with np.errstate(divide="ignore"):
+            place = (np.log10(sizes) - np.log10(low)) / (np.log10(high) - np.log10(low))
+    else:
+        low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
+    shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
+    chosen = labels(table.names[::every_row])
+    colors = DIVERGING if relative else VIRIDIS
+    return HeatMap(
+        png(shades, colors), shades.shape[0], shades.shape[1], chosen, low, high, log, values,
+        table.names[::every_row], table.epochs[::every_column], relative,
+    )  # fmt: skip
+
+
+def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:
+    """Encode ``(rows, columns)`` indices into the palette as a PNG; 0 is transparent."""
+    rows, columns = indices.shape
+    scanlines = np.concatenate([np.zeros((rows, 1), np.uint8), indices], axis=1).tobytes()  # filter 0 before each
+    header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
+    palette = bytes(channel for color in ["000000", *shades(colors)] for channel in bytes.fromhex(color))
+    chunks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\x00"), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
+    """The colours, dark to bright, as hexadecimal."""
+    anchors = np.array([list(bytes.fromhex(color)) for color in colors], dtype=float)
+    at = np.linspace(0, len(anchors) - 1, SHADES)
+    channels = [np.interp(at, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
+    return ["".join(f"{round(value):02x}" for value in color) for color in np.transpose(channels)]
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,0 +1,67 @@
+"""How much of a large run is drawn, and which of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hooks.run_report.run import Recorded
+from lightning_hooks.run_report.verdict import GRAVITY
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a large run is drawn, so that the page stays small.
+
+    Attributes:
+        rows: Layers in a list.
+        heat_rows: Layers in a heat map.
+        heat_columns: Epochs in a heat map.
+        alerts: Lines in the list of alerts.
+    """
+
+    rows: int = 300
+    heat_rows: int = 400
+    heat_columns: int = 300
+    alerts: int = 150
+
+    def halved(self) -> Limits:
+        """Half as much of everything."""
+        return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
+
+
+def severities(recorded: Recorded) -> dict[str, str]:
+    """The gravest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
+    found: dict[str, str] = {}
+    alerts = recorded.alerts[recorded.epochs[-1]] if recorded.epochs else ()
+    for alert in sorted(alerts, key=lambda alert: -GRAVITY.get(alert.severity, 3)):
+        found[alert.site.rpartition(".")[0]] = alert.severity
+    for alert in sorted(alerts, key=lambda alert: -GRAVITY.get(alert.severity, 3)):
+        found[alert.site] = alert.severity
+    return found
+
+
+def chosen(names: Sequence[str], severities: Mapping[str, str], most: int) -> list[str]:
+    """Which of too many names are drawn: all that have an alert, as far as there is room, and every k-th of the others."""
+    if len(names) <= most:
+        return list(names)
+    affected = [name for name in names if severities.get(name) in ("critical", "warning")][:most]
+    others = [name for name in names if name not in set(affected)]
+    room = max(most - len(affected), most // 4)
+    kept = {*affected, *others[:: max(1, -(-len(others) // room))]}
+    return [name for name in names if name in kept]
+
+
+def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Mapping[str, str], most: int) -> dict[str, Any]:
+    """Which rows of a table Markdown has, in the model's order: of too many those with an alert, then the smallest by ``key``."""
+    if len(table) <= most:
+        return dict(table)
+
+    def rank(site: str) -> tuple[int, float]:
+        value = key(table[site])
+        return GRAVITY.get(severities.get(site, ""), 3), value if math.isfinite(value) else -math.inf
+
+    kept = set(sorted(table, key=rank)[:most])
+    return {site: stats for site, stats in table.items() if site in kept}

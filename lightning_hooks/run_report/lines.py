@@ -1,0 +1,250 @@
+"""A run's file, ``lightning_hooks/reports.jsonl`` in its log directory: one JSON object a line.
+
+A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
+epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits; what
+has not changed since the line before is left out. What was written before a crash is whole. The file is appended to, and thinned
+when it grows too large (:mod:`lightning_hooks.run_report.budget`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.reports.plain import PlainReport, to_plain
+
+FOLDER = "lightning_hooks"
+REPORTS = "reports.jsonl"
+ALERTS = "alerts.jsonl"
+VERSION = 2
+"""Of the format; a reader takes older ones."""
+
+STATISTICS = ("sites", "modules", "parameters", "optimizers")
+"""The tables of a report that are new in each epoch."""
+LONG = 60
+"""Characters from which a value that has not changed is left out."""
+
+KINDS: dict[str, type[PlainReport]] = {kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport)}
+
+
+def line(event: str, values: Mapping[str, Any]) -> str:
+    """Return one event as a line of strict JSON, with its newline."""
+    return _json({"event": event, **values}) + "\n"
+
+
+def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
+    """Return a monitor's report as a line.
+
+    Args:
+        monitor: The monitor's prefix, such as ``features``.
+        modules: What it listens to, which tells two of a kind apart.
+        report: The report.
+        seconds: What its epoch's end took.
+        memory: What the lines before hold; None for a line that holds all of itself.
+    """
+    fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+    alerts = fields.pop("alerts", ())
+    head = {"epoch": report.epoch, "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
+    head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(alerts))}
+    opened = line("report", head).rstrip("\n")[:-1]
+    parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
+    if memory is not None:
+        parts = memory.changed(parts)
+    tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
+    return f'{opened},"report":{{{",".join(tables)}}}}}\n'
+
+
+class Memory:
+    """What the lines of one monitor in a file hold so far, so that it need not be written again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str, str, int | None], int] = {}  # kind, site, severity and beginning -> the alert's number
+        self._causes: dict[int, str] = {}
+        self._latest: list[Any] | None = None
+        self._known: dict[tuple[str, str], int] = {}  # field and column -> hash of its text
+        self._names: dict[tuple[str, int], int] = {}  # table and hash of its names -> their number
+        self._count = 0  # of names so far: a number is given once
+
+    def forget_names(self) -> None:
+        """The file was thinned: names are written again."""
+        self._names.clear()
+
+    def alerts(self, alerts: Sequence[Alert]) -> dict[str, Any]:
+        """The entry of the alerts: in full those that are new, else their numbers; none if all is as before."""
+        entries: list[Any] = []
+        plain: list[Any] = []
+        for alert in alerts:
+            key = (alert.kind, alert.site, alert.severity, alert.since_step)
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = len(self._numbers)
+                self._causes[number] = alert.cause
+                entries.append({**to_plain(alert), "id": number})
+            else:
+                last = entries[-1] if entries else None
+                if alert.cause == self._causes[number]:
+                    entries.append(number)
+                elif isinstance(last, dict) and "of" in last and last["cause"] == alert.cause:
+                    last["of"].append(number)
+                else:
+                    entries.append({"cause": alert.cause, "of": [number]})
+            plain.append([number, alert.cause])
+        same, self._latest = plain == self._latest, plain
+        return {} if same else {"alerts": entries}
+
+    def changed(self, parts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        """Of each field's columns, as JSON, those that have changed; tables of statistics with the number of their names."""
+        left: dict[str, dict[str, str]] = {}
+        for name, columns in parts.items():
+            if name in STATISTICS and "name" in columns:
+                left[name] = self._numbered(name, columns)
+                continue
+            kept = {column: text for column, text in columns.items() if self._is_new(name, column, text)}
+            if kept:
+                left[name] = kept
+        return left
+
+    def _numbered(self, name: str, columns: Mapping[str, str]) -> dict[str, str]:
+        mark = (name, hash(columns["name"]))
+        if mark in self._names:
+            rest = {column: text for column, text in columns.items() if column != "name"}
+            return {"names": str(self._names[mark]), **rest}
+        self._count += 1
+        self._names[mark] = self._count
+        return {"names": str(self._count), **columns}
+
+    def _is_new(self, name: str, column: str, text: str) -> bool:
+        new = self._known.get((name, column)) != hash(text)
+        self._known[name, column] = hash(text)
+        return new or (len(text) < LONG and not column)
+
+
+def _object(columns: Mapping[str, str]) -> str:
+    if set(columns) == {""}:
+        return columns[""]
+    return f"{{{','.join(f'{json.dumps(field)}:{text}' for field, text in columns.items())}}}"
+
+
+def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Turn a table of dataclasses by name into lists by field, the names first."""
+    fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
+    return {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
+
+
+def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """Turn :func:`by_columns` back: name to field to value."""
+    fields = [field for field in columns if field not in ("name", "names")]
+    names = columns["name"]
+    rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
+    return {name: dict(zip(fields, row, strict=True)) for name, row in zip(columns["name"], rows, strict=True)}
+
+
+def spread(column: Any, length: int) -> list[Any]:
+    """A column as a list: one that was written as a single value holds it everywhere."""
+    return column if isinstance(column, list) else [column] * length
+
+
+def is_table(field: Any) -> bool:
+    """Whether a field of a report, as the lines so far hold it, is a table by columns."""
+    return isinstance(field, dict) and "name" in field
+
+
+def with_columns(before: Any, field: Any) -> Any:
+    """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
+    return {**before, **field} if is_table(before) and isinstance(field, dict) else field
+
+
+def report_of(event: Mapping[str, Any]) -> Any:
+    """Make the report of a ``report`` event; None if it is of a kind that is not known here.
+
+    Raises:
+        TypeError, ValueError, KeyError: If it does not hold what it should.
+    """
+    kind = KINDS.get(event["kind"])
+    if kind is None:
+        return None
+    fields = {name: by_names(value) if _is_columns(value) else value for name, value in event["report"].items()}
+    return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+
+
+def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:
+    """Read events one by one. A line that is none, as a crash or a full disk leaves it, is passed over.
+
+    Args:
+        path: The file.
+        on_bad: Called with the number of each line that was passed over, from 1.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                event = json.loads(text)
+            except ValueError:
+                on_bad(number)
+                continue
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                yield event
+            else:
+                on_bad(number)
+
+
+def append(path: Path, text: str) -> None:
+    """Append whole lines to a file, whose folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torn = path.exists() and path.stat().st_size > 0 and not _ends_line(path)
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("\n" * torn + text)  # what was cut off must not take the next line with it
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_rounded(to_plain(value)), allow_nan=False, separators=(",", ":"))
+
+
+def _table(table: Mapping[str, Any]) -> dict[str, str]:
+    return {field: _column(values, field) for field, values in by_columns(table).items()}
+
+
+def _column(values: list[Any], field: str) -> str:
+    """A column as JSON; of numbers alone in one go, which is ten times faster where there are thousands of layers."""
+    kinds = set(map(type, values))
+    if len(values) > 1 and field != "name" and len(kinds) == 1 and kinds <= _SINGLE and _all_equal(values):
+        return _json(values[0])
+    if kinds == {float}:
+        text = (",%.5g" * len(values) % tuple(values))[1:]
+        if "n" not in text:  # as nan and inf have
+            return f"[{text}]"
+    return json.dumps(values, separators=(",", ":")) if kinds <= {int, str, bool, type(None)} else _json(values)
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return all(value == first for value in values) or all(value != value for value in values)
+
+
+_SINGLE = {float, int, bool, str, type(None)}
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(dataclasses.is_dataclass(stats) for stats in value.values())
+
+
+def _is_columns(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), list)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,306 @@
+"""A run as its file tells it: what each monitor said in each epoch, how training went and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.plots.series import TABLES, Series
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.plain import NONFINITE, from_plain
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, STATISTICS, read_lines, report_of, spread, with_columns
+
+MOST_EPOCHS = 300
+"""Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
+
+
+Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
+"""Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What one monitor said.
+
+    Attributes:
+        prefix: ``features``, ``gradient_flow``, ``gradient_clip``, or that of a monitor of the user's own.
+        modules: What it listens to.
+        alerts: Epoch to its alerts, in the order of epochs, all of them.
+        seconds: Epoch to what its end took.
+        columns: Epoch to the numbers of its tables, of the epochs that are kept.
+        last: The last epoch's report; None if its kind is not known.
+    """
+
+    prefix: str
+    modules: str
+    alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    columns: dict[int, Columns] = field(default_factory=dict)
+    last: Any = None
+
+    @property
+    def epochs(self) -> list[int]:
+        """All epochs that it reported of."""
+        return list(self.alerts)
+
+    def series(self, table: str, stat: str) -> Series:
+        """One statistic of a table (``sites``, ``modules``, ``parameters``, ``optimizers``): names by kept epochs."""
+        kept = [columns.get(table, ((), {})) for columns in self.columns.values()]
+        order: dict[str, int] = {}
+        for names in sorted({names for names, _ in kept}, key=len, reverse=True):
+            for name in names:
+                order.setdefault(name, len(order))
+        values = np.full((len(order), len(kept)), np.inf)
+        for index, (names, stats) in enumerate(kept):
+            if stat in stats:
+                values[[order[name] for name in names], index] = stats[stat]
+        applies = ~np.isinf(values).all(axis=1)
+        values[np.isinf(values)] = np.nan
+        names = tuple(name for name, row in order.items() if applies[row])
+        return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"))
+
+    def values(self, table: str, stat: str, name: str) -> list[float]:
+        """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
+        series = self.series(table, stat)
+        if name not in series.names:
+            return [math.nan] * len(series.epochs)
+        return [float(value) for value in series.values[series.names.index(name)]]
+
+
+@dataclass(slots=True)
+class Run:
+    """A run.
+
+    Attributes:
+        path: The folder that holds its files.
+        name: What it is called: its place in the log directory.
+        fit: What the last ``fit`` event says: model, versions, the monitors.
+        monitors: What each monitor said, in the trainer's order.
+        timing: Epoch to the ``epoch`` event: what it took.
+        end: The ``end`` event; None if training goes on, or was killed.
+    """
+
+    path: Path
+    name: str
+    fit: dict[str, Any] = field(default_factory=dict)
+    monitors: list[Recorded] = field(default_factory=list)
+    timing: dict[int, dict[str, Any]] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+
+    def of(self, prefix: str) -> list[Recorded]:
+        """The monitors of a kind."""
+        return [recorded for recorded in self.monitors if recorded.prefix == prefix and recorded.epochs]
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """The type and the text of the exception that ended training; None if none did."""
+        if self.end is None or self.end.get("how") != "exception":
+            return None
+        kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
+        return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
+
+    @property
+    def epochs(self) -> list[int]:
+        """All epochs that any monitor reported of."""
+        return sorted({epoch for recorded in self.monitors for epoch in recorded.epochs})
+
+
+Found = dict[tuple[str, str], Recorded]
+
+
+def read_run(path: Path | str) -> Run:
+    """Read a run.
+
+    Args:
+        path: Its log directory, the folder ``lightning_hooks`` in it, or the file itself.
+
+    Raises:
+        FileNotFoundError: If there is no such file, or several runs are below the directory.
+        ValueError: If the file holds no run.
+    """
+    file = find(Path(path))
+    run = Run(file.parent, run_name(file))
+    found: Found = {}
+    known: dict[tuple[str, str], _Known] = {}
+    bad: list[int] = []
+    stride = max(1, -(-_epochs_written(file) // MOST_EPOCHS))
+    for event in read_lines(file, bad.append):
+        try:
+            _take(run, found, known, event, stride)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            bad.append(0)
+    run.monitors = list(found.values())
+    for key, recorded in found.items():
+        with suppress(TypeError, ValueError, KeyError):
+            last = report_of(known[key].latest)
+            alerts = next(reversed(recorded.alerts.values()), ())
+            recorded.last = None if last is None else dataclasses.replace(last, alerts=alerts)
+    if not run.fit and not run.monitors:
+        raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
+    return run
+
+
+def find(path: Path) -> Path:
+    """The file of a run, from its log directory, from the folder in it, or from the file itself.
+
+    Raises:
+        FileNotFoundError: If there is none, or there are several.
+    """
+    for candidate in (path, path / REPORTS, path / FOLDER / REPORTS):
+        if candidate.is_file():
+            return candidate
+    below = sorted(path.glob(f"**/{FOLDER}/{REPORTS}")) if path.is_dir() else []
+    if len(below) == 1:
+        return below[0]
+    if below:
+        some = ", ".join(str(file.parent.parent) for file in below[:6])
+        raise FileNotFoundError(f"{len(below)} runs are below {path}; name one of them: {some}{', …' if len(below) > 6 else ''}.")
+    raise FileNotFoundError(
+        f"no {FOLDER}/{REPORTS} in {path}. A monitor writes it into the log directory of the trainer's first logger; with "
+        "logger=False only where report_dir= says."
+    )
+
+
+def run_name(file: Path) -> str:
+    """What a run is called: the last two folders of its log directory, such as ``lightning_logs/version_3``."""
+    folder = file.resolve().parent
+    folder = folder.parent if folder.name == FOLDER else folder
+    return "/".join(folder.parts[-2:]) if len(folder.parts) > 2 else folder.name
+
+
+def _epochs_written(file: Path) -> int:
+    """About how many epochs a file holds: its lines of one monitor."""
+    counts: dict[bytes, int] = {}
+    with file.open("rb") as lines:
+        for text in lines:
+            if text.startswith(b'{"event":"report"'):
+                key = text[text.find(b'"monitor"') :][:60]
+                counts[key] = counts.get(key, 0) + 1
+    return max(counts.values(), default=0)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What one monitor's lines so far hold that later ones need not repeat.
+
+    Attributes:
+        alerts: Number to alert.
+        names: Table and number to its names.
+        fields: The fields of the report that seldom change; of tables by column.
+        latest: The last line with tables.
+    """
+
+    alerts: dict[int, Alert] = field(default_factory=dict)
+    names: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    latest: dict[str, Any] = field(default_factory=dict)
+
+
+def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
+    kind = event["event"]
+    if kind == "fit":
+        run.fit, run.end = dict(event), None
+        _forget(run, found, int(event["epoch"]))
+        for memory in known.values():
+            memory.alerts, memory.names = {}, {}
+    elif kind == "report":
+        epoch = int(event["epoch"])
+        key = (str(event["monitor"]), str(event["modules"]))
+        memory = known.setdefault(key, _Known())
+        report = _whole(event["report"], memory)
+        recorded = found.setdefault(key, Recorded(*key))
+        recorded.alerts[epoch] = _alerts(event, memory, recorded)
+        recorded.seconds[epoch] = float(event.get("seconds", "NaN"))
+        if event.get("thinned"):
+            return
+        latest = next(reversed(recorded.columns), None)
+        columns = _columns(report)
+        if latest is not None and latest % stride and latest != next(iter(recorded.alerts)):
+            del recorded.columns[latest]  # it was the last, for as long as it was
+        recorded.columns[epoch] = columns
+        memory.latest = {**event, "report": report, "alerts": []}
+    elif kind == "epoch":
+        run.timing[int(event["epoch"])] = dict(event)
+    elif kind == "end":
+        run.end = dict(event)
+
+
+def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
+    """The report of a line, with what the lines before hold."""
+    tables = {}
+    for name in STATISTICS:
+        table = report.get(name)
+        if not isinstance(table, dict):
+            continue
+        if "name" in table and "names" in table:
+            memory.names[name, int(table["names"])] = table["name"]
+        elif "names" in table:
+            table = {"name": memory.names[name, int(table["names"])], **table}
+        tables[name] = table
+    for name, value in report.items():
+        if name not in STATISTICS:
+            memory.fields[name] = with_columns(memory.fields.get(name), value)
+    return {**memory.fields, **tables}
+
+
+def _alerts(event: Mapping[str, Any], memory: _Known, recorded: Recorded) -> tuple[Alert, ...]:
+    """The alerts of a line: in full, or by their numbers as the lines before hold them, or the same as in the last one."""
+    if "alerts" not in event:
+        return next(reversed(recorded.alerts.values()), ())
+    alerts: list[Alert] = []
+    for entry in event["alerts"]:
+        if isinstance(entry, Mapping) and "of" in entry:
+            known = [memory.alerts[number] for number in entry["of"] if number in memory.alerts]
+            alerts += [dataclasses.replace(alert, cause=str(entry["cause"])) for alert in known]
+        elif isinstance(entry, Mapping):
+            alert: Alert = from_plain(Alert, entry)
+            if "id" in entry:
+                memory.alerts[int(entry["id"])] = alert
+            alerts.append(alert)
+        elif entry in memory.alerts:  # else its line was lost
+            alerts.append(memory.alerts[entry])
+    return tuple(alerts)
+
+
+def _columns(report: Mapping[str, Any]) -> Columns:
+    tables = {name: value for name, value in report.items() if isinstance(value, dict) and "name" in value}
+    return {
+        name: (
+            tuple(map(str, table["name"])),
+            {
+                stat: _numbers(spread(column, len(table["name"])))
+                for stat, column in table.items()
+                if stat not in ("name", "names") and _numeric(spread(column, 1))
+            },
+        )
+        for name, table in tables.items()
+    }
+
+
+def _numeric(column: Any) -> bool:
+    return isinstance(column, list) and all(
+        value is None or isinstance(value, (int, float)) or (isinstance(value, str) and value in NONFINITE) for value in column
+    )
+
+
+def _numbers(column: list[Any]) -> np.ndarray:
+    return np.array([np.inf if value is None else float(value) for value in column], dtype=np.float32)
+
+
+def _forget(run: Run, found: Found, epoch: int) -> None:
+    """Training starts again from an epoch: what a former fit said of it and of later ones is past."""
+    for key in list(found):
+        recorded = found[key]
+        for kept in (recorded.alerts, recorded.seconds, recorded.columns):
+            for later in [number for number in kept if number >= epoch]:
+                del kept[later]
+        if not recorded.alerts:
+            del found[key]
+    run.timing = {number: event for number, event in run.timing.items() if number < epoch}

@@ -1,0 +1,103 @@
+"""The parts of a health report about training itself: the loss, the learning rates, how it was set up, and the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hooks.run_report.charts import Chart, Line, chart
+from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.scale import numbered
+
+COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
+SETTINGS = (
+    ("optimizers", "optimizers"),
+    ("precision", "precision"),
+    ("devices", "processes"),
+    ("accelerator", "accelerator"),
+    ("parameters", "elements of parameters"),
+    ("max_epochs", "epochs planned"),
+)
+WIDE_RANGE = 20.0
+"""A loss that spans more than this factor is drawn on a logarithmic scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The loss and the learning rates over the epochs."""
+
+    epochs: list[int]  # all of them, or every so many
+    losses: list[float]  # the mean loss of each
+    rates: dict[str, list[float]]  # parameter group to its learning rates
+    charts: list[tuple[str, Chart]]  # a title and curves of each of the two that is known
+    groups_left: int  # how many parameter groups are not drawn
+
+    @property
+    def table(self) -> list[list[float]]:
+        """An epoch, its loss and its rates, of ten epochs or fewer."""
+        columns = (self.losses, *self.rates.values())
+        return [[self.epochs[place], *(column[place] for column in columns)] for place in numbered(len(self.epochs), 10)]
+
+
+def training(run: Run) -> Training:
+    """The loss and the learning rates over the epochs."""
+    epochs, losses = loss_by_epoch(run)
+    rates = rates_by_group(run)
+    charts = []
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if finite:
+        log = min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
+        curve = Line("mean loss of the training batches" + (", log scale" if log else ""), losses, "var(--blue)")
+        charts.append(("Loss", chart([curve], epochs, kind="log" if log else "linear")))
+    shown = list(rates.items())[: len(COLORS)]
+    if shown:
+        log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
+        curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
+        charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear")))
+    return Training(epochs, losses, rates, charts, len(rates) - len(shown))
+
+
+def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
+    """Epochs, and the mean loss of each; NaN where it is not known."""
+    epochs = _epochs(run)
+    return epochs, [_number(run.timing[epoch].get("loss")) for epoch in epochs]
+
+
+def rates_by_group(run: Run) -> dict[str, list[float]]:
+    """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
+    epochs = _epochs(run)
+    told: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
+    groups = dict.fromkeys(group for rates in told for group in rates)
+    return {group: [_number(rates.get(group)) for rates in told] for group in groups}
+
+
+def _epochs(run: Run, most: int = 300) -> list[int]:
+    epochs = sorted(run.timing)
+    step = max(1, -(-len(epochs) // most))
+    return epochs[::-1][::step][::-1]
+
+
+def _number(value: Any) -> float:
+    """A number of the run's file, where what is not finite is a text."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def settings(run: Run) -> list[tuple[str, Any]]:
+    """(what, value) of how training was set up."""
+    return [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)]
+
+
+def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
+    """(name, type, shape, elements) of the model's leaves, as the fit event has them."""
+    columns = run.fit.get("layers")
+    if not isinstance(columns, dict):
+        return ()
+    wanted = [columns.get(key) for key in ("name", "type", "detail", "parameters")]
+    if not all(isinstance(column, list) for column in wanted):
+        return ()
+    return list(zip(*wanted, strict=False))

@@ -1,0 +1,292 @@
+"""What is wrong with a run, since when, and what to try: the first thing a reader needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lightning_hooks.alerts.windows import REARM
+from lightning_hooks.plots.names import shortened
+from lightning_hooks.plots.series import TABLES
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import inside_a_sentence
+from lightning_hooks.run_report.run import Recorded, Run
+
+Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
+GRAVITY = {"critical": 0, "warning": 1, "info": 2}
+
+LONGEST_ERROR = 160
+"""Characters of an error's text in the headline."""
+
+URGENT = ("nonfinite", "exploding", "dead", "vanishing")
+"""What is told first where several kinds are equally grave: what breaks the rest of training, then what stops a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One alert over the epochs.
+
+    Attributes:
+        alert: As it was at first in its last stretch, with what it followed from at the end.
+        prefix: Of the monitor that raised it.
+        severity: The gravest it was in its last stretch.
+        since: The first epoch of the last stretch of epochs with it; an epoch without it does not end one.
+        until: The last epoch with it.
+        lasts: Whether that is the run's last.
+        epochs: All epochs with it.
+    """
+
+    alert: Alert
+    prefix: str
+    severity: str
+    since: int
+    until: int
+    lasts: bool
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Alerts of one kind that are told together.
+
+    Attributes:
+        kind: Of the alerts.
+        title: The kind in a few plain words.
+        severity: The gravest among them.
+        sites: Where, in the order in which they are told.
+        since: The first epoch.
+        until: The last.
+        lasts: Whether the run ended with it.
+        seen: What was seen at the first site, and its likely cause.
+        advice: What to try, as short imperatives; may be empty.
+        consequences: What follows from it, as ``kind at site``.
+        first: The alert as it was passed on first: its batch, step and value are those of the problem.
+        again: The first and the last epoch of each earlier stretch.
+    """
+
+    kind: str
+    title: str
+    severity: str
+    sites: tuple[str, ...]
+    since: int
+    until: int
+    lasts: bool
+    seen: str
+    advice: tuple[str, ...]
+    consequences: tuple[str, ...] = ()
+    first: Alert | None = None
+    again: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def what(self) -> str:
+        """The kind in plain words, as in the middle of a sentence."""
+        return inside_a_sentence(self.title)
+
+    @property
+    def where(self) -> str:
+        """The first site, and how many more."""
+        return shortened(self.sites[0], 60) + (f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else "")
+
+    @property
+    def when(self) -> str:
+        """Since when, or from when to when."""
+        batch = "" if self.first is None or self.first.batch is None else f", batch {self.first.batch}"
+        also = f" (also in {_epochs(self.again)})" if self.again else ""
+        if self.lasts:
+            return f"since epoch {self.since}{batch}{also}"
+        return f"in {_epochs([(self.since, self.until)])}{also}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of a run.
+
+    Attributes:
+        status: ``failed`` if training ended with an error, else ``critical``, ``warning``, ``healthy``, or ``unknown`` if nothing
+            was reported.
+        headline: It in a sentence.
+        details: What must be known beside it, a sentence each.
+        problems: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
+    """
+
+    status: Status
+    headline: str
+    details: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def courses(run: Run) -> list[Course]:
+    """Follow every alert over the epochs, in the order in which the monitors tell them."""
+    found: list[Course] = []
+    last = max(run.epochs, default=-1)
+    for recorded in run.monitors:
+        found += _of_monitor(recorded, last)
+    return found
+
+
+def judge(run: Run) -> Verdict:
+    """Judge a run by its alerts, and by how training ended."""
+    found = [problem for recorded in run.monitors for problem in _problems(recorded, max(run.epochs, default=-1))]
+    problems = tuple(sorted(found, key=_order))
+    status, headline = _headline(run, problems)
+    if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
+        before = "No alert before that." if status == "healthy" and not problems else headline
+        status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {before}"
+    return Verdict(status, headline, (*_ending(run), *_extent(run)), problems if run.epochs else ())
+
+
+def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
+    present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
+    past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
+    if not run.epochs:
+        return "unknown", "Nothing was reported: no epoch was completed."
+    if not any(_heard(recorded) for recorded in run.monitors):
+        return "unknown", "Nothing was heard: no module, no parameter, no optimizer."
+    if present:
+        first = present[0]
+        more = f"; {len(present) - 1} more finding{'s' * (len(present) > 2)} below" if len(present) > 1 else ""
+        status: Status = "critical" if first.severity == "critical" else "warning"
+        return status, f"{_capital(first.what)} at {first.where}, {first.when}{more}."
+    if past:
+        return "healthy", f"Nothing is wrong at the end. {_capital(past[0].what)} at {past[0].where}, {past[0].when}, passed."
+    return "healthy", "Nothing was found wrong."
+
+
+def _of_monitor(recorded: Recorded, last: int) -> list[Course]:
+    epochs = recorded.epochs
+    place = {epoch: number for number, epoch in enumerate(epochs)}
+    seen: dict[tuple[str, str], list[tuple[int, Alert]]] = {}
+    for epoch in epochs:
+        for alert in recorded.alerts[epoch]:
+            seen.setdefault((alert.kind, alert.site), []).append((epoch, alert))
+    at_the_end = {(alert.kind, alert.site): number for number, alert in enumerate(recorded.alerts[epochs[-1]])} if epochs else {}
+    found = []
+    for key in sorted(seen, key=lambda key: at_the_end.get(key, len(at_the_end))):
+        stretch = [seen[key][-1]]
+        for earlier in reversed(seen[key][:-1]):
+            if place[stretch[-1][0]] - place[earlier[0]] > REARM:
+                break
+            stretch.append(earlier)
+        stretch.reverse()
+        severity = min((alert.severity for _, alert in stretch), key=lambda one: GRAVITY.get(one, 3))
+        until, latest = stretch[-1]
+        first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
+        lasts = until == epochs[-1] and until == last
+        found.append(Course(first, recorded.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key])))
+    return found
+
+
+@dataclass(slots=True)
+class _Spell:
+    """A stretch of epochs with one problem: root causes of one kind, at whatever sites."""
+
+    first: Alert
+    since: int
+    number: int  # of the last report with it
+    until: int = 0
+    severity: str = "info"
+    sites: dict[str, None] = field(default_factory=dict)
+    consequences: dict[str, None] = field(default_factory=dict)
+
+    def add(self, epoch: int, roots: Sequence[Alert]) -> None:
+        self.until = epoch
+        self.severity = min((self.severity, *(root.severity for root in roots)), key=lambda one: GRAVITY.get(one, 3))
+        self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
+        self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
+
+
+def _problems(recorded: Recorded, last: int) -> list[Problem]:
+    """The problems that one monitor found, each kind once, in the order in which they began."""
+    spells: dict[tuple[str, bool], list[_Spell]] = {}
+    for number, (epoch, alerts) in enumerate(recorded.alerts.items()):
+        kinds = {alert.kind for alert in alerts}
+        roots: dict[tuple[str, bool], list[Alert]] = {}
+        for alert in alerts:
+            if not alert.cause:
+                roots.setdefault((alert.kind, alert.severity == "info"), []).append(alert)
+        for key, group in roots.items():
+            known = spells.setdefault(key, [])
+            if not known or number - known[-1].number > REARM:
+                known.append(_Spell(min(group, key=lambda root: GRAVITY.get(root.severity, 3)), epoch, number))
+            known[-1].add(epoch, group)
+        for (kind, _), known in spells.items():
+            if kind in kinds and number - known[-1].number <= REARM:
+                known[-1].number = number
+    end = max(recorded.alerts, default=-1)
+    return [_problem(known, known[-1].until == end == last) for known in spells.values()]
+
+
+def _order(problem: Problem) -> tuple[bool, bool, int, int]:
+    urgency = URGENT.index(problem.kind) if problem.kind in URGENT else len(URGENT)
+    return problem.severity == "info", not problem.lasts, GRAVITY.get(problem.severity, 3), urgency
+
+
+def _problem(spells: Sequence[_Spell], lasts: bool) -> Problem:
+    *earlier, spell = spells
+    first = spell.first
+    return Problem(
+        first.kind,
+        first.title,
+        spell.severity,
+        tuple(dict.fromkeys((first.site, *spell.sites))),
+        spell.since,
+        spell.until,
+        lasts,
+        _capital(first.diagnosis),
+        first.advice,
+        tuple(spell.consequences),
+        first,
+        tuple((other.since, other.until) for other in earlier),
+    )
+
+
+def _epochs(stretches: Iterable[tuple[int, int]]) -> str:
+    """``epoch 3``, ``epochs 3 to 5 and 9``."""
+    parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
+    several = len(parts) > 1 or "to" in parts[0]
+    return f"epoch{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]} …"
+
+
+def _ending(run: Run) -> list[str]:
+    if run.end is None:
+        return ["Training had not ended when this was written, or was killed."]
+    how, error = run.end.get("how"), str(run.end.get("error", ""))
+    if how == "exception":
+        return [f"Training was ended by {error}."]
+    return [] if how != "interrupted" else ["Training was interrupted by its user."]
+
+
+def _extent(run: Run) -> list[str]:
+    epochs = run.epochs
+    if not epochs:
+        return []
+    parts = []
+    for recorded in run.monitors:
+        last = recorded.last
+        if last is not None and recorded.prefix == "features":
+            parts.append(_count(len(last.sites), "module"))
+        elif last is not None and recorded.prefix == "gradient_flow":
+            parts.append(_count(len(last.parameters), "parameter"))
+    heard = f"{' and '.join(parts)} heard over " if parts else "Heard over "
+    return [f"{_capital(heard)}{_count(len(epochs), 'epoch')}."]
+
+
+def _heard(recorded: Recorded) -> bool:
+    """Whether the last report is of anything; one of a kind that is not known here is taken to be."""
+    tables = [getattr(recorded.last, table) for table in TABLES if hasattr(recorded.last, table)]
+    return any(tables) or not tables
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

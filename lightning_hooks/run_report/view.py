@@ -1,0 +1,170 @@
+"""What the report of a run shows, in order: the page and the Markdown are templates over this view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.run_report import training
+from lightning_hooks.run_report.charts import strip
+from lightning_hooks.run_report.cost import costs
+from lightning_hooks.run_report.heat import HeatMap, heat_map
+from lightning_hooks.run_report.limits import Limits, severities, worst
+from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.sections import (
+    AlertLine,
+    Clipped,
+    Coverage,
+    Listing,
+    Section,
+    clipped,
+    gradient_listings,
+    measured,
+    output_listings,
+)
+from lightning_hooks.run_report.verdict import GRAVITY, Course, Verdict, courses, judge
+
+HEATS = (
+    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
+    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
+    ("features", "sites", "std", "Spread (std) of each module's output"),
+    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
+    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
+    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
+    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
+    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
+)
+"""The heat maps: prefix, table, statistic, caption."""
+NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as its report shows it; a section that has nothing to show is empty. Each is computed when a template asks for it."""
+
+    run: Run
+    limits: Limits
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What is wrong, since when, and what to try."""
+        return judge(self.run)
+
+    @property
+    def made(self) -> str:
+        """The versions of what the report was made by."""
+        keys = (("lightning_hooks", "package"), ("torch", "torch"), ("Lightning", "lightning"))
+        return ", ".join(f"{what} {self.run.fit[key]}" for what, key in keys if key in self.run.fit) or "lightning_hooks"
+
+    @cached_property
+    def courses(self) -> list[Course]:
+        """All alerts over the epochs, the gravest that last first."""
+        return sorted(courses(self.run), key=lambda course: (GRAVITY.get(course.severity, 3), not course.lasts, course.since))
+
+    @cached_property
+    def alerts(self) -> list[AlertLine]:
+        """The first of them."""
+        epochs = self.run.epochs
+        shown = self.courses[: self.limits.alerts]
+        return [AlertLine(course, *measured(course.alert), strip(course.epochs, epochs)) for course in shown]
+
+    @cached_property
+    def training(self) -> training.Training:
+        """The loss and the learning rates."""
+        return training.training(self.run)
+
+    @cached_property
+    def gradients(self) -> list[Section]:
+        """The gradient at each module, and what the updates do to each parameter, in the last epoch."""
+        return self._sections("gradient_flow", GradientFlowReport, "modules", gradient_listings, lambda stats: float(stats.rms))
+
+    @cached_property
+    def outputs(self) -> list[Section]:
+        """What is wrong with outputs in the last epoch: dead, saturated and non-finite shares."""
+        return self._sections("features", FeatureReport, "sites", output_listings, _unaffected)
+
+    @cached_property
+    def heat_maps(self) -> list[tuple[str, HeatMap]]:
+        """Captions and statistics of all layers over all epochs."""
+        figures = []
+        for prefix, table, stat, caption in HEATS:
+            for recorded in self.run.of(prefix):
+                series = recorded.series(table, stat)
+                if not series.names or (stat in NEEDS_MORE_THAN_ZERO and not np.nansum(series.values)):
+                    continue
+                several = len(series.epochs) > 1
+                drawn = heat_map(series, stat, self.limits.heat_rows, self.limits.heat_columns, relative=several)
+                if drawn is not None:
+                    figures.append((f"{caption}, relative to its first epoch" if drawn.relative else caption, drawn))
+        return figures
+
+    @cached_property
+    def clipping(self) -> list[Clipped]:
+        """Norms before and after clipping, and how many steps it touched."""
+        return [
+            clipped(recorded, optimizer, stats)
+            for recorded in self.run.of("gradient_clip")
+            if isinstance(recorded.last, ClipReport)
+            for optimizer, stats in recorded.last.optimizers.items()
+        ]
+
+    @cached_property
+    def silent(self) -> list[tuple[str, list[str]]]:
+        """Modules that were never called, or that no gradient came to, and parameters without a gradient."""
+        found = []
+        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient")):
+            names = [site for recorded in self.run.of(prefix) for site in getattr(recorded.last, "silent", ())]
+            found.append((text, list(dict.fromkeys(names))))
+        tables = [getattr(recorded.last, "parameters", {}) for recorded in self.run.of("gradient_flow")]
+        missing = [site for table in tables for site, stats in table.items() if stats.missing_steps and not stats.steps]
+        return [(text, names) for text, names in (*found, ("Parameters without a gradient", missing)) if names]
+
+    @cached_property
+    def settings(self) -> list[tuple[str, Any]]:
+        """How training was set up."""
+        return training.settings(self.run)
+
+    @cached_property
+    def layers(self) -> Sequence[tuple[str, str, str, int]]:
+        """Name, type, shape and elements of the model's leaves."""
+        return training.layers(self.run)
+
+    @cached_property
+    def coverage(self) -> list[Coverage]:
+        """What was recorded, and how much of training that is."""
+        lines = []
+        for recorded in self.run.monitors:
+            report, kinds = recorded.last, ("sites", "modules", "parameters", "optimizers")
+            observed = " + ".join(str(len(getattr(report, kind))) for kind in kinds if hasattr(report, kind))
+            total = getattr(report, "batches", None)
+            batches = f"{getattr(report, 'sampled_batches', None)} of {total}" if total else "every step"
+            silent = len(getattr(report, "silent", ()))
+            lines.append(Coverage(recorded.prefix, recorded.modules, observed, silent, batches, len(recorded.epochs)))
+        return lines
+
+    @cached_property
+    def cost(self) -> list[tuple[str, str]]:
+        """What the monitors took."""
+        return costs(self.run)
+
+    def _sections(
+        self, prefix: str, kind: type, table: str, listings: Callable[..., list[Listing]], key: Callable[[Any], float]
+    ) -> list[Section]:
+        """A section for each monitor of a kind; ``key`` is what Markdown sorts the rows of its table by."""
+        found, monitors, most = [], self.run.of(prefix), self.limits.rows
+        for recorded in monitors:
+            report, affected = recorded.last, severities(recorded)
+            if isinstance(report, kind):
+                name = recorded.modules if len(monitors) > 1 else ""
+                drawn, rows = listings(recorded, report, affected, most), worst(getattr(report, table), key, affected, most)
+                found.append(Section(name, report, affected, drawn, rows))
+        return found
+
+
+def _unaffected(stats: Any) -> float:
+    return -max(stats.dead_fraction or 0, stats.saturated_fraction or 0)

@@ -1,0 +1,62 @@
+"""Every kind of alert has a title and advice, and so has every alert of a built-in rule."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from lightning_hooks import alerts
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
+from lightning_hooks.reports.kinds import KINDS, inside_a_sentence
+
+BUILT_IN = sorted(
+    {thing for thing in vars(alerts).values() if inspect.isclass(thing) and issubclass(thing, Rule) and thing.kind},
+    key=lambda rule: rule.__name__,
+)
+
+
+@dataclasses.dataclass
+class Report:
+    epoch: int = 3
+    step: int = 40
+
+
+def test_the_table_holds_every_kind_and_no_other():
+    assert set(KINDS) == set(ALERT_KINDS)
+    assert len({kind.title for kind in KINDS.values()}) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_a_kind_has_a_title_and_advice(kind):
+    known = KINDS[kind]
+    assert known.title[0].isupper()
+    assert not known.title.endswith(".")
+    assert len(known.title) <= 50
+    assert known.advice
+    for step in known.advice:
+        assert step[0].isupper()
+        assert not step.endswith(".")
+        assert len(step) <= 100
+
+
+@pytest.mark.parametrize("rule", BUILT_IN)
+def test_an_alert_of_every_built_in_rule_says_what_to_try(rule):
+    assert any(isinstance(one, rule) for book in RULES.values() for one in book), "a rule that nobody asks"
+    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so. Usually why.")
+    assert (made.title, made.diagnosis) == (KINDS[rule.kind].title, "it is so. Usually why.")
+    assert made.advice
+    assert made.message == " ".join(["it is so. Usually why.", *(f"{step}." for step in made.advice)])
+
+
+def test_advice_that_depends_on_what_was_seen_comes_first():
+    assert alerts.Dead().alert(Report(), "layer", 2.0, 1.0, "warning", "so.", advice=("Do that",)).message == "so. Do that."
+
+
+def test_an_alert_of_the_users_own_may_give_its_message_alone():
+    own = Alert("too_loud", "layer", 2.0, 1.0, 0, 9, "warning", "it is loud. Turn it down.")
+    assert (own.title, own.diagnosis, own.advice) == ("Too loud", "it is loud. Turn it down.", ())
+
+
+def test_titles_inside_a_sentence():
+    assert inside_a_sentence("Dead units") == "dead units"
+    assert inside_a_sentence("NaN or infinite values") == "NaN or infinite values"

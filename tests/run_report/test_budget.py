@@ -1,0 +1,182 @@
+"""A run's file stays within bounds, and says what it said."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lightning_hooks.alerts import ParameterSetup
+from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report.budget import thin
+from lightning_hooks.run_report.lines import FOLDER, LONG, REPORTS, Memory, append, line, read_lines, report_line
+from tests.made_reports import alert, clips, features, flow, layer_names
+from tests.run_report.conftest import FIT
+
+NAMES = layer_names(30)
+
+
+def alerts_of(epoch):
+    """One root cause whose site moves, and what follows from it; well at the end of each ten epochs."""
+    if epoch % 10 > 6:
+        return ()
+    root = alert("vanishing", NAMES[20 - epoch % 5], epoch)
+    follows = [dataclasses.replace(alert("vanishing", name, epoch, "info"), cause=root.name) for name in NAMES[:10]]
+    return (root, *follows)
+
+
+def epoch_of(epoch, memories=None, names=NAMES):
+    """The lines of one epoch of three monitors."""
+    made = (
+        ("features", features(epoch, names, order=tuple(names), initial_gains=dict.fromkeys(names, 1.4142))),
+        ("gradient_flow", flow(epoch, names, alerts=alerts_of(epoch))),
+        ("gradient_clip", clips(epoch)),
+    )
+    memory = {} if memories is None else memories
+    lines = [
+        report_line(prefix, "", report, 0.5, None if memories is None else memory.setdefault(prefix, Memory()))
+        for prefix, report in made
+    ]
+    return "".join([*lines, line("epoch", {"epoch": epoch, "seconds": 1.0})])
+
+
+def simulate(folder, epochs, most, names=NAMES, start=0):
+    """Write a fit as a recorder does; returns the file and its largest size."""
+    file, memories, largest = folder / FOLDER / REPORTS, {}, 0
+    append(file, line("fit", {**FIT, "epoch": start}))
+    for epoch in range(start, epochs):
+        append(file, epoch_of(epoch, memories, names))
+        largest = max(largest, file.stat().st_size)
+        if thin(file, most):
+            for memory in memories.values():
+                memory.forget_names()
+    return file, largest
+
+
+def told(run, epoch):
+    (recorded,) = run.of("gradient_flow")
+    return [(alert.kind, alert.site, alert.severity, alert.cause) for alert in recorded.alerts[epoch]]
+
+
+def test_what_has_not_changed_is_left_out_and_read_again(tmp_path):
+    file, _ = simulate(tmp_path / "short", 12, 10**9)
+    append(tmp_path / "long" / FOLDER / REPORTS, "".join([line("fit", FIT), *map(epoch_of, range(12))]))
+    short, long = read_run(file), read_run(tmp_path / "long")
+    assert file.stat().st_size < 0.55 * (tmp_path / "long" / FOLDER / REPORTS).stat().st_size
+    for one, other in zip(short.monitors, long.monitors, strict=True):
+        last, expected = (dataclasses.replace(recorded.last, alerts=()).to_dict() for recorded in (one, other))
+        assert repr(last) == repr(expected)
+        assert one.epochs == other.epochs
+        for epoch, tables in other.columns.items():
+            for table, (names, stats) in tables.items():
+                assert one.columns[epoch][table][0] == names
+                for stat, values in stats.items():
+                    np.testing.assert_array_equal(one.columns[epoch][table][1][stat], values)
+    for epoch in range(12):
+        assert told(short, epoch) == told(long, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
+    assert judge(short).headline == judge(long).headline
+
+
+def test_an_alert_that_lasts_is_as_it_was_first(tmp_path):
+    file, _ = simulate(tmp_path, 7, 10**9)
+    (recorded,) = read_run(file).of("gradient_flow")
+    assert recorded.alerts[5][0].site == recorded.alerts[0][0].site == NAMES[20]
+    assert recorded.alerts[5][0].epoch == 0
+    assert recorded.last.alerts == recorded.alerts[6]
+
+
+def test_a_long_run_keeps_its_size_its_alerts_and_evenly_spread_tables(tmp_path):
+    most = 500_000
+    file, largest = simulate(tmp_path, 150, most)
+    assert largest < 1.1 * most
+    run = read_run(file)
+    assert run.epochs == list(range(150))
+    assert len(run.timing) == 150
+    for epoch in range(150):
+        assert told(run, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
+    for recorded in run.monitors:
+        kept = list(recorded.columns)
+        assert (kept[0], kept[-1]) == (0, 149)
+        assert len(kept) > 5
+        assert recorded.last.epoch == 149
+    (recorded,) = run.of("gradient_flow")
+    sparse = recorded.series("modules", "rms")
+    expected = [[flow(epoch, NAMES).modules[name].rms for epoch in sparse.epochs] for name in NAMES]
+    np.testing.assert_allclose(sparse.values, expected, rtol=1e-4)
+    assert np.diff(sparse.epochs).max() <= 16
+
+
+def test_epochs_without_news_go_where_tables_are_not_enough(tmp_path):
+    file = tmp_path / FOLDER / REPORTS
+    memory = Memory()
+    append(file, line("fit", FIT) + "".join(report_line("gradient_clip", "", clips(e), 0.5, memory) for e in range(400)))
+    assert thin(file, 60_000)
+    assert file.stat().st_size <= 60_000
+    (recorded,) = read_run(file).monitors
+    assert (recorded.epochs[0], recorded.epochs[-1], recorded.last.epoch) == (0, 399, 399)
+
+
+def set_up(rate):
+    return {
+        name: ParameterSetup(100, 2, True, True, ("0-Adam",), lr=round(rate * (1 + i), 5), decay=0.5)
+        for i, name in enumerate(NAMES)
+    }
+
+
+@pytest.mark.parametrize("changes", [7, 201], ids=["before", "between"])
+def test_what_changed_in_an_epoch_that_goes_is_in_the_next_one(tmp_path, changes):
+    """A learning rate that fell, in an epoch whose line holds nothing else."""
+    file, memory = tmp_path / FOLDER / REPORTS, Memory()
+    append(file, line("fit", FIT))
+    for epoch in range(400):
+        changed = {"alerts": (), "setups": set_up(0.1 if epoch < changes else 0.001), "silent": ("a" * LONG,) * (epoch < changes)}
+        append(file, report_line("gradient_flow", "", flow(epoch, NAMES[:2], **changed), 0.5, memory))
+    before = read_run(file)
+    assert thin(file, 70_000)
+    (recorded,) = read_run(file).monitors
+    assert changes not in recorded.epochs
+    (whole,) = before.monitors
+    assert recorded.last.setups == whole.last.setups == set_up(0.001)
+    assert recorded.last.silent == whole.last.silent == ()
+    written = [event["report"] for event in read_lines(file) if event["event"] == "report"]
+    assert [name for name in ("elements", "lr") for report in written[1:] if name in report.get("setups", {})] == ["lr"]
+
+
+def test_a_model_larger_than_the_budget_keeps_its_last_epoch(tmp_path):
+    file, _ = simulate(tmp_path, 6, 1000)
+    for recorded in read_run(file).monitors:
+        assert recorded.epochs[-1] == recorded.last.epoch == 5
+
+
+def test_a_file_goes_on_after_a_resume(tmp_path):
+    simulate(tmp_path, 30, 200_000)
+    file, _ = simulate(tmp_path, 60, 200_000, start=20)
+    run = read_run(file)
+    assert run.epochs == list(range(60))
+    assert told(run, 19) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(19)]
+    assert told(run, 45) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(45)]
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.35, 0.77])
+def test_a_torn_line_costs_only_what_it_held(tmp_path, cut):
+    file, _ = simulate(tmp_path, 20, 10**9)
+    text = file.read_text().splitlines(keepends=True)
+    del text[int(cut * len(text))]
+    text[-1] = text[-1][: len(text[-1]) // 2]
+    file.write_text("".join(text))
+    run = read_run(file)
+    assert len(run.epochs) == 20
+    judge(run)
+
+
+def test_modules_that_come_and_go(tmp_path):
+    file, memories = tmp_path / FOLDER / REPORTS, {}
+    append(file, line("fit", FIT))
+    for epoch in range(40):
+        append(file, epoch_of(epoch, memories, NAMES[epoch % 3 :]))
+        if thin(file, 200_000):
+            for memory in memories.values():
+                memory.forget_names()
+    (recorded,) = read_run(file).of("features")
+    for epoch, tables in recorded.columns.items():
+        assert list(tables["sites"][0]) == NAMES[epoch % 3 :]
+    assert list(recorded.last.sites) == NAMES[39 % 3 :]

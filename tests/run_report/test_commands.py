@@ -1,0 +1,119 @@
+"""``python -m lightning_hooks``, and the files it writes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_hooks.run_report import read_run
+from lightning_hooks.run_report.cli import main
+from lightning_hooks.run_report.files import write_health, write_whole
+from lightning_hooks.run_report.lines import FOLDER
+from lightning_hooks.run_report.page import health_markdown
+from lightning_hooks.run_report.rendering import environment
+from lightning_hooks.trackers.names import markdown_text
+from tests.made_reports import HOSTILE, layer_names
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_report_makes_the_files_again(make_run, capsys):
+    folder = make_run()
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more finding below.\n")
+    assert "  [warning] vanishing gradients at model.embed, since epoch 0." in out
+    assert sorted(path.name for path in (folder / FOLDER).iterdir()) == ["report.html", "report.md", "reports.jsonl"]
+    assert f"Written: {folder / FOLDER / 'report.html'}" in out
+    before = (folder / FOLDER / "report.html").read_text()
+    main(["report", str(folder), "--output", str(folder / "elsewhere")])
+    assert (folder / "elsewhere" / "report.html").read_text() == before
+
+
+def test_compare_writes_beside_the_second(make_run, capsys):
+    a, b = make_run("a", healthy=True), make_run("b")
+    assert main(["compare", str(a), str(b), "--epoch", "3"]) == 0
+    assert (b / FOLDER / "compare.html").read_text().startswith("<!doctype html>")
+    assert "Alerts only in B" in capsys.readouterr().out
+    main(["compare", str(a), str(b), "--output", str(a / "both.html")])
+    assert (a / "both.html").is_file()
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: no lightning_hooks/reports.jsonl in ")
+    assert main(["compare", str(make_run("a")), str(make_run("b")), "--epoch", "70"]) == 2
+    assert "error: cannot compare at epoch 70" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+
+
+def test_the_module_can_be_run_where_the_terminal_knows_ascii_only(make_run):
+    folder = make_run(names=list(HOSTILE))
+    command = [sys.executable, "-m", "lightning_hooks", "report", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=True)
+    assert "since epoch" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_markdown_says_the_same(make_run):
+    run = read_run(make_run(silent=("lost",)))
+    text = health_markdown(run)
+    first, _, verdict, *_ = text.splitlines()
+    assert first == "# Health report: Net · logs/run"
+    assert verdict.startswith("**▲ Dead units at model.encoder.layers.0.attn.out\\_proj, since epoch 3")
+    for part in (
+        "## Alerts",
+        "## Gradient flow",
+        "## Outputs",
+        "## Clipping",
+        "## Silent",
+        "## Coverage",
+        "## Cost",
+        "**What to try:**",
+    ):
+        assert part in text
+    assert "- Never called in a sampled batch: lost" in text
+    assert "| 0-AdamW | 20 | 80 % |" in text
+
+
+def test_markdown_of_hostile_names_has_no_markup(make_run):
+    text = health_markdown(read_run(make_run(names=list(HOSTILE), name="<i>x")))
+    assert "<" not in text.replace("<br>", "")
+    for name in HOSTILE:
+        if name.isprintable():
+            assert markdown_text(name) in text
+    for row in text.splitlines():
+        if row.startswith("|"):
+            assert row.endswith("|")
+
+
+def test_whatever_is_put_into_markdown_is_escaped():
+    template = environment(html=False).from_string("{% macro cell(text) %}| {{ text }} |{% endmacro %}{{ cell(name) }}")
+    assert template.render(name="a_b|<c>\n\x00") == "| a\\_b\\|&lt;c&gt;\\\\n\\\\x00 |"
+
+
+def test_markdown_of_many_layers_is_short(make_run):
+    text = health_markdown(read_run(make_run(names=layer_names(400), epochs=2)))
+    assert len(text) < 20_000
+    assert "370 more modules are in reports.jsonl." in text
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = write_whole(tmp_path / "new" / "page.html", "first \ud800")
+    assert path.read_text() == "first \\ud800"
+
+    def full(self, *args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "second")
+    assert path.read_text() == "first \\ud800"
+    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
+
+
+def test_both_files_are_written(make_run):
+    run = read_run(make_run())
+    assert [path.name for path in write_health(run)] == ["report.html", "report.md"]

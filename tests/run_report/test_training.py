@@ -1,0 +1,52 @@
+"""What the report says of training itself: loss, learning rates, set-up, layers."""
+
+from __future__ import annotations
+
+from lightning_hooks.run_report import health_page, read_run
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line
+from lightning_hooks.run_report.page import health_markdown
+from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group
+from tests.run_report.conftest import FIT
+
+LAYERS = {"name": ["net.0", "<b>"], "type": ["Linear", "ReLU"], "detail": ["in_features=4", ""], "parameters": [20, 0]}
+
+
+def written(tmp_path, fit=FIT):
+    file = tmp_path / FOLDER / REPORTS
+    append(file, line("fit", fit))
+    for epoch, (loss, rates) in enumerate(
+        [(2.0, {"0-SGD": 0.1}), (float("nan"), {"0-SGD": 0.01, "1-Adam/pg2": 1e-3}), (None, None)]
+    ):
+        told = {} if loss is None else {"loss": loss, "lr": rates}
+        append(file, line("epoch", {"epoch": epoch, "seconds": 1.0, **told}))
+    return read_run(tmp_path)
+
+
+def test_loss_and_learning_rates_by_epoch(tmp_path):
+    run = written(tmp_path)
+    epochs, losses = loss_by_epoch(run)
+    assert (epochs, str(losses)) == ([0, 1, 2], "[2.0, nan, nan]")
+    assert str(rates_by_group(run)) == "{'0-SGD': [0.1, 0.01, nan], '1-Adam/pg2': [nan, 0.001, nan]}"
+    page, text = health_page(run), health_markdown(run)
+    assert "mean loss of the training batches: 2" in page
+    assert "1-Adam/pg2: 0.001" in page
+    assert "| epoch | loss | learning rate of 0-SGD | learning rate of 1-Adam/pg2 |" in text
+    assert "| 1 | NaN | 0.01 | 0.001 |" in text
+
+
+def test_set_up_and_layers(tmp_path):
+    run = written(tmp_path, {**FIT, "precision": "bf16-mixed", "optimizers": "AdamW", "layers": LAYERS})
+    assert layers(run) == [("net.0", "Linear", "in_features=4", 20), ("<b>", "ReLU", "", 0)]
+    page = health_page(run)
+    assert "The 2 layers" in page
+    assert "&lt;b&gt;" in page
+    assert all(text in page for text in ("bf16-mixed", "AdamW", "in_features=4"))
+    assert "- precision: bf16-mixed" in health_markdown(run)
+
+
+def test_a_run_of_an_earlier_version_has_neither(tmp_path):
+    file = tmp_path / FOLDER / REPORTS
+    append(file, line("fit", {**FIT, "layers": "oops"}) + line("epoch", {"epoch": 0, "lr": "oops", "loss": "oops"}))
+    run = read_run(tmp_path)
+    assert layers(run) == ()
+    assert "Learning rate" not in health_page(run)

@@ -1,0 +1,149 @@
+"""The verdict: what is wrong, since when, and what to try."""
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.run_report.verdict import courses
+from tests.made_reports import alert, clips, features
+from tests.run_report.conftest import FIT
+
+DIAGNOSIS = "all of its units gave zero. Usually a large bias did it."
+ADVICE = ("Try a lower learning rate", "Use a GELU")
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The verdict of a run whose features monitor told of (kind, site, severity) in each epoch."""
+
+    def make(*epochs, end="finished", prefix="features"):
+        file = tmp_path / "run" / FOLDER / REPORTS
+        append(file, line("fit", FIT))
+        for epoch, found in enumerate(epochs):
+            alerts = tuple(alert(kind, site, epoch, severity, DIAGNOSIS, ADVICE) for kind, site, severity in found)
+            append(file, report_line(prefix, "", features(epoch, ["a", "b"], alerts=alerts), 0.0))
+        if end:
+            append(file, line("end", {"how": end, "error": "ValueError: boom"}))
+        return judge(read_run(file))
+
+    return make
+
+
+DEAD = ("dead", "a", "critical")
+
+
+def test_nothing_wrong(told):
+    verdict = told([], [], [])
+    assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "Nothing was found wrong.", ())
+    assert verdict.details == ("2 modules heard over 3 epochs.",)
+
+
+def test_what_lasts_is_told_since_when(told):
+    verdict = told([], [DEAD], [DEAD, ("dead", "b", "warning")])
+    assert (verdict.status, verdict.headline) == ("critical", "Dead units at a and 1 more, since epoch 1.")
+    (problem,) = verdict.problems
+    assert (problem.sites, problem.since, problem.until, problem.lasts) == (("a", "b"), 1, 2, True)
+    assert problem.seen == "All of its units gave zero. Usually a large bias did it."
+    assert problem.advice == ADVICE
+
+
+def test_what_came_back_counts_from_then(told):
+    (problem,) = told([DEAD], [], [], [DEAD], [DEAD]).problems
+    assert problem.when == "since epoch 3 (also in epoch 0)"
+
+
+def test_all_that_came_before_is_told(told):
+    (problem,) = told([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).problems
+    assert problem.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
+
+
+def test_one_epoch_without_it_is_no_end(told):
+    (problem,) = told([DEAD], [], [DEAD], [DEAD]).problems
+    assert problem.when == "since epoch 0"
+
+
+def test_a_problem_whose_site_moves_is_one_finding_from_its_first_epoch(told):
+    wandering = [("vanishing", site, "warning") for site in ("b.133.1", "b.133.0", "b.132.1")]
+    verdict = told([], *([one] for one in wandering))
+    (problem,) = verdict.problems
+    assert problem.sites == ("b.133.1", "b.133.0", "b.132.1")
+    assert (problem.when, problem.first.epoch) == ("since epoch 1", 1)
+
+
+def test_the_first_alert_says_what_where_and_when(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(file, line("fit", FIT))
+    for epoch, (value, batch) in enumerate([(0.5102, 10), (1.0, 0), (1.0, 0)]):
+        nan = replace(alert("nonfinite", "a", epoch, "critical", f"{value:.2%} are NaN."), value=value, batch=batch, since_step=10)
+        append(file, report_line("features", "", features(epoch, ["a"], alerts=(nan,)), 0.0))
+    run = read_run(file)
+    (problem,) = judge(run).problems
+    assert (problem.when, problem.seen) == ("since epoch 0, batch 10", "51.02% are NaN.")
+    assert (problem.first.value, problem.first.batch, problem.first.since_step) == (0.5102, 10, 10)
+    (course,) = courses(run)
+    assert (course.since, course.alert.value, course.alert.batch) == (0, 0.5102, 10)
+
+
+def test_what_passed_is_no_verdict_but_told(told):
+    verdict = told([], [DEAD], [DEAD], [])
+    assert verdict.status == "healthy"
+    assert verdict.headline == "Nothing is wrong at the end. Dead units at a, in epochs 1 to 2, passed."
+    assert told([DEAD], []).headline.endswith("in epoch 0, passed.")
+
+
+def test_the_gravest_comes_first_and_infos_last(told):
+    found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
+    verdict = told([*found, ("vanishing", "a", "critical")], found)
+    assert [problem.kind for problem in verdict.problems] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
+    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more findings below."
+
+
+def test_infos_alone_are_healthy(told):
+    assert told([("silent", "a", "info")]).headline == "Nothing was found wrong."
+
+
+def test_a_kind_of_the_users_own_is_told_in_its_words(told):
+    assert told([("too_loud", "a", "warning")]).headline == "Too loud at a, since epoch 0."
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        ("exception", "Training was ended by ValueError: boom."),
+        ("interrupted", "Training was interrupted by its user."),
+        (None, "Training had not ended when this was written, or was killed."),
+    ],
+)
+def test_how_training_ended_is_told(told, end, detail):
+    assert told([], end=end).details[0] == detail
+
+
+def test_a_run_without_an_epoch_is_not_judged(told):
+    verdict = told(end="exception")
+    failed = "Training ended with ValueError: boom. Nothing was reported: no epoch was completed."
+    assert (verdict.status, verdict.headline) == ("failed", failed)
+
+
+def test_a_run_that_raised_is_not_called_healthy(told):
+    verdict = told([], end="exception")
+    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. No alert before that.")
+
+
+def test_a_run_that_heard_nothing_is_not_called_healthy(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(
+        file,
+        line("fit", FIT) + report_line("features", "", features(0, []), 0.0) + report_line("gradient_clip", "", clips(0, []), 0.0),
+    )
+    assert judge(read_run(file)).headline == "Nothing was heard: no module, no parameter, no optimizer."
+
+
+def test_a_monitor_that_fell_silent_early_does_not_last(tmp_path):
+    file = tmp_path / "run" / FOLDER / REPORTS
+    append(file, line("fit", FIT))
+    append(file, report_line("features", "", features(0, ["a"], alerts=(alert("dead", "a", 0),)), 0.0))
+    append(file, report_line("gradient_clip", "", clips(0), 0.0) + report_line("gradient_clip", "", clips(1), 0.0))
+    (course,) = courses(read_run(file))
+    assert not course.lasts
