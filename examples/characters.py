@@ -1,10 +1,10 @@
 """Train a small transformer on Python's own manual, character by character, with the monitors on.
 
     python examples/characters.py                       # about a minute; ends with a text of its own
-    python examples/characters.py --learning-rate 0.3   # a hundred times too high: what do the monitors say?
+    python examples/characters.py --learning-rate 0.3   # a hundred times too high: which alerts come?
 
-The text is what ``help("if")`` and its like print: ``pydoc_data.topics``, which ships with Python. Gradients are clipped by ZClip,
-which learns from the norms so far what an outlier is.
+The text is that of ``help("if")`` and other topics: ``pydoc_data.topics``, which ships with Python. Gradients are clipped by ZClip,
+which finds outliers among the norms so far.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CharacterModel(LightningModule):
         return self.head(self.norm(x))
 
     def bits(self, windows: Tensor) -> Tensor:
-        """Mean bits per character: the base-2 logarithm of how many characters it wavers between."""
+        """Mean bits per character: the cross entropy in base 2."""
         predicted = self(windows[:, :-1])
         return cross_entropy(predicted.flatten(0, 1), windows[:, 1:].flatten()) / math.log(2)
 
@@ -97,7 +97,7 @@ class CharacterModel(LightningModule):
 
     @torch.no_grad()
     def write(self, start: str, length: int) -> str:
-        """Go on from ``start``, one character at a time, drawn as likely as the model finds it."""
+        """Continue ``start`` by characters that are sampled from the model's probabilities."""
         codes = [self.alphabet.index(character) for character in start]
         for _ in range(length):
             predicted = self(torch.tensor([codes[-CONTEXT:]]))[0, -1]
@@ -126,7 +126,7 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with so small a net
     seed_everything(0, verbose=False)
     alphabet, train_set, val_set = load_data()
     model = CharacterModel(alphabet, options.learning_rate)

@@ -1,10 +1,10 @@
-"""Train in two processes on the CPU (DDP over gloo): both report the same, and it is true of the data of both.
+"""Train in two processes on the CPU (DDP over gloo): both report the same numbers, those of all data.
 
     python examples/ddp.py
 
-Lightning starts the second process by itself. One gets the thinly drawn digits, the other the bold ones, so that neither alone
-knows the statistics of all. Once an epoch each monitor exchanges one packed table between the processes, and pools it: the
-standard deviation below is that of all outputs together, not the mean of two. OwnHalf keeps those outputs, to prove it.
+Lightning starts the second process by itself. One trains on the thin digits, the other on the bold ones, so that the
+statistics of the two differ. Once an epoch each monitor exchanges one packed table between the processes, and pools it: the
+standard deviation below is that of all outputs together, not the mean of two. OwnHalf keeps those outputs, to check it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DigitsNet(LightningModule):
         images, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
         own = images.sum(1).argsort().chunk(self.trainer.world_size)[self.trainer.global_rank]  # by how much ink they have
         data = TensorDataset(images[own].float() / 16, digits[own])
-        # Every process must take the same number of steps, or one would wait for ever: no short last batch.
+        # Every process must take the same number of steps, or one would wait forever: no short last batch.
         return DataLoader(data, BATCH, shuffle=True, drop_last=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,7 +1,7 @@
-"""Train a small CNN on handwritten digits with the monitors on; or plant a fault in it and see whether they find it.
+"""Train a small CNN on handwritten digits with the monitors on, or plant a fault and see whether they find it.
 
     python examples/digits.py                      # a healthy run
-    python examples/digits.py --fault dying-relu   # the same net, made ill: vanishing, dying-relu, exploding or nan
+    python examples/digits.py --fault dying-relu   # the same net with a fault: vanishing, dying-relu, exploding or nan
 
 The data are scikit-learn's 1797 digits of 8 x 8 pixels: real, and installed with it.
 """
@@ -87,7 +87,7 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(train_x, train_y), TensorDataset(val_x, val_y)
 
 
-# The faults. Each takes the net and the training images, and makes one of them ill.
+# The faults. Each changes the net or the training images.
 
 
 def plant_vanishing(net: DigitsNet, _: Tensor) -> None:
@@ -162,7 +162,7 @@ def listed(names: list[str], most: int = 4) -> str:
 
 
 def print_findings(fault: Fault, alerts: list[Alert]) -> bool:
-    """Say what was planted and what was found; return whether the fault was among it."""
+    """Print what was planted and what was found; return whether the fault was found."""
     expected = [alert for alert in alerts if alert.kind == fault.kind]
     print(f"\nPlanted: {fault.what}.")
     match = next((alert for alert in expected if f"{alert.site}.".startswith(f"{fault.site}.")), None)
@@ -187,7 +187,7 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with so small a net
     fault = FAULTS[options.fault] if options.fault else None
     epochs = options.epochs or (2 if fault or options.fast else 10)
 

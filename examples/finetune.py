@@ -1,10 +1,10 @@
 """Fine-tune a net: its backbone, trained on the digits 0 to 4, stays frozen at first while a new head learns 5 to 9.
 
     python examples/finetune.py                    # watch the gradient reach the backbone once it is unfrozen
-    python examples/finetune.py --fault detached   # a forgotten detach(): unfrozen, and yet it does not learn
+    python examples/finetune.py --fault detached   # a forgotten detach(): unfrozen, but it does not learn
 
 Freezing and unfreezing is Lightning's BackboneFinetuning. GradientFlowMonitor follows it: a frozen layer is listed as silent,
-neither zero nor ill, and an unfrozen one that gets no gradient is told.
+not as zero, and an unfrozen layer without a gradient raises an alert.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EpochLines(Callback):
         self.flow = flow
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        report = self.flow.report  # made by the monitor, which comes before us in the list
+        report = self.flow.report  # made by the monitor, which comes earlier in the list
         frozen = not any(p.requires_grad for p in pl_module.backbone.parameters())
         norms = {name: stats.norm for name, stats in report.parameters.items() if name.endswith("weight") and stats.steps}
         accuracy = trainer.callback_metrics["val_accuracy"].item()
@@ -123,13 +123,13 @@ def main() -> int:
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
     warnings.filterwarnings("ignore", ".*initialized the optimizer with only.*")  # the backbone's parameters join it later
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with so small a net
     seed_everything(0, verbose=False)
     epochs = 4 if options.fast else 12
 
     start = time.perf_counter()
-    taught = DigitsNet()
-    before = fit(taught, range(5), epochs).callback_metrics["val_accuracy"]
+    pretrained = DigitsNet()
+    before = fit(pretrained, range(5), epochs).callback_metrics["val_accuracy"]
     print(f"The backbone was trained on the digits 0 to 4 (accuracy {before:.1%}). Now 5 to 9:")
 
     alerts: list[Alert] = []
@@ -138,7 +138,7 @@ def main() -> int:
     unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=epochs // 2, backbone_initial_ratio_lr=0.3)
     tensorboard = TensorBoardLogger(options.log_dir, name="")
     fit(
-        DigitsNet(taught.backbone, detached=options.fault == "detached"),
+        DigitsNet(pretrained.backbone, detached=options.fault == "detached"),
         range(5, 10),
         epochs,
         callbacks=[unfreezing, features, flow, EpochLines(flow)],

@@ -1,11 +1,10 @@
-"""Train in two processes on the CPU with the weights sharded between them (FSDP2 over gloo), and look inside as ever.
+"""Train in two processes on the CPU with the weights sharded between them (FSDP2 over gloo), with the monitors on.
 
     python examples/fsdp.py
 
-Each process holds half of every weight and half of its gradient; a block's weights are put together for the moment it runs. What
-a module puts out is whole, and of one process's data: FeatureStatsMonitor pools it over the processes as under DDP. The norm of a
-gradient is that of its shards together: one small sum over the processes for each look. OwnHalf and OwnShard keep what one
-process knows by itself, to prove both.
+Each process holds half of every weight and half of its gradient; a block's weights are gathered while it runs. A module's output is
+whole, and of one process's data: FeatureStatsMonitor pools it over the processes as under DDP. The norm of a gradient is that of
+all its shards: one small sum over the processes for each sampled batch. OwnHalf and OwnShard keep one process's values as a check.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Train a GAN to draw digits: two optimizers, stepped by hand, each with a record of its own of what clipping did.
+"""Train a GAN to draw digits: two optimizers, stepped manually, with the clip events of each.
 
     python examples/gan.py                # about a minute, then a few digits in the terminal
-    python examples/gan.py --clip 0.05    # a norm so small that every step is clipped: the monitor says so
+    python examples/gan.py --clip 0.05    # a norm so small that every step is clipped: the monitor raises an alert
 
 Under manual optimisation Lightning clips nothing by itself: the model calls ``self.clip_gradients`` between ``manual_backward``
-and ``step``. GradientClipMonitor sees it, and keeps the discriminator's steps apart from the generator's.
+and ``step``. GradientClipMonitor observes it, and reports the discriminator's and the generator's steps separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INK = " .:-=+*#%@"
 
 
 class GAN(LightningModule):
-    """A generator of 8 x 8 pictures, and a discriminator that tells them from real ones (Goodfellow et al. 2014)."""
+    """A generator of 8 x 8 pictures, and a discriminator that classifies real and generated ones (Goodfellow et al. 2014)."""
 
     def __init__(self, clip: float) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class GAN(LightningModule):
         (real,) = batch
         discriminator, generator = self.optimizers()
 
-        self.toggle_optimizer(discriminator)  # the other one's parameters need no gradient meanwhile
+        self.toggle_optimizer(discriminator)  # the other one's parameters need no gradient here
         verdict = self.discriminator(torch.cat((real, self.draw(len(real)).detach())))
         truth = torch.cat((torch.full((len(real), 1), 0.9), torch.zeros(len(real), 1)))
         self.step(discriminator, binary_cross_entropy_with_logits(verdict, truth))
@@ -65,7 +65,7 @@ class GAN(LightningModule):
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()
-        self.manual_backward(loss)  # not loss.backward(): the monitors hear of this one
+        self.manual_backward(loss)  # not loss.backward(): Lightning calls the monitors' hooks in this one
         self.clip_gradients(optimizer, gradient_clip_val=self.clip, gradient_clip_algorithm="norm")
         optimizer.step()
 
@@ -91,7 +91,7 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with so small a net
     seed_everything(0, verbose=False)
     real = torch.tensor(load_digits().data / 16.0, dtype=torch.float32)
     model = GAN(options.clip)

@@ -1,10 +1,10 @@
-"""Train a small CNN on handwritten digits through LightningCLI: which monitors listen, and to what, stands in a YAML file.
+"""Train a small CNN on handwritten digits through LightningCLI: the monitors and their arguments are in a YAML file.
 
     python examples/cli/main.py fit --config examples/cli/config.yaml
     python examples/cli/main.py fit --config examples/cli/config.yaml --fast
     python examples/cli/main.py fit --config examples/cli/config.yaml --model.learning_rate 0.1 --print_config
 
-Nothing in this file is of lightning_hooks: the monitors, their rules and thresholds are all in config.yaml.
+This file does not import lightning_hooks: the monitors, their rules and thresholds are all in config.yaml.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
-    torch.set_num_threads(1)  # for so small a net a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help with so small a net
     cli = CLI(DigitsNet, Digits, seed_everything_default=0, save_config_kwargs={"overwrite": True})
     if cli.trainer.log_dir is not None:
         print(f"Health report: {cli.trainer.log_dir}/lightning_hooks/report.html")

@@ -60,7 +60,7 @@ class Task(pl.LightningModule):
 class EpochEndClock(Callback):
     """Seconds of the monitors' epoch ends, and of training's; stands before the first of them and after the last.
 
-    Wall time, and CPU time of the process, which tells more on a machine that does other things too.
+    Wall time, and CPU time of the process, which is less noisy on a shared machine.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ def in_turn(
         for label, (make, period) in every.items():
             plan.append(("off", list, WARM_UP + workload.block))
             plan.append((label, make, WARM_UP + max(period, workload.block)))
-    # What is compiled is compiled anew for the hooks that are there: each block is a fit of its own.
+    # A compiled model is compiled again for its hooks: each block is a fit of its own.
     fits = [Blocks([block]) for block in plan] if workload.compiled else [Blocks(plan)]
     for blocks in fits:
         fit(task, workload, [blocks], blocks.steps)
@@ -192,11 +192,11 @@ def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
         "quartiles": {label: [100 * (q - 1) for q in statistics.quantiles(values, n=4)[::2]] for label, values in ratios.items()},
     }
     print(f"\n{name}: {result['step_ms']:.2f} ms a step", flush=True)
-    told = [
+    rows = [
         (label, f"{value:+.1f} %", "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]))
         for label, value in result["percent"].items()
     ]
-    show(("", "median", "quartiles"), told)
+    show(("", "median", "quartiles"), rows)
     nothing = counts(task, workload, list)
     own = [label for label in every if workload.block > 9 or label.startswith("trio")]  # the others take too long to count
     counted = {label: counts(task, workload, every[label][0]) for label in own}

@@ -1,4 +1,4 @@
-"""What others do, restated as Lightning callbacks, to be run beside ours: the same model, the same steps, every step.
+"""What others do, restated as Lightning callbacks, to compare with ours: the same model, the same steps, every step.
 
 Each follows its source in what it reads and how it brings it to the host; how it then shows it is left out, so that only the
 measuring is compared.
@@ -41,9 +41,9 @@ class NothingFloor(_Hooked):
 
     def hooks(self, pl_module: nn.Module) -> Any:
         for module in leaves(pl_module):
-            yield module.register_forward_hook(self.heard)
+            yield module.register_forward_hook(self.observe)
 
-    def heard(self, module: nn.Module, args: Any, output: Any) -> None:
+    def observe(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             self.read(output)
             if output.requires_grad:
@@ -84,9 +84,9 @@ class FastaiActivationStats(_Hooked):
     def hooks(self, pl_module: nn.Module) -> Any:
         self.kept: list[Any] = []
         for module in leaves(pl_module):
-            yield module.register_forward_hook(self.heard)
+            yield module.register_forward_hook(self.observe)
 
-    def heard(self, module: nn.Module, args: Any, output: Any) -> None:
+    def observe(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             x = output.detach().float()
             self.kept.append(
@@ -99,9 +99,9 @@ class Instruments(_Hooked):
 
     def hooks(self, pl_module: nn.Module) -> Any:
         for module in leaves(pl_module):
-            yield module.register_forward_hook(self.heard)
+            yield module.register_forward_hook(self.observe)
 
-    def heard(self, module: nn.Module, args: Any, output: Any) -> None:
+    def observe(self, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             x = output.detach().float()
             self.last = torch.stack((x.mean(), x.std(), x.amin(), x.amax(), x.norm())).cpu()

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 
-# fault -> the kind and the place (a pattern) that must be told
+# fault -> the kind and the site (a pattern) of the expected alert
 EXPECTED = {
     "vanishing": ("warning", "vanishing", r"head\.stack\.\d+"),
     "dying-relu": ("critical", "dead", r"head\.relu"),

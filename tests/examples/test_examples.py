@@ -68,13 +68,13 @@ def test_characters_learns_and_writes(run_here: Run) -> None:
     assert "[" not in printed.split("Validation:")[0], "no alert in a healthy run"
 
 
-def test_characters_with_a_learning_rate_that_is_far_too_high_is_told(run_here: Run) -> None:
+def test_characters_with_a_learning_rate_far_too_high_raises_an_alert(run_here: Run) -> None:
     printed = run_here("characters", "--learning-rate", "0.3")
     assert "[warning] vanishing at blocks.0" in printed
     assert epoch_rows("gradient_flow/alerts/vanishing")[-1] >= 1
 
 
-def test_gan_keeps_its_optimizers_apart(run_here: Run) -> None:
+def test_gan_reports_its_optimizers_separately(run_here: Run) -> None:
     printed = run_here("gan")
     for net in ("discriminator", "generator"):
         assert re.search(rf"^{net}: \d+ of 28 steps were clipped to 1; ", printed, re.MULTILINE)
@@ -105,9 +105,9 @@ def test_finetune_follows_the_unfreezing(run_here: Run) -> None:
 
 def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     printed = run_here("finetune", "--fault", "detached")
-    told = " ".join(printed.split())
-    assert "[warning] missing at backbone.conv2.bias: it requires a gradient but had none" in told
-    assert "What follows: missing at 3 places (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in told
+    text = " ".join(printed.split())
+    assert "[warning] missing at backbone.conv2.bias: it requires a gradient but had none" in text
+    assert "What follows: missing at 3 places (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in text
     missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
     assert len(missing) == 2
     assert min(missing) >= 1

@@ -1,4 +1,4 @@
-"""The nets of the zoo. Their layers have names, so that an alert's site can be told."""
+"""The nets of the zoo. Their layers have names, so that alerts can name a site."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cnn(norm: bool = True, width: int = 16) -> nn.Sequential:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside an identity."""
+    """Two convolutions with an identity shortcut."""
 
     def __init__(self, channels: int, norm: bool = True) -> None:
         super().__init__()

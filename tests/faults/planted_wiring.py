@@ -17,9 +17,9 @@ SIX_EPOCHS = {"max_epochs": 6}
 
 
 @fault("ResNet", "a detach() between two blocks", reaches=0.85, hurts=None)
-def detach_in_the_middle(seed: int, ill: bool = True) -> Built:
+def detach_in_the_middle(seed: int, planted: bool = True) -> Built:
     net, at = nets.ResNet(), 1 + seed % 2
-    net.detached_before = at if ill else None
+    net.detached_before = at if planted else None
     before = ("net.stem*", "net.norm*", "net.act", *(f"net.blocks.{i}.*" for i in range(at)))
     return Built(Supervised(net, adam()), data.loaders(data.images(), 64, seed), EPOCHS, Expected(("missing",), before))
 
@@ -42,19 +42,19 @@ class TwoBranches(nn.Module):
 
 
 @fault("CNN", "a branch that forward forgets", reaches=0.7, hurts=None)
-def unused_branch(seed: int, ill: bool = True) -> Built:
+def unused_branch(seed: int, planted: bool = True) -> Built:
     forgotten = ("local", "whole")[seed % 2]
-    module = Supervised(TwoBranches(forgotten if ill else None), adam())
+    module = Supervised(TwoBranches(forgotten if planted else None), adam())
     expected = Expected(("missing", "silent"), (f"net.{forgotten}.*",))
     return Built(module, data.loaders(data.images(), 64, seed), EPOCHS, expected)
 
 
 @fault("LSTM", "a layer that no optimizer holds", reaches=0.25, hurts=None)
-def not_in_optimizer(seed: int, ill: bool = True) -> Built:
+def not_in_optimizer(seed: int, planted: bool = True) -> Built:
     forgotten = ("embed", "rnn", "head")[seed % 3]
 
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
-        held = [p for name, p in module.named_parameters() if not (ill and name.startswith(f"net.{forgotten}."))]
+        held = [p for name, p in module.named_parameters() if not (planted and name.startswith(f"net.{forgotten}."))]
         return torch.optim.Adam(held, lr=1e-2)
 
     expected = Expected(("not_optimized",), (f"net.{forgotten}*",))
@@ -80,50 +80,50 @@ class Unfreezing(Supervised):
 
 
 @fault("ResNet", "a body that is unfrozen in the second epoch, but not given to the optimizer", reaches=0.8, hurts=worse(0.05))
-def frozen_by_mistake(seed: int, ill: bool = True) -> Built:
+def frozen_by_mistake(seed: int, planted: bool = True) -> Built:
     expected = Expected(("not_optimized",), ("net.stem*", "net.norm*", "net.blocks.*"), batch=22, epoch=1)
-    return Built(Unfreezing(nets.ResNet(), joins=not ill), data.loaders(data.images(), 64, seed), EPOCHS, expected)
+    return Built(Unfreezing(nets.ResNet(), joins=not planted), data.loaders(data.images(), 64, seed), EPOCHS, expected)
 
 
 @fault("MLP", "one layer four times, by [layer] * 4, where four layers were meant", reaches=0.8, hurts=None)
-def shared_weights(seed: int, ill: bool = True) -> Built:
+def shared_weights(seed: int, planted: bool = True) -> Built:
     def stack(layers: list[nn.Module]) -> nn.Sequential:
         hidden = [module for layer in layers for module in (layer, nn.ReLU())]
         names = OrderedDict(fc0=nn.Linear(64, 64), act0=nn.ReLU(), hidden=nn.Sequential(*hidden), head=nn.Linear(64, 10))
         return nn.Sequential(names)
 
-    net = nets.initialise(stack([nn.Linear(64, 64)] * 4 if ill else [nn.Linear(64, 64) for _ in range(4)]))
+    net = nets.initialise(stack([nn.Linear(64, 64)] * 4 if planted else [nn.Linear(64, 64) for _ in range(4)]))
     return Built(
         Supervised(net, adam(1e-3)), data.loaders(data.digits(), 64, seed), EPOCHS, Expected(("shared",), ("net.hidden.*",))
     )
 
 
 @fault("GAN", "the generator's own loss is taken of detached samples", reaches=0.3, hurts=worse(0.1))
-def gan_generator_detached(seed: int, ill: bool = True) -> Built:
+def gan_generator_detached(seed: int, planted: bool = True) -> Built:
     expected = Expected(("missing",), ("net.generator.*",))
-    return Built(Adversarial(detach=ill), data.loaders(data.digits(), 64, seed), SIX_EPOCHS, expected)
+    return Built(Adversarial(detach=planted), data.loaders(data.digits(), 64, seed), SIX_EPOCHS, expected)
 
 
 @fault("MLP", "a softmax before the cross entropy", reaches=0.8, hurts=worse(0.05))
-def softmax_before_cross_entropy(seed: int, ill: bool = True) -> Built:
+def softmax_before_cross_entropy(seed: int, planted: bool = True) -> Built:
     net = nets.mlp(init=nn.init.kaiming_normal_)
-    if ill:
+    if planted:
         net.softmax = nn.Softmax(-1)
     expected = Expected(("saturated", "vanishing", "double_softmax"), ("net.softmax", "net.head*"))
     return Built(Supervised(net, sgd(0.1)), data.loaders(data.digits(), 64, seed), EPOCHS, expected)
 
 
 @fault("MLP", "a manual loop without zero_grad", reaches=0.8, hurts=worse(0.05))
-def no_zero_grad(seed: int, ill: bool = True) -> Built:
-    module = Manual(nets.mlp(init=nn.init.kaiming_normal_), sgd(0.5), zero_grad=not ill)
+def no_zero_grad(seed: int, planted: bool = True) -> Built:
+    module = Manual(nets.mlp(init=nn.init.kaiming_normal_), sgd(0.5), zero_grad=not planted)
     expected = Expected(("not_zeroed", "exploding", "update_too_large", "spike"))
     return Built(module, data.loaders(data.digits(), 64, seed), EPOCHS, expected)
 
 
 @fault("MLP", "a clipping threshold of 1e-4", reaches=0.8, hurts=worse(0.3))
-def clip_threshold_tiny(seed: int, ill: bool = True) -> Built:
+def clip_threshold_tiny(seed: int, planted: bool = True) -> Built:
     module = Supervised(nets.mlp(init=nn.init.kaiming_normal_), sgd(0.1))
-    kwargs = {**EPOCHS, "gradient_clip_val": 1e-4 if ill else 5.0}
+    kwargs = {**EPOCHS, "gradient_clip_val": 1e-4 if planted else 5.0}
     return Built(module, data.loaders(data.digits(), 64, seed), kwargs, Expected(("always_clipped",)))
 
 
@@ -137,8 +137,8 @@ class ClipsTooEarly(Supervised):
 
 
 @fault("LSTM", "clip_grad_norm_ inside training_step, before backward: it does nothing", reaches=0.2, hurts=None)
-def clip_in_training_step(seed: int, ill: bool = True) -> Built:
+def clip_in_training_step(seed: int, planted: bool = True) -> Built:
     net = nets.Recurrent()
-    module = ClipsTooEarly(net, sgd(1.0, 0.9)) if ill else Supervised(net, sgd(1.0, 0.9))
-    kwargs = EPOCHS if ill else {**EPOCHS, "gradient_clip_val": 0.1}
+    module = ClipsTooEarly(net, sgd(1.0, 0.9)) if planted else Supervised(net, sgd(1.0, 0.9))
+    kwargs = EPOCHS if planted else {**EPOCHS, "gradient_clip_val": 0.1}
     return Built(module, data.loaders(data.text(), 32, seed), kwargs, Expected(("clip_ineffective",)))

@@ -89,7 +89,7 @@ class Recorder(Callback):
         self.recording: Recording | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.model, self.listening = pl_module, False
+        self.model, self.recording_batch = pl_module, False
         leaves = [(name, m) for name, m in pl_module.named_modules() if name and not list(m.children())]
         self.sites = [name for name, _ in leaves]
         self.types = [type(m).__name__ for _, m in leaves]
@@ -110,13 +110,13 @@ class Recorder(Callback):
         self.outputs: dict[int, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
         self.of_parameters: dict[int, list[Tensor]] = {}
-        self.total, self.steps, self.listening = math.nan, 0, True
+        self.total, self.steps, self.recording_batch = math.nan, 0, True
         self.before: dict[int, Tensor] = {}
 
     def _forward(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
-            if not self.listening or not isinstance(output, Tensor) or not output.is_floating_point():
+            if not self.recording_batch or not isinstance(output, Tensor) or not output.is_floating_point():
                 return
             given = next((a for a in args if isinstance(a, Tensor)), None)
             self.outputs[index] = output_statistics(module, given, output)
@@ -126,7 +126,7 @@ class Recorder(Callback):
         return hook
 
     def _gradient(self, index: int, gradient: Tensor) -> None:
-        if self.listening:
+        if self.recording_batch:
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
             self.gradients[index] = torch.stack((norm, (~norm.isfinite()).double()))
 
@@ -160,7 +160,7 @@ class Recorder(Callback):
             self.of_parameters[i].append(torch.stack((ratio, moved, _broken(after))))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.listening = False
+        self.recording_batch = False
         parameters = {i: torch.cat([part.double() for part in parts]) for i, parts in self.of_parameters.items()}
         self.rows.append(
             (

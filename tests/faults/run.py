@@ -1,9 +1,9 @@
-"""The proof: every family of the zoo, over its seeds, with the monitors on and the peers' rules beside them.
+"""Train every family of the zoo, on all its seeds, with the monitors on, and compare them with the peers' rules.
 
 ``python -m tests.faults.run [--seeds 0 1] [--only deep_sigmoid gan] [--processes 2] [--no-twins] [--fresh]`` prints a table and
 writes ``runs/faults/table.md`` and ``runs/faults/table.json``. Each fault's twin, the same training without the fault, runs
-too: it shows that the fault does harm, and is one more healthy training. What has run is kept, one line per training, and not run
-again while neither the package nor the zoo has changed; ``--fresh`` forgets it.
+too: it shows that the fault does harm, and is one more healthy training. Results are kept, one line per training, and are
+used again while neither the package nor the zoo has changed; ``--fresh`` discards them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import lightning_hooks
 from lightning_hooks import monitors
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY
 from tests.faults.peers import PEERS
-from tests.faults.play import Witness, build, play
 from tests.faults.recorder import Recorder
 from tests.faults.score import judge, judge_peers, serious, summary
+from tests.faults.training import AlertLog, build, train
 from tests.faults.zoo import CALIBRATION, SEEDS, Outcome
 
 FOLDER = Path("runs/faults")
@@ -39,20 +39,27 @@ Job = tuple[str, int, bool]  # name, seed, whether the fault is planted
 
 
 def run_one(job: Job) -> dict[str, Any]:
-    """One training: what the monitors told, what the peers' rules make of it, what became of it."""
-    name, seed, ill = job
+    """One training: the alerts of the monitors, those of the peers' rules, and the outcome."""
+    name, seed, planted = job
     torch.set_num_threads(1)
     case = CASES[name]
-    built, witness, recorder = build(case, seed, ill), Witness(), Recorder()
-    ours = monitors(on_alert=witness.note, summary=False)
-    outcome, seconds = play(built, [witness, recorder, *ours] if ill else [witness, *ours])
-    row = {"name": name, "seed": seed, "ill": ill, "healthy": case.healthy, "outcome": vars(outcome), "seconds": round(seconds, 2)}
-    if not ill:
-        return {**row, "told": serious(witness.told)}
+    built, log, recorder = build(case, seed, planted), AlertLog(), Recorder()
+    ours = monitors(on_alert=log.note, summary=False)
+    outcome, seconds = train(built, [log, recorder, *ours] if planted else [log, *ours])
+    row = {
+        "name": name,
+        "seed": seed,
+        "planted": planted,
+        "healthy": case.healthy,
+        "outcome": vars(outcome),
+        "seconds": round(seconds, 2),
+    }
+    if not planted:
+        return {**row, "alerts": serious(log.alerts)}
     assert recorder.recording is not None
-    course = witness.course(built)
-    verdict = judge(witness.told, built.expected, course)
-    peers = judge_peers(case, built.expected, course, recorder.recording)
+    history = log.history(built)
+    verdict = judge(log.alerts, built.expected, history)
+    peers = judge_peers(case, built.expected, history, recorder.recording)
     return {**row, "kinds": built.expected.kinds, "sites": built.expected.sites, **verdict, "peers": peers}
 
 
@@ -73,13 +80,13 @@ def run_all(jobs: Iterable[Job], processes: int, fresh: bool) -> list[dict[str, 
     if fresh:
         kept.unlink(missing_ok=True)
     lines = kept.read_text().splitlines() if kept.exists() else []
-    done = {(run["name"], run["seed"], run["ill"]): run for run in map(json.loads, lines)}
+    done = {(run["name"], run["seed"], run["planted"]): run for run in map(json.loads, lines)}
     wanted = [job for job in jobs if job not in done]
     start = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes: small nets only wait for a second thread
     with kept.open("a") as file, multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=40) as pool:
         for number, run in enumerate(pool.imap_unordered(run_one, wanted), start=1):
-            done[run["name"], run["seed"], run["ill"]] = run
+            done[run["name"], run["seed"], run["planted"]] = run
             file.write(json.dumps(run) + "\n")
             file.flush()
             if sys.stdout.isatty() or number == len(wanted) or number % 25 == 0:
@@ -103,7 +110,7 @@ def table(runs: list[dict[str, Any]]) -> str:
     for run in runs:
         of.setdefault(run["name"], []).append(run)
     short = {peer: peer for peer in PEERS}
-    lines = ["| fault | in | right kind | right site | said first | batches | " + " | ".join(short.values()) + " |"]
+    lines = ["| fault | in | right kind | right site | first right | batches | " + " | ".join(short.values()) + " |"]
     lines.append("|---|---|---|---|---|---|" + "---|" * len(PEERS))
     for name, case in FAULTS.items():
         mine = of.get(name)
@@ -127,12 +134,12 @@ def table(runs: list[dict[str, Any]]) -> str:
         mine = of.get(name)
         if not mine:
             continue
-        said = sorted({f"{kind} at {site} ({severity})" for run in mine for kind, site, severity, _ in run["told"]})
+        raised = sorted({f"{kind} at {site} ({severity})" for run in mine for kind, site, severity, _ in run["alerts"]})
         alarms = [sum(any(rule["ever"] > 1 for rule in run["peers"][peer].values()) for run in mine) for peer in PEERS]
         lines.append(
-            f"| {case.story} (`{name}`) | {case.family} | {sum(bool(run['told']) for run in mine)}/{len(mine)} | "
+            f"| {case.story} (`{name}`) | {case.family} | {sum(bool(run['alerts']) for run in mine)}/{len(mine)} | "
             + " | ".join(f"{alarm}/{len(mine)}" for alarm in alarms)
-            + f" | {'; '.join(said[:3])}{' …' if len(said) > 3 else ''} |"
+            + f" | {'; '.join(raised[:3])}{' …' if len(raised) > 3 else ''} |"
         )
     return "\n".join(lines)
 
@@ -141,7 +148,7 @@ def summaries(runs: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """The summary of each half, and as Markdown."""
     result, lines = {}, []
     lines.append(
-        "| half | rules | faults found | right site | said first | healthy runs with a false alarm | found at zero false alarms |"
+        "| half | rules | faults found | right site | first right | healthy runs with a false alarm | found at zero false alarms |"
     )
     lines.append("|---|---|---|---|---|---|---|")
     for half, seeds in HALVES.items():
@@ -164,31 +171,31 @@ def summaries(runs: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
 
 
 def misses(runs: list[dict[str, Any]]) -> str:
-    """What was not found, or at another site, and what was told instead."""
+    """The faults that were not found, or at another site, and the alerts that came instead."""
     lines = []
     for run in runs:
         if run["healthy"] or (run["found"] and run["site"] in (None, True)):
             continue
         what = "another site" if run["found"] else "only an info" if run["info"] else "not found"
-        told = [f"{kind} at {site}" for kind, site, _, _ in run["told"][:3]]
+        alerts = [f"{kind} at {site}" for kind, site, _, _ in run["alerts"][:3]]
         lines.append(
-            f"- `{run['name']}` seed {run['seed']}: {what}; expected {' or '.join(run['kinds'])}; told {told or 'nothing'}"
+            f"- `{run['name']}` seed {run['seed']}: {what}; expected {' or '.join(run['kinds'])}; alerts: {alerts or 'nothing'}"
         )
     return "\n".join(lines)
 
 
 def dishonest(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> list[str]:
-    """The healthy trainings and twins that do not learn, and the faults that do no harm: the zoo's own faults."""
-    wells = {(run["name"], run["seed"]): Outcome(**run["outcome"]) for run in twins}
+    """The healthy trainings and twins that do not learn, and the faults that do no harm: mistakes of the zoo itself."""
+    clean_outcomes = {(run["name"], run["seed"]): Outcome(**run["outcome"]) for run in twins}
     lines = []
     for run in [*runs, *twins]:
         case, outcome = CASES[run["name"]], Outcome(**run["outcome"])
         where = f"`{case.name}` seed {run['seed']}"
-        if (run["healthy"] or not run["ill"]) and not outcome.score >= case.reaches:
+        if (run["healthy"] or not run["planted"]) and not outcome.score >= case.reaches:
             lines.append(f"- {where}{'' if run['healthy'] else ', twin'}: reached {outcome.score:.2f}, not {case.reaches}")
-        well = wells.get((run["name"], run["seed"]))
-        if run["ill"] and well is not None and case.hurts is not None and not case.hurts(outcome, well):
-            lines.append(f"- {where}: the fault does no harm ({outcome.score:.2f}, without it {well.score:.2f})")
+        clean = clean_outcomes.get((run["name"], run["seed"]))
+        if run["planted"] and clean is not None and case.hurts is not None and not case.hurts(outcome, clean):
+            lines.append(f"- {where}: the fault does no harm ({outcome.score:.2f}, without it {clean.score:.2f})")
     return lines
 
 
@@ -208,16 +215,16 @@ def main() -> int:
     if not options.no_twins:
         jobs += [(name, seed, False) for name in names if name in FAULTS for seed in options.seeds]
     results = run_all(jobs, options.processes, options.fresh)
-    runs, twins = ([run for run in results if run["ill"] is ill] for ill in (True, False))
+    runs, twins = ([run for run in results if run["planted"] is planted] for planted in (True, False))
     result, short = summaries(runs)
-    alarms = [run for run in twins if run["told"]]
-    told = [f"- `{run['name']}` seed {run['seed']}: {run['told'][0][0]} at {run['told'][0][1]}" for run in alarms]
+    alarms = [run for run in twins if run["alerts"]]
+    listed = [f"- `{run['name']}` seed {run['seed']}: {run['alerts'][0][0]} at {run['alerts'][0][1]}" for run in alarms]
     wrong = dishonest(runs, twins)
     parts = [short, table(runs), "Not found, or not there:", misses(runs) or "- nothing"]
     if twins:
         parts += [
             f"Twins (a fault's training without the fault) with a false alarm: {len(alarms)} of {len(twins)}.",
-            "\n".join(told),
+            "\n".join(listed),
         ]
     if wrong:
         parts += ["Not what the zoo says of them:", "\n".join(wrong)]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.faults.peers import PEERS
-from tests.faults.play import Course, Told
 from tests.faults.recorder import Recording
+from tests.faults.training import History, TimedAlert
 from tests.faults.zoo import Case, Expected
 
 WITHIN = 50
@@ -19,60 +19,60 @@ WITHIN = 50
 SERIOUS = ("warning", "critical")
 
 
-def planted_at(expected: Expected, course: Course) -> int:
+def planted_at(expected: Expected, history: History) -> int:
     """The batch at which the fault acts, counted from 0."""
     if expected.batch is not None:
         return expected.batch
-    return next((batch for batch, loss in enumerate(course.losses) if not math.isfinite(loss)), 0)
+    return next((batch for batch, loss in enumerate(history.losses) if not math.isfinite(loss)), 0)
 
 
-def deadline(planted: int, course: Course) -> int:
-    """How many batches may have been seen when it is told: those of an epoch, or 50."""
-    return planted + max(WITHIN, course.epochs.count(0))
+def deadline(planted: int, history: History) -> int:
+    """The number of batches before which a fault must be found: an epoch of them, or 50."""
+    return planted + max(WITHIN, history.epochs.count(0))
 
 
-def judge(told: Sequence[Told], expected: Expected, course: Course) -> dict[str, Any]:
+def judge(alerts: Sequence[TimedAlert], expected: Expected, history: History) -> dict[str, Any]:
     """What the monitors made of a training with a fault planted.
 
     Returns:
         ``found``: a right kind in time, as a warning or a critical. ``site``: whether the first of them that names a layer
         names one at fault; None where no layer is. ``first``: whether the first serious alert of all was of a right kind (and,
-        where a layer is at fault, at one). ``batches``: from the fault to its being told; ``epochs`` likewise, 1 for the end
-        of its own epoch. ``early``: serious alerts told before the fault was there. ``info``: not found, but an info says it.
+        where a layer is at fault, at one). ``batches``: from the fault to its alert; ``epochs`` likewise, 1 for the end
+        of its own epoch. ``early``: serious alerts before the fault was there. ``info``: not found, but an info says it.
     """
-    planted = planted_at(expected, course)
-    loud = [t for t in told if t.alert.severity in SERIOUS]
+    planted = planted_at(expected, history)
+    loud = [t for t in alerts if t.alert.severity in SERIOUS]
     early = [t for t in loud if t.batches <= planted]
     rest = [t for t in loud if t.batches > planted]
-    right = [t for t in rest if t.alert.kind in expected.kinds and t.batches <= deadline(planted, course)]
-    layers = [t for t in right if t.alert.site in course.places]
+    right = [t for t in rest if t.alert.kind in expected.kinds and t.batches <= deadline(planted, history)]
+    layers = [t for t in right if t.alert.site in history.places]
     site = None if expected.sites is None else bool(layers) and expected.right_site(layers[0].alert.site)
     first = bool(right) and rest[0] is right[0] and (expected.sites is None or bool(site))
-    hints = [t for t in told if t.alert.severity == "info" and t.alert.kind in expected.kinds and t.batches > planted]
+    hints = [t for t in alerts if t.alert.severity == "info" and t.alert.kind in expected.kinds and t.batches > planted]
     return {
         "found": bool(right),
         "site": site,
         "first": first,
         "batches": right[0].batches - planted if right else None,
-        "epochs": right[0].epoch - course.epochs[min(planted, len(course.epochs) - 1)] + 1 if right else None,
+        "epochs": right[0].epoch - history.epochs[min(planted, len(history.epochs) - 1)] + 1 if right else None,
         "early": serious(early),
-        "told": serious(loud),
+        "alerts": serious(loud),
         "info": not right and bool(hints),
     }
 
 
-def serious(told: Sequence[Told]) -> list[list[Any]]:
+def serious(alerts: Sequence[TimedAlert]) -> list[list[Any]]:
     """The warnings and criticals: kind, site, severity, and after how many batches."""
-    return [[t.alert.kind, t.alert.site, t.alert.severity, t.batches] for t in told if t.alert.severity in SERIOUS]
+    return [[t.alert.kind, t.alert.site, t.alert.severity, t.batches] for t in alerts if t.alert.severity in SERIOUS]
 
 
-def judge_peers(case: Case, expected: Expected, course: Course, recording: Recording) -> dict[str, Any]:
+def judge_peers(case: Case, expected: Expected, history: History, recording: Recording) -> dict[str, Any]:
     """Of every peer's rules: the largest score of all, the largest in time, and where and when each first fired in time.
 
     In a healthy training all time counts.
     """
-    planted = 0 if case.healthy else planted_at(expected, course)
-    end = len(recording.losses) if case.healthy else deadline(planted, course)
+    planted = 0 if case.healthy else planted_at(expected, history)
+    end = len(recording.losses) if case.healthy else deadline(planted, history)
     result: dict[str, Any] = {}
     for peer, rules in PEERS.items():
         of_peer = result[peer] = {}
@@ -141,7 +141,7 @@ def summary(faults: Sequence[dict[str, Any]], healthy: Sequence[dict[str, Any]])
         "site_of_found": _share([bool(run["site"]) for run in placed if run["found"]]),
         "first": _share([run["first"] for run in faults]),
         "healthy": len(healthy),
-        "false_alarms": sum(bool(run["told"]) for run in healthy),
+        "false_alarms": sum(bool(run["alerts"]) for run in healthy),
         "early": sum(bool(run["early"]) for run in faults),
         "peers": {peer: peer_summary(faults, healthy, peer) for peer in PEERS},
     }

@@ -1,4 +1,4 @@
-"""Train one family of the zoo and print what the monitors tell: ``python -m tests.faults.show NAME [--seed 0] [--well]``."""
+"""Train one family of the zoo and print the alerts: ``python -m tests.faults.show NAME [--seed 0] [--well]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import torch
 
 from tests.faults.catalogue import CASES
-from tests.faults.play import build, listen
+from tests.faults.training import build, train_monitored
 
 
 def main() -> None:
@@ -25,12 +25,12 @@ def main() -> None:
             print(f"{name:32} {'healthy' if case.healthy else 'fault':8} {case.family:12} {case.story}")
             continue
         expected = build(case, options.seed).expected
-        told, outcome, _ = listen(case, options.seed, not options.well, every_n_steps=options.every_n_steps)
+        alerts, outcome, _ = train_monitored(case, options.seed, not options.well, every_n_steps=options.every_n_steps)
         print(f"{name}, seed {options.seed}: {case.story}.")
         print(f"  {outcome}")
         if expected.kinds:
             print(f"  Expected: {' or '.join(expected.kinds)} at {expected.sites or 'no layer'}, from batch {expected.batch} on.")
-        for entry in told:
+        for entry in alerts:
             alert = entry.alert
             marks = ("+" if alert.kind in expected.kinds else " ") + ("+" if expected.right_site(alert.site) else " ")
             print(f"  {marks} after {entry.batches:3} batches: [{alert.severity}] {alert.kind} at {alert.site} ({alert.value:.3g})")

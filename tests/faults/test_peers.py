@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from tests.faults.peers import PEERS
-from tests.faults.play import Course, play
 from tests.faults.recorder import OUTPUT, PARAMETER, Recorder, Recording
 from tests.faults.score import judge_peers, peer_summary
 from tests.faults.tasks import Supervised, sgd
+from tests.faults.training import History, train
 from tests.faults.zoo import Built, Case, Expected
 from tests.models import loader
 
@@ -122,7 +122,7 @@ def test_the_record_holds_what_happened() -> None:
     data = loader(n=16, batch_size=8)
     batches = list(data)
     before = [p.detach().clone() for p in task.parameters()]
-    play(Built(task, {"train_dataloaders": data, "val_dataloaders": loader(n=8)}, {"max_epochs": 1}, Expected()), [recorder])
+    train(Built(task, {"train_dataloaders": data, "val_dataloaders": loader(n=8)}, {"max_epochs": 1}, Expected()), [recorder])
     r = recorder.recording
     assert r is not None
     assert r.sites == ["net.0", "net.1", "net.2"]
@@ -162,7 +162,7 @@ def test_tightening_silences_healthy_runs() -> None:
             {
                 "kinds": expected.kinds,
                 "site": None,
-                "peers": judge_peers(case, expected, Course(recording.epochs, list(recording.losses), frozenset()), recording),
+                "peers": judge_peers(case, expected, History(recording.epochs, list(recording.losses), frozenset()), recording),
             }
         )
     well = {"peers": runs[1]["peers"]}  # a healthy training with a norm of 1e5

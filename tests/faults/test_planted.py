@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lightning_hooks.alerts import ALERT_KINDS
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY
-from tests.faults.play import build, play
 from tests.faults.recorder import Recorder
+from tests.faults.training import build, train
 from tests.faults.zoo import Built
 
 # Kinds of faults for which no rule exists, and may never: they stay in the table.
@@ -72,7 +72,7 @@ def test_expectations_are_sensible(name: str) -> None:
 
 
 def test_a_seed_decides_everything() -> None:
-    one, two, other = (play(build(HEALTHY["dropout"], seed))[0] for seed in (0, 0, 1))
+    one, two, other = (train(build(HEALTHY["dropout"], seed))[0] for seed in (0, 0, 1))
     assert one == two != other
 
 
@@ -80,29 +80,29 @@ def test_a_seed_decides_everything() -> None:
 @pytest.mark.parametrize(("name", "layer", "factor"), [("init_times_10", "conv{}", 10), ("init_divided_by_10", "fc{}", 0.1)])
 def test_initial_weights(name: str, layer: str, factor: float, seed: int) -> None:
     layer = "net." + layer.format(seed + (name == "init_divided_by_10"))
-    ill, well = (scale_of(layer)(build(FAULTS[name], seed, ill)) for ill in (True, False))
-    assert ill == pytest.approx(factor * well)
+    faulty, clean = (scale_of(layer)(build(FAULTS[name], seed, planted)) for planted in (True, False))
+    assert faulty == pytest.approx(factor * clean)
     assert build(FAULTS[name], seed).expected.right_site(layer)
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_unnormalised_pixels_saturate_the_first_tanh(ill: bool) -> None:
-    seen = outputs(build(FAULTS["unnormalised_tanh"], 0, ill))
+@pytest.mark.parametrize("planted", [True, False])
+def test_unnormalised_pixels_saturate_the_first_tanh(planted: bool) -> None:
+    seen = outputs(build(FAULTS["unnormalised_tanh"], 0, planted))
     share = (seen["net.act0"].abs() > 0.99).float().mean()
-    assert share > 0.7 if ill else share < 0.01
+    assert share > 0.7 if planted else share < 0.01
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_large_queries_make_attention_choose_one(ill: bool) -> None:
-    largest = outputs(build(FAULTS["attention_saturated"], 0, ill))["net.blocks.0.attention.softmax"][:, :, 8:].amax(-1)
-    assert largest.mean() > 0.9 if ill else largest.mean() < 0.3
+@pytest.mark.parametrize("planted", [True, False])
+def test_large_queries_make_attention_choose_one(planted: bool) -> None:
+    largest = outputs(build(FAULTS["attention_saturated"], 0, planted))["net.blocks.0.attention.softmax"][:, :, 8:].amax(-1)
+    assert largest.mean() > 0.9 if planted else largest.mean() < 0.3
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_the_generator_s_layer_is_dead(ill: bool) -> None:
-    built = build(FAULTS["gan_dead_generator"], 0, ill)
+@pytest.mark.parametrize("planted", [True, False])
+def test_the_generator_s_layer_is_dead(planted: bool) -> None:
+    built = build(FAULTS["gan_dead_generator"], 0, planted)
     alive = built.module.net["generator"][:4](torch.randn(256, 16)).amax() > 0  # type: ignore[index]
-    assert bool(alive) is not ill
+    assert bool(alive) is not planted
 
 
 @pytest.mark.parametrize(("name", "cut"), [("detach_in_the_middle", "net.stem.weight"), ("unused_branch", "net.local.conv.weight")])
@@ -110,28 +110,28 @@ def test_the_path_is_cut(name: str, cut: str) -> None:
     found = without_gradient(build(FAULTS[name], 0))
     assert cut in found
     assert all(build(FAULTS[name], 0).expected.right_site(parameter) for parameter in found)
-    assert not without_gradient(build(FAULTS[name], 0, ill=False))
+    assert not without_gradient(build(FAULTS[name], 0, planted=False))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_layer_is_in_no_optimizer(seed: int) -> None:
-    for ill in (True, False):
-        built = build(FAULTS["not_in_optimizer"], seed, ill)
+    for planted in (True, False):
+        built = build(FAULTS["not_in_optimizer"], seed, planted)
         held = {id(p) for group in built.module.configure_optimizers().param_groups for p in group["params"]}  # type: ignore[union-attr]
         forgotten = [name for name, p in built.module.named_parameters() if id(p) not in held]
-        assert bool(forgotten) is ill
+        assert bool(forgotten) is planted
         assert all(built.expected.right_site(name) for name in forgotten)
 
 
 def test_four_layers_are_one() -> None:
-    ill, well = (len(list(build(FAULTS["shared_weights"], 0, ill).module.parameters())) for ill in (True, False))
-    assert well - ill == 2 * 3
+    faulty, clean = (len(list(build(FAULTS["shared_weights"], 0, planted).module.parameters())) for planted in (True, False))
+    assert clean - faulty == 2 * 3
 
 
-@pytest.mark.parametrize("ill", [True, False])
-def test_clipping_too_early_clips_nothing(ill: bool) -> None:
+@pytest.mark.parametrize("planted", [True, False])
+def test_clipping_too_early_clips_nothing(planted: bool) -> None:
     taken: list[float] = []
-    built, recorder = build(FAULTS["clip_in_training_step"], 0, ill), Recorder()
+    built, recorder = build(FAULTS["clip_in_training_step"], 0, planted), Recorder()
     configured = built.module.configure_optimizers
 
     def configure() -> Any:
@@ -143,24 +143,24 @@ def test_clipping_too_early_clips_nothing(ill: bool) -> None:
         return optimizer
 
     built.module.configure_optimizers = configure  # type: ignore[method-assign]
-    play(built._replace(kwargs={**built.kwargs, "max_epochs": 1}), [recorder])
-    assert max(taken) > 0.2 if ill else max(taken) < 0.1001
+    train(built._replace(kwargs={**built.kwargs, "max_epochs": 1}), [recorder])
+    assert max(taken) > 0.2 if planted else max(taken) < 0.1001
 
 
 @pytest.mark.parametrize("name", ["zero_init", "negative_bias"])
 def test_harm_is_done(name: str) -> None:
     """A sample; ``make faults`` looks at every family and seed."""
     case = FAULTS[name]
-    ill, well = (play(build(case, 3, ill))[0] for ill in (True, False))
+    faulty, clean = (train(build(case, 3, planted))[0] for planted in (True, False))
     assert case.hurts is not None
-    assert case.hurts(ill, well)
-    assert well.score >= case.reaches
+    assert case.hurts(faulty, clean)
+    assert clean.score >= case.reaches
 
 
 @pytest.mark.parametrize("name", ["natural_sparsity", "early_convergence"])
 def test_healthy_ones_learn(name: str) -> None:
     """A sample, likewise."""
-    outcome, _ = play(build(HEALTHY[name], 3))
+    outcome, _ = train(build(HEALTHY[name], 3))
     assert outcome.score >= HEALTHY[name].reaches
     assert outcome.finite
     assert outcome.last_loss < 0.7 * outcome.first_loss

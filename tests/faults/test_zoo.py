@@ -8,22 +8,22 @@ import pytest
 
 from lightning_hooks import Alert
 from tests.faults.catalogue import FAULTS, HEALTHY
-from tests.faults.play import Course, Told, build, listen
 from tests.faults.score import judge, serious
+from tests.faults.training import History, TimedAlert, build, train_monitored
 from tests.faults.zoo import Expected
 
 SEED = 0  # one of those for calibration
 
-BETWEEN = "it happens between two sampled batches: its step is known, and not the layer; every_n_steps=1 tells it"
+BETWEEN = "it happens between two sampled batches: its step is known, and not the layer; every_n_steps=1 finds it"
 
 MISSED: dict[str, str] = {
     "gan_log_of_zero": BETWEEN,
     "log_of_zero": BETWEEN,
 }
-"""Faults that are not found, or told of another site first, and why."""
+"""Faults that are not found, or at another site first, with the reason."""
 
 FALSE_ALARMS: dict[str, str] = {}
-"""Healthy trainings that are called ill, and why."""
+"""Healthy trainings that raise an alert, and why."""
 
 
 def marked(name: str, known: dict[str, str]) -> Any:
@@ -32,53 +32,53 @@ def marked(name: str, known: dict[str, str]) -> Any:
 
 @pytest.mark.parametrize("name", [marked(name, MISSED) for name in FAULTS])
 def test_fault_is_found(name: str) -> None:
-    told, _, course = listen(FAULTS[name], SEED)
-    verdict = judge(told, build(FAULTS[name], SEED).expected, course)
-    assert verdict["found"], verdict["told"]
-    assert verdict["site"] in (True, None), verdict["told"]
+    alerts, _, history = train_monitored(FAULTS[name], SEED)
+    verdict = judge(alerts, build(FAULTS[name], SEED).expected, history)
+    assert verdict["found"], verdict["alerts"]
+    assert verdict["site"] in (True, None), verdict["alerts"]
     assert not verdict["early"]
 
 
 @pytest.mark.parametrize("name", [marked(name, FALSE_ALARMS) for name in HEALTHY])
 def test_healthy_training_is_silent(name: str) -> None:
-    told, outcome, _ = listen(HEALTHY[name], SEED)
-    assert serious(told) == []
+    alerts, outcome, _ = train_monitored(HEALTHY[name], SEED)
+    assert serious(alerts) == []
     assert outcome.score >= HEALTHY[name].reaches
 
 
 # The verdict itself, on alerts that were made up: 3 epochs of 20 batches, the fault at batch 25.
 
-COURSE = Course([t // 20 for t in range(60)], [1.0] * 60, frozenset({"net.a", "net.b", "net.b.weight"}))
+HISTORY = History([t // 20 for t in range(60)], [1.0] * 60, frozenset({"net.a", "net.b", "net.b.weight"}))
 EXPECTED = Expected(("dead", "zero"), ("net.b*",), batch=25, epoch=1)
 
 
-def told(kind: str, site: str, batches: int, severity: Any = "warning") -> Told:
-    return Told(Alert(kind, site, 0.0, 0.0, 0, 0, severity, ""), batches, (batches - 1) // 20)
+def timed(kind: str, site: str, batches: int, severity: Any = "warning") -> TimedAlert:
+    return TimedAlert(Alert(kind, site, 0.0, 0.0, 0, 0, severity, ""), batches, (batches - 1) // 20)
 
 
 @pytest.mark.parametrize(
     ("alerts", "expected"),
     [
         ([], {"found": False, "site": False, "first": False, "batches": None, "epochs": None, "early": []}),
-        ([told("dead", "net.b", 40)], {"found": True, "site": True, "first": True, "batches": 15, "epochs": 1}),
-        ([told("dead", "net.b", 60)], {"found": True, "batches": 35, "epochs": 2}),
-        ([told("zero", "net.b.weight", 40)], {"found": True, "site": True, "first": True}),
-        ([told("dead", "net.a", 40), told("dead", "net.b", 40)], {"found": True, "site": False, "first": False}),
-        ([told("vanishing", "net.a", 40), told("dead", "net.b", 40)], {"found": True, "site": True, "first": False}),
-        ([told("dead", "0-SGD", 40), told("dead", "net.b", 40)], {"found": True, "site": True}),  # names no layer
-        ([told("dead", "net.b", 40, "info")], {"found": False, "info": True}),
-        ([told("vanishing", "net.b", 40)], {"found": False, "info": False}),
-        ([told("dead", "net.b", 20)], {"found": False, "early": [["dead", "net.b", "warning", 20]]}),
-        ([told("dead", "net.b", 76)], {"found": False}),  # too late
+        ([timed("dead", "net.b", 40)], {"found": True, "site": True, "first": True, "batches": 15, "epochs": 1}),
+        ([timed("dead", "net.b", 60)], {"found": True, "batches": 35, "epochs": 2}),
+        ([timed("zero", "net.b.weight", 40)], {"found": True, "site": True, "first": True}),
+        ([timed("dead", "net.a", 40), timed("dead", "net.b", 40)], {"found": True, "site": False, "first": False}),
+        ([timed("vanishing", "net.a", 40), timed("dead", "net.b", 40)], {"found": True, "site": True, "first": False}),
+        ([timed("dead", "0-SGD", 40), timed("dead", "net.b", 40)], {"found": True, "site": True}),  # names no layer
+        ([timed("dead", "net.b", 40, "info")], {"found": False, "info": True}),
+        ([timed("vanishing", "net.b", 40)], {"found": False, "info": False}),
+        ([timed("dead", "net.b", 20)], {"found": False, "early": [["dead", "net.b", "warning", 20]]}),
+        ([timed("dead", "net.b", 76)], {"found": False}),  # too late
     ],
 )
-def test_judge(alerts: list[Told], expected: dict[str, Any]) -> None:
-    verdict = judge(alerts, EXPECTED, COURSE)
+def test_judge(alerts: list[TimedAlert], expected: dict[str, Any]) -> None:
+    verdict = judge(alerts, EXPECTED, HISTORY)
     assert {key: verdict[key] for key in expected} == expected
 
 
 def test_judge_without_a_site_or_a_batch() -> None:
-    verdict = judge([told("dead", "net.a", 40)], Expected(("dead",)), COURSE)
+    verdict = judge([timed("dead", "net.a", 40)], Expected(("dead",)), HISTORY)
     assert (verdict["found"], verdict["site"], verdict["first"], verdict["batches"]) == (True, None, True, 40)
-    broken = Course(COURSE.epochs, [1.0] * 30 + [float("nan")] * 30, COURSE.places)
-    assert judge([told("nonfinite", "net.a", 40)], Expected(("nonfinite",), batch=None), broken)["batches"] == 10
+    broken = History(HISTORY.epochs, [1.0] * 30 + [float("nan")] * 30, HISTORY.places)
+    assert judge([timed("nonfinite", "net.a", 40)], Expected(("nonfinite",), batch=None), broken)["batches"] == 10

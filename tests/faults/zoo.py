@@ -71,7 +71,7 @@ class Case:
 
     Attributes:
         name: Its name in the table.
-        build: ``build(seed)``; of a fault also ``build(seed, ill=False)``, the same training without it.
+        build: ``build(seed)``; of a fault also ``build(seed, planted=False)``, the same training without it.
         family: MLP, CNN, ResNet, LSTM, RNN, transformer, VAE or GAN.
         story: One sentence for the table.
         reaches: The validation score that a healthy training (of a fault: its twin without the fault) at least reaches.
@@ -98,16 +98,16 @@ HEALTHY: dict[str, Case] = {}
 
 def worse(by: float) -> Callable[[Outcome, Outcome], bool]:
     """The final score is worse than the twin's by at least so much, or there is none."""
-    return lambda ill, well: not ill.score > well.score - by
+    return lambda faulty, clean: not faulty.score > clean.score - by
 
 
-def broken(ill: Outcome, well: Outcome) -> bool:
+def broken(faulty: Outcome, clean: Outcome) -> bool:
     """Weights or loss end as NaN or infinite."""
-    return well.finite and not (ill.finite and abs(ill.last_loss) < float("inf"))
+    return clean.finite and not (faulty.finite and abs(faulty.last_loss) < float("inf"))
 
 
 def fault(family: str, story: str, *, reaches: float, hurts: Callable[[Outcome, Outcome], bool] | None) -> Callable[[Build], Build]:
-    """Enter a function ``build(seed, ill=True)`` into the zoo, under its name."""
+    """Enter a function ``build(seed, planted=True)`` into the zoo, under its name."""
 
     def enter(build: Build) -> Build:
         FAULTS[build.__name__] = Case(build.__name__, build, family, story, reaches, hurts)

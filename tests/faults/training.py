@@ -1,4 +1,4 @@
-"""One training, with the monitors on or without."""
+"""One training, with or without the monitors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ QUIET: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """An alert, and when it was told: after how many training batches, in which epoch."""
+class TimedAlert:
+    """An alert, the number of training batches before it, and its epoch."""
 
     alert: Alert
     batches: int
@@ -37,7 +37,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Course:
+class History:
     """How a training went, batch by batch.
 
     Attributes:
@@ -51,35 +51,35 @@ class Course:
     places: frozenset[str]
 
 
-class Witness(Callback):
-    """Notes what the monitors tell, and when. First in the list, so that what is told in a batch comes after its count."""
+class AlertLog(Callback):
+    """Keeps the monitors' alerts with their times. Comes first in the list, so that a batch is counted before its alerts."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
-        self.told: list[Told] = []
+        self.alerts: list[TimedAlert] = []
 
     def note(self, alert: Alert) -> None:
         """For ``on_alert``."""
-        self.told.append(Told(alert, len(self.epochs), self.epochs[-1]))
+        self.alerts.append(TimedAlert(alert, len(self.epochs), self.epochs[-1]))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.epochs.append(trainer.current_epoch)
 
-    def course(self, built: Built) -> Course:
+    def history(self, built: Built) -> History:
         """What is known after the training."""
         module: Any = built.module
         places = {name for name, _ in module.named_modules()} | {name for name, _ in module.named_parameters()}
-        return Course(self.epochs, [loss.item() for loss in module.losses], frozenset(places))
+        return History(self.epochs, [loss.item() for loss in module.losses], frozenset(places))
 
 
-def build(case: Case, seed: int, ill: bool = True) -> Built:
+def build(case: Case, seed: int, planted: bool = True) -> Built:
     """Build a training from its seed alone."""
     torch.manual_seed(seed)
-    return case.build(seed) if case.healthy else case.build(seed, ill=ill)
+    return case.build(seed) if case.healthy else case.build(seed, planted=planted)
 
 
-def play(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, float]:
-    """Train, and return what became of it and how many seconds it took."""
+def train(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, float]:
+    """Train, and return the outcome and the seconds that it took."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     start = time.perf_counter()
     with warnings.catch_warnings():
@@ -93,15 +93,15 @@ def play(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, flo
     return Outcome(score, losses[:5].mean().item(), losses[-5:].mean().item(), finite), time.perf_counter() - start
 
 
-def listen(case: Case, seed: int, ill: bool = True, **options: Any) -> tuple[list[Told], Outcome, Course]:
-    """Train with the trio on, and return what it told, in the order in which it did, and how it went.
+def train_monitored(case: Case, seed: int, planted: bool = True, **options: Any) -> tuple[list[TimedAlert], Outcome, History]:
+    """Train with the trio on, and return its alerts in their order, the outcome and the history.
 
     Args:
         case: Which training.
         seed: Of the order of the data, the weights, and often of the layer at fault.
-        ill: Whether the fault is planted.
+        planted: Whether the fault is planted.
         **options: For :func:`lightning_hooks.monitors`; by default none, as users write it.
     """
-    built, witness = build(case, seed, ill), Witness()
-    outcome, _ = play(built, [witness, *monitors(on_alert=witness.note, summary=False, **options)])
-    return witness.told, outcome, witness.course(built)
+    built, log = build(case, seed, planted), AlertLog()
+    outcome, _ = train(built, [log, *monitors(on_alert=log.note, summary=False, **options)])
+    return log.alerts, outcome, log.history(built)
