@@ -5,8 +5,9 @@ READY  := $(VENV)/.ready
 
 MIN    := .venv-min
 CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
-	$(patsubst %,tests/callbacks/test_%.py,base cli company either_package environment exits feature_stats gradient_flow gradient_clip \
-	loggers precision)
+	$(patsubst %,tests/callbacks/test_%.py,base feature_stats gradient_flow gradient_clip) \
+	$(patsubst %,tests/callbacks/trainer/test_%.py,either_package environment exits lightning_cli other_callbacks) \
+	tests/callbacks/loggers/test_loggers.py tests/callbacks/optimizers/test_precision.py
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 

@@ -18,10 +18,10 @@ from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAvera
 
 from lightning_hooks import ActivationRangeObserver
 from lightning_hooks.alerts import RangeReport
-from tests.callbacks.test_observe import NETS, CountSyncs
-from tests.callbacks.test_resume import Batches, Keep, SaveAt
-from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
-from tests.reference import Recorder, everything, same_state
+from tests.callbacks.trainer.test_resume import Batches, Keep, SaveAt
+from tests.callbacks.trainer.test_training_unaltered import NETS, CountSyncs
+from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.reference import Recorder, everything, same_state
 
 AO = {"minmax": MinMaxObserver, "moving_average": MovingAverageMinMaxObserver, "histogram": HistogramObserver}
 

@@ -21,8 +21,8 @@ from lightning_hooks import (
     HookedCallback,
     monitors,
 )
-from tests.models import Classifier, ResidualCNN, loader, mlp, trainer
-from tests.reference import same_state
+from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
+from tests.support.reference import same_state
 
 
 class Shapes(HookedCallback):

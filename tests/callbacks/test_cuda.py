@@ -10,8 +10,8 @@ from lightning.pytorch import Callback
 
 from lightning_hooks import FeatureExtractor, GradCAM, GradientClipper, monitors
 from lightning_hooks.alerts import AlertError
-from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
-from tests.reference import assert_same, same_state
+from tests.support.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, loader, trainer
+from tests.support.reference import assert_same, same_state
 
 pytestmark = [
     pytest.mark.cuda,

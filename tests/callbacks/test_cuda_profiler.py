@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 from lightning_hooks import LayerProfiler
-from tests.models import loader, trainer
+from tests.support.models import loader, trainer
 
 pytestmark = [
     pytest.mark.cuda,

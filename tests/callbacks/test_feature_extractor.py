@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_hooks import FeatureExtractor
 from lightning_hooks.extraction import ExtractedFeatures
-from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
-from tests.reference import same_state
+from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.reference import same_state
 
 
 class Record(Classifier):

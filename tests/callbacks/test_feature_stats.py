@@ -12,8 +12,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor, monitors
-from tests.models import NETS, Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
-from tests.reference import Recorder, assert_stats, reference_stats
+from tests.support.models import NETS, Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
+from tests.support.reference import Recorder, assert_stats, reference_stats
 
 
 @pytest.mark.parametrize("net", NETS)

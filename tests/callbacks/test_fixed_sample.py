@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lightning_hooks import FeatureExtractor, FeatureMapVisualizer, GradCAM, monitors
 from lightning_hooks.extraction import extract, grad_cam
-from tests.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, trainer
-from tests.reference import everything, same_state
+from tests.support.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, trainer
+from tests.support.reference import everything, same_state
 
 pytest.importorskip("matplotlib")
 

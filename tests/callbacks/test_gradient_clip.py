@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor
 from lightning_hooks.callbacks.gradient_clip import LOGGED
 from lightning_hooks.callbacks.steps import StepProbe
-from tests.models import Classifier, loader, mlp, trainer
-from tests.reference import Recorder, same_state, total_norm
+from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.reference import Recorder, same_state, total_norm
 
 
 class ByHand(Classifier):

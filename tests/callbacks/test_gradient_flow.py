@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor
-from tests.models import NETS, Classifier, TinyTransformer, loader, mlp, trainer
-from tests.reference import Recorder, assert_stats, reference_stats, total_norm
+from tests.support.models import NETS, Classifier, TinyTransformer, loader, mlp, trainer
+from tests.support.reference import Recorder, assert_stats, reference_stats, total_norm
 
 ALL_NETS = {
     **NETS,

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from lightning_hooks import HookDebugger
 from lightning_hooks.debugging import HookBreakError
-from tests.callbacks.test_observe import NETS, CountSyncs
-from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
-from tests.reference import same_state
+from tests.callbacks.trainer.test_training_unaltered import NETS, CountSyncs
+from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.reference import same_state
 
 
 class Keep(Callback):

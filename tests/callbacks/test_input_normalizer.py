@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hooks import InputNormalizer
-from tests.callbacks.test_observe import CountSyncs
-from tests.callbacks.test_resume import Batches, SaveAt
-from tests.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
-from tests.reference import same_state
+from tests.callbacks.trainer.test_resume import Batches, SaveAt
+from tests.callbacks.trainer.test_training_unaltered import CountSyncs
+from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.reference import same_state
 
 
 class Predicts(Classifier):

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from lightning_hooks import GradientFlowMonitor, LayerProfiler
 from lightning_hooks.callbacks.layer_profiler import SITE_STATS, STEP_STATS
 from lightning_hooks.profiling import ProfileReport
-from tests.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
-from tests.profiling.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
-from tests.reference import assert_same, same_state
+from tests.support.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
+from tests.support.models import Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
+from tests.support.reference import assert_same, same_state
 
 
 class Opaque:

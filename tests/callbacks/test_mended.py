@@ -11,11 +11,11 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientClipper, GradientFlowMonitor, monitors
-from tests.callbacks.test_alerting import dying
+from tests.callbacks.alerts.test_on_alert import dying
+from tests.callbacks.optimizers.test_manual_optimization import Gan, grad_norm
+from tests.callbacks.optimizers.test_precision import amp
 from tests.callbacks.test_base import Faulty
-from tests.callbacks.test_manual import Gan, grad_norm
-from tests.callbacks.test_precision import amp
-from tests.models import Classifier, hook_counts, loader, mlp, trainer
+from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
 
 
 class Manual(Classifier):

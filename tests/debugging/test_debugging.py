@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import HookDebugger
 from lightning_hooks.debugging import Breakpoint, Call, Evidence, HookBreakError, TensorInfo, describe, why_no_call, why_no_gradient
-from tests.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts, mlp
+from tests.support.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts, mlp
 
 
 @pytest.fixture(autouse=True)

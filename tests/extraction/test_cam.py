@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hooks import GradCAM
 from lightning_hooks.extraction import grad_cam
-from tests.models import ResidualCNN, TinyLSTM, hook_counts
-from tests.reference import same_state
+from tests.support.models import ResidualCNN, TinyLSTM, hook_counts
+from tests.support.reference import same_state
 
 
 class Plain(nn.Module):

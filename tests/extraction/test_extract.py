@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lightning_hooks import FeatureExtractor
 from lightning_hooks.extraction import POOLS, extract, pooled
-from tests.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, hook_counts
-from tests.reference import same_state
+from tests.support.models import Classifier, ResidualCNN, TinyLSTM, TinyTransformer, hook_counts
+from tests.support.reference import same_state
 
 X = torch.randn((4, 1, 6, 6), generator=torch.Generator().manual_seed(1))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hooks.extraction import undisturbed
 from lightning_hooks.hooks import Gate, sampled
-from tests.models import ResidualCNN
-from tests.reference import same_state
+from tests.support.models import ResidualCNN
+from tests.support.reference import same_state
 
 
 class Restless(nn.Module):

@@ -13,7 +13,7 @@ from tests.faults.score import judge_peers, peer_summary
 from tests.faults.tasks import Supervised, sgd
 from tests.faults.training import History, train
 from tests.faults.zoo import Built, Case, Expected
-from tests.models import loader
+from tests.support.models import loader
 
 
 def quiet(batches: int = 60) -> Recording:

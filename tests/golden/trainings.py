@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import monitors
-from tests.callbacks.test_manual import Gan
-from tests.callbacks.test_resume import Batches, SaveAt
-from tests.models import Classifier, Collecting, loader, mlp, trainer
-from tests.two_processes import run_twice
+from tests.callbacks.optimizers.test_manual_optimization import Gan
+from tests.callbacks.trainer.test_resume import Batches, SaveAt
+from tests.support.models import Classifier, Collecting, loader, mlp, trainer
+from tests.support.two_processes import run_twice
 
 Outcome = dict[str, Any]
 _TIMED = re.compile(r"\d+(\.\d+)? ?(ms|s|seconds|%) (per|of the|a) (step|epoch|training)\b.*")

@@ -12,7 +12,7 @@ import torch
 from lightning_hooks.plots.maps import feature_map, kind_of
 from lightning_hooks.plots.overlay import array_of, as_images, cam_figure, overlaid
 from lightning_hooks.plots.tiles import CONSTANT, coloured, resized, tiled
-from tests.made_reports import HOSTILE
+from tests.support.made_reports import HOSTILE
 
 RANDOM = np.random.default_rng(0)
 VIRIDIS_ENDS = [(68, 1, 84), (253, 231, 37)]

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_hooks.plots.names import MOST_BLOCKS, labels, round_numbers, shared_prefix, shortened
-from tests.made_reports import layer_names
+from tests.support.made_reports import layer_names
 
 
 def test_a_long_name_keeps_its_end():

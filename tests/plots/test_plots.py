@@ -12,7 +12,7 @@ import pytest
 
 from lightning_hooks.plots import clip_history, colourful_dimension, dead_units, gradient_flow, heatmap, update_ratios
 from lightning_hooks.plots.canvas import plain
-from tests.made_reports import HOSTILE, alert, clips, features, flow, layer_names
+from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(12)
 

@@ -5,7 +5,7 @@ import pytest
 
 from lightning_hooks.plots import dead_units, gradient_flow, heatmap
 from lightning_hooks.plots.roles import by_role, relative_to_first, role
-from tests.made_reports import alert, features, flow, layer_names
+from tests.support.made_reports import alert, features, flow, layer_names
 
 
 def test_the_role_is_what_follows_the_number_of_the_block():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks.profiling import ProfileReport, ProfileSession
-from tests.profiling.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
+from tests.support.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
 
 
 @pytest.fixture(autouse=True)

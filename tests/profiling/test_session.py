@@ -12,8 +12,8 @@ from torch import nn
 
 from lightning_hooks import LayerProfiler
 from lightning_hooks.profiling import ProfileSession
-from tests.models import ResidualCNN, TinyTransformer, hook_counts, mlp
-from tests.reference import same_state
+from tests.support.models import ResidualCNN, TinyTransformer, hook_counts, mlp
+from tests.support.reference import same_state
 
 
 class Net(nn.Module):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.made_reports import alert, clips, features, flow, layer_names
+from tests.support.made_reports import alert, clips, features, flow, layer_names
 
 
 @pytest.mark.parametrize("n", [0, 1, 9, 301])

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.reports.plain import to_plain
-from tests.made_reports import HOSTILE, alert, clips, features, flow, layer_names
+from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(7)
 

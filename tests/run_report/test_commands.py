@@ -13,7 +13,7 @@ from lightning_hooks.run_report.lines import FOLDER
 from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.run_report.rendering import environment
 from lightning_hooks.trackers.names import markdown_text
-from tests.made_reports import HOSTILE, layer_names
+from tests.support.made_reports import HOSTILE, layer_names
 
 ROOT = Path(__file__).parents[2]
 

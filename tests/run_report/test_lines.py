@@ -8,7 +8,7 @@ import pytest
 
 from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.run_report.lines import Memory, append, by_columns, by_names, line, read_lines, report_line, report_of
-from tests.made_reports import HOSTILE, alert, clips, features, flow, layer_names
+from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 
 def close(one, other):

@@ -21,8 +21,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from lightning_hooks import monitors
-from tests.browser import chromium
-from tests.trackers.browser import Browser, tensorboard, wait_for
+from tests.support.browser import chromium
+from tests.support.tensorboard_server import Browser, tensorboard, wait_for
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 10

@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_hooks import monitors
 from lightning_hooks.trackers import Table, coloured, show
-from tests.models import Classifier, loader, trainer
+from tests.support.models import Classifier, loader, trainer
 
 
 class Live(io.StringIO):

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.csv import CSVTracker
-from tests.trackers.story import (
+from tests.support.tracker_story import (
     COLUMNS,
     HOSTILE_TAGS,
     PACKAGES,

@@ -15,8 +15,8 @@ from lightning_hooks import monitors
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.mlflow import MLflowTracker
 from lightning_hooks.trackers.names import metric_name, safe_path
-from tests.models import Classifier, loader, mlp, trainer
-from tests.trackers.story import (
+from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.tracker_story import (
     COLUMNS,
     COUNTS,
     EDGES,

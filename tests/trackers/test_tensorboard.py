@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
-from tests.trackers.story import (
+from tests.support.tracker_story import (
     COLUMNS,
     EDGES,
     HOSTILE_TAGS,

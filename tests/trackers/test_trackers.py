@@ -17,8 +17,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_hooks.trackers import Tracker, Trackers
 from lightning_hooks.trackers.csv import CSVTracker
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
-from tests.models import Collecting
-from tests.trackers.story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
+from tests.support.models import Collecting
+from tests.support.tracker_story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
 
 # Where a disk is full TensorBoard's writing thread ends, and pytest hears of it some tests later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -12,8 +12,8 @@ import pytest
 
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.wandb import WandbTracker
-from tests.trackers.offline_wandb import read_run
-from tests.trackers.story import (
+from tests.support.offline_wandb import read_run
+from tests.support.tracker_story import (
     COLUMNS,
     COUNTS,
     EDGES,

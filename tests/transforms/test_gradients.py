@@ -24,7 +24,7 @@ from lightning_hooks.transforms import (
     zero_gradient,
 )
 from lightning_hooks.transforms.gradients import apply_function
-from tests.models import ResidualCNN, mlp
+from tests.support.models import ResidualCNN, mlp
 
 X = torch.tensor([[3.0, -0.2], [math.nan, math.inf]])
 

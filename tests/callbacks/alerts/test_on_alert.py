@@ -1,0 +1,265 @@
+"""What on_alert does, and the summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks.alerts import AlertError, Dead, FeatureReport
+from tests.support.models import Classifier, loader, mlp, trainer
+
+
+def dying() -> Classifier:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.constant_(net[0].bias, -100.0)
+    return Classifier(net, lr=0.0)
+
+
+def test_log_goes_to_lightnings_logger_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer([FeatureStatsMonitor(summary=False)], max_epochs=3).fit(dying(), loader())
+    told = [r.message for r in caplog.records if "dead at net.1" in r.message]
+    assert len(told) == 1
+    assert "Try a lower learning rate" in told[0]
+
+
+def test_warn_warns_once() -> None:
+    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1: 100% of its units") as told:
+        trainer([FeatureStatsMonitor(on_alert="warn", summary=False)], max_epochs=3).fit(dying(), loader())
+    assert len([w for w in told if "dead at net.1" in str(w.message)]) == 1
+
+
+def test_stop_ends_the_fit_after_the_epoch() -> None:
+    run = trainer([FeatureStatsMonitor(on_alert="stop", summary=False)], max_epochs=5)
+    run.fit(dying(), loader())
+    assert run.current_epoch == 1
+    assert run.state.finished
+
+
+def test_raise_carries_the_alerts_and_leaves_no_hook() -> None:
+    monitor = FeatureStatsMonitor(on_alert="raise", summary=False)
+    with pytest.raises(AlertError, match=r"dead at net\.1") as raised:
+        trainer([monitor]).fit(dying(), loader())
+    assert ("dead", "net.1") in {(alert.kind, alert.site) for alert in raised.value.alerts}
+    assert monitor.report.alerts
+    assert not monitor.hooks.alive
+
+
+def test_a_function_is_called_with_each_new_alert_and_may_fail() -> None:
+    seen: list[Alert] = []
+
+    def subscriber(alert: Alert) -> None:
+        seen.append(alert)
+        raise KeyError("oops")
+
+    with pytest.warns(UserWarning, match=r"raised KeyError: 'oops'; training goes on"):
+        trainer([FeatureStatsMonitor(on_alert=subscriber, summary=False)], max_epochs=3).fit(dying(), loader())
+    assert ("dead", "net.1") in [(alert.kind, alert.site) for alert in seen]
+    assert len({(alert.kind, alert.site) for alert in seen}) == len(seen)
+    assert {alert.epoch for alert in seen} == {0}
+
+
+def test_what_was_told_survives_resume(tmp_path: Any) -> None:
+    seen: list[Alert] = []
+    run = trainer([FeatureStatsMonitor(summary=False)], max_epochs=1)
+    run.fit(dying(), loader())
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    again = FeatureStatsMonitor(on_alert=seen.append, summary=False)
+    trainer([again], max_epochs=2).fit(dying(), loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    assert [alert.kind for alert in again.report.alerts] == ["dead"]
+    assert seen == []
+
+
+def test_healthy_training_raises_no_alert() -> None:
+    torch.manual_seed(0)
+    ours = monitors(every_n_steps=1, summary=False, on_alert="raise")
+    trainer(ours, max_epochs=3, gradient_clip_val=1.0).fit(Classifier(mlp()), loader())
+    assert [callback.report.alerts for callback in ours[:3]] == [(), (), ()]
+
+
+def test_the_full_summary_names_the_worst_the_silent_and_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(monitors(every_n_steps=2, summary="full"), gradient_clip_val=0.5).fit(dying(), loader())
+    printed = capsys.readouterr().out
+    assert "Feature statistics, epoch 0: 3 of 3 modules heard, in 4 of 7 batches." in printed
+    assert printed.splitlines()[-2:] == ["Monitors: Dead units at net.1.", "Open alerts: [critical] dead at net.1"]
+    assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters heard" in printed
+    assert "0-SGD" in printed
+
+
+def test_summary_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(monitors(summary=False)).fit(Classifier(mlp()), loader())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_summary_is_three_lines_once_for_all_monitors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(monitors(), logger=CSVLogger(tmp_path, name="", version="run")).fit(Classifier(mlp()), loader())
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "Monitors: Nothing was found wrong.",
+        "Open alerts: none",
+        f"Health report: {tmp_path / 'run' / 'lightning_hooks' / 'report.html'}",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "short"])
+def test_a_summary_of_another_kind_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"summary must be True \(three lines at the end\), 'full' \(with tables\) or False; got"):
+        monitors(summary=wrong)
+
+
+def test_nan_weights_name_every_ill_layer_in_order() -> None:
+    class Nan(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 0.0 * 0.0
+
+    net = nn.Sequential(nn.Linear(8, 8), Nan(), nn.Linear(8, 3))
+    features, flow = FeatureStatsMonitor(summary=False), GradientFlowMonitor(summary=False)
+    trainer([features, flow], limit_train_batches=1).fit(Classifier(net), loader())
+    assert [alert.site for alert in features.report.alerts if alert.kind == "nonfinite"] == ["net.1", "net.2"]
+
+
+class Reviving(Classifier):
+    """Its rectifier is dead in the first epoch, and well from then on."""
+
+    def on_train_epoch_start(self) -> None:
+        nn.init.constant_(self.net[0].bias, -100.0 if self.current_epoch == 0 else 0.0)
+
+
+def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> None:
+    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
+    model = Reviving(dying().net, lr=0.0)
+    trainer(monitors(every_n_steps=1, summary=False), logger=logger, max_epochs=4).fit(model, loader())
+    lines = (tmp_path / "tb/version_0/lightning_hooks/alerts.jsonl").read_text().splitlines()
+    raised, cleared = [json.loads(line) for line in lines]
+    assert (raised["event"], raised["monitor"], raised["kind"], raised["site"]) == ("raised", "features", "dead", "net.1")
+    assert (raised["epoch"], raised["severity"], raised["value"], raised["since_step"]) == (0, "critical", 1.0, 7)
+    assert raised["consequences"] == ["zero at net.0.weight", "zero at net.0.bias", "zero at net.2.weight"]
+    assert cleared == {
+        "event": "cleared", "monitor": "features", "kind": "dead", "site": "net.1",
+        "first_epoch": 0, "last_epoch": 0, "epoch": 2, "step": 21,
+    }  # fmt: skip
+    events = EventAccumulator(str(tmp_path / "tb/version_0")).Reload()
+    (tag,) = (tag for tag in events.Tags()["tensors"] if "alerts" in tag)
+    (text,) = events.Tensors(tag)
+    assert text.step == 6
+    assert "| critical | dead | net.1 |" in text.tensor_proto.string_val[0].decode()
+
+
+def test_nothing_is_written_without_a_logger_or_an_alert(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer(monitors(summary=False), default_root_dir=tmp_path).fit(dying(), loader())
+    trainer(monitors(summary=False), logger=CSVLogger(tmp_path)).fit(Classifier(mlp()), loader())
+    assert not list(tmp_path.rglob("alerts.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore:The health report in")
+def test_a_file_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Any) -> None:
+    (tmp_path / "tb/version_0").mkdir(parents=True)
+    (tmp_path / "tb/version_0/lightning_hooks").write_text("in the way")
+    run = trainer([FeatureStatsMonitor(summary=False)], logger=TensorBoardLogger(tmp_path, name="tb", version=0))
+    with pytest.warns(UserWarning, match=r"The alerts could not be written to .*alerts\.jsonl.*; training goes on"):
+        run.fit(dying(), loader())
+    assert run.state.finished
+
+
+def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCaptureFixture) -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer(ours).fit(dying(), loader())
+    told = [r.message for r in caplog.records if r.message.startswith("[")]
+    assert len(told) == 1
+    assert told[0].endswith("What follows: zero at 3 places (net.0.weight, net.0.bias, net.2.weight).")
+    assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts] == [
+        (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
+    ]
+
+
+def test_subscribers_are_called_in_order_beside_what_on_alert_says() -> None:
+    seen: list[str] = []
+    monitor = FeatureStatsMonitor(on_alert="stop", summary=False)
+    gone, stays = (lambda alert: seen.append("gone")), (lambda alert: seen.append(f"stays {alert.name}"))
+    for observer in (gone, lambda alert: seen.append("first"), stays):
+        monitor.subscribe(observer)
+    monitor.unsubscribe(gone)
+    run = trainer([monitor], max_epochs=3)
+    run.fit(dying(), loader())
+    assert seen == ["first", "stays dead at net.1"]
+    assert run.current_epoch == 1
+
+
+def test_rules_are_changed_muted_and_added() -> None:
+    def wide(report: FeatureReport) -> Any:
+        yield Alert("wide", "net.0", 1.0, 0.0, report.epoch, report.step, "warning", "it is wide.")
+
+    ours = monitors(every_n_steps=1, summary=False, rules=["-dead at net.?", wide, {"kind": "zero", "severity": "critical"}])
+    run = trainer(ours)
+    run.fit(dying(), loader())
+    assert [(a.kind, a.severity) for m in ours for a in m.report.alerts if not a.cause] == [
+        ("wide", "warning"),
+        ("zero", "critical"),
+    ]
+    assert run.callback_metrics["features/alerts/dead"] == 0
+    assert run.callback_metrics["features/alerts/wide"] == 1
+
+
+def test_a_rule_for_no_place_of_the_model_is_refused_and_leaves_no_hook() -> None:
+    monitor = FeatureStatsMonitor(rules=[Dead(sites="net.7")], summary=False)
+    with pytest.raises(ValueError, match=r"the rule Dead\(sites='net.7'\) matches none .* Closest names: 'net\.\d'"):
+        trainer([monitor]).fit(dying(), loader())
+    assert not monitor.hooks.alive
+
+
+def test_a_rule_of_the_users_that_raises_is_told_once() -> None:
+    def broken(report: FeatureReport) -> Any:
+        raise KeyError("oops")
+
+    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; it tells nothing") as told:
+        trainer([FeatureStatsMonitor(rules=[broken], summary=False)], max_epochs=3).fit(Classifier(mlp()), loader())
+    assert len([w for w in told if "oops" in str(w.message)]) == 1
+
+
+def test_history_is_short_and_survives_resume(tmp_path: Any) -> None:
+    seen: list[list[int]] = []
+
+    def watching(report: FeatureReport, history: Any) -> Any:
+        seen.append([earlier.epoch for earlier in history])
+        assert all(earlier.sites["net.0"].count and earlier.order == report.order for earlier in history)
+        return ()
+
+    def fit(epochs: int, path: Any = None) -> Any:
+        run = trainer([FeatureStatsMonitor(rules=[watching], summary=False)], max_epochs=epochs)
+        run.fit(Classifier(mlp()), loader(), ckpt_path=path, weights_only=True if path else None)
+        return run
+
+    fit(3).save_checkpoint(tmp_path / "three.ckpt")
+    fit(6, tmp_path / "three.ckpt")
+    assert seen == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 3, 4]]  # the first one stays
+
+
+def test_the_summary_tells_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer([FeatureStatsMonitor(every_n_steps=1, summary="full")], max_epochs=4).fit(Reviving(dying().net, lr=0.0), loader())
+    assert "  Over: dead at net.1 (epoch 0)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "coloured"), [(True, None, True), (True, "1", False), (False, None, False)])
+def test_the_console_is_coloured_where_it_is_a_terminal(
+    terminal: bool, no_color: str | None, coloured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer([FeatureStatsMonitor(summary=False)]).fit(dying(), loader())
+    (told,) = (r.message for r in caplog.records if "dead at net.1" in r.message)
+    assert told.startswith("\033[31m[critical]" if coloured else "[critical]")
+    assert told.endswith("\033[0m") is coloured

@@ -1,0 +1,205 @@
+"""What reaches the loggers, read back from the files they wrote."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_hooks import FeatureStatsMonitor, monitors
+from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from tests.support.models import Classifier, Collecting, loader, mlp, trainer
+
+MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
+PARAMETERS = [f"net.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")]
+FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction"]
+MODULE_GRADIENTS = ["mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction"]
+PARAMETER_GRADIENTS = ["norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio"]
+CLIP = [
+    *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max"),
+    *("coefficient", "nonfinite_steps", "skipped_steps"),
+]
+
+
+MODEL_FEATURES = ["mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"]
+
+
+def logged_tags() -> set[str]:
+    """What loggers get by default of a model of five modules."""
+    return {
+        *(f"features/{m}/{s}" for m in MODULES for s in ("mean", "std", "rms", "zero_fraction", "nonfinite_fraction")),
+        "features/net.1/dead_fraction",
+        "features/net.3/saturated_fraction",
+        *(f"gradient_flow/{m}/rms" for m in MODULES),
+        *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in ("norm", "update_ratio")),
+        "gradient_flow/total_norm",
+        *(f"gradient_clip/{s}" for s in CLIP),
+    }
+
+
+def expected_tags() -> set[str]:
+    """What callback_metrics has."""
+    return {
+        *(f"features/model/{s}_{which}" for s in MODEL_FEATURES for which in ("median", "worst")),
+        *(f"gradient_flow/model/{s}" for s in ("rms_min", "rms_max")),
+        *(f"gradient_flow/model/{s}_{which}" for s in ("rms", "norm", "update_ratio") for which in ("median", "worst")),
+        *(f"features/{m}/{s}" for m in MODULES for s in FEATURES),
+        "features/net.1/dead_fraction",
+        "features/net.3/saturated_fraction",
+        *(f"features/alerts/{kind}" for kind in FEATURE_KINDS),
+        *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
+        *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
+        "gradient_flow/total_norm",
+        *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
+        *(f"gradient_clip/{s}" for s in CLIP),
+        *(f"gradient_clip/alerts/{kind}" for kind in CLIP_KINDS),
+    }
+
+
+OF_MODEL = {"min": min, "median": statistics.median, "max": max}
+
+
+def worst(stat: str, values: list[float]) -> float:
+    if stat.endswith("_fraction"):
+        return max(values)
+    if stat == "mean":
+        return max(values, key=abs)
+    median = statistics.median(values)
+    return max(values, key=lambda value: abs(math.log(value) - math.log(median)))
+
+
+class Keep(Callback):
+    """Keeps the reports of every epoch."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self.callbacks, self.reports = list(callbacks), []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.reports.append([callback.report for callback in self.callbacks])
+
+
+def value_of(reports: list[Any], tag: str) -> float:
+    """Find a tag's value in the reports, independently of how it was logged."""
+    features, flow, clip = reports
+    system, _, rest = tag.partition("/")
+    site, _, stat = rest.rpartition("/")
+    if site == "model":
+        found = features.sites if system == "features" else flow.modules if stat.startswith("rms") else flow.parameters
+        stat, _, which = stat.rpartition("_")
+        values = [value for stats in found.values() if (value := getattr(stats, stat)) is not None]
+        return OF_MODEL[which](values) if which != "worst" else worst(stat, values)
+    if site == "alerts":
+        alerts = {"features": features, "gradient_flow": flow, "gradient_clip": clip}[system].alerts
+        return sum(alert.kind == stat for alert in alerts)
+    if system == "features":
+        return getattr(features.sites[site], stat)
+    if system == "gradient_clip":
+        return getattr(clip.optimizers["0-SGD"], stat)
+    if tag == "gradient_flow/total_norm":
+        return flow.total_norm
+    return getattr(flow.modules.get(site) or flow.parameters[site], stat)
+
+
+def fit(tmp_path: Path, loggers: Any, epochs: int = 3, **kwargs: Any) -> list[Any]:
+    torch.manual_seed(0)
+    ours = monitors(every_n_steps=2, summary=False)
+    keep = Keep(ours)
+    trainer([*ours, keep], logger=loggers, max_epochs=epochs, gradient_clip_val=0.5, log_every_n_steps=1, **kwargs).fit(
+        Classifier(mlp()), loader()
+    )
+    return keep.reports
+
+
+def test_event_file_and_csv_hold_exactly_our_tags_once_per_epoch(tmp_path: Path) -> None:
+    loggers = [TensorBoardLogger(tmp_path, name="tb", version=0), CSVLogger(tmp_path, name="csv", version=0)]
+    reports = fit(tmp_path, loggers)
+    events = EventAccumulator(str(tmp_path / "tb/version_0"), size_guidance={"scalars": 0}).Reload()
+    assert set(events.Tags()["scalars"]) - {"hp_metric", "epoch"} == logged_tags()
+    with (tmp_path / "csv/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for tag in logged_tags():
+        expected = [value_of(epoch, tag) for epoch in reports]
+        points = events.Scalars(tag)
+        assert [point.step for point in points] == [6, 13, 20], tag  # Lightning's own step for an epoch's end
+        assert [point.value for point in points] == pytest.approx(expected, rel=1e-6), tag
+        written = [(int(row["step"]), float(row[tag])) for row in rows if row[tag] != ""]
+        assert written == [(step, pytest.approx(value)) for step, value in zip((6, 13, 20), expected, strict=True)], tag
+
+
+def test_our_points_stand_at_the_step_of_lightnings_own_epoch_values(tmp_path: Path) -> None:
+    class Logging(Classifier):
+        def on_train_epoch_end(self) -> None:
+            self.log("own", 1.0)
+
+    logger = TensorBoardLogger(tmp_path, name="tb", version=0)
+    trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Logging(mlp()), loader())
+    events = EventAccumulator(str(tmp_path / "tb/version_0")).Reload()
+    own = [point.step for point in events.Scalars("own")]
+    assert [point.step for point in events.Scalars("gradient_flow/total_norm")] == own
+
+
+def test_without_a_logger_reports_and_callback_metrics_are_the_same() -> None:
+    torch.manual_seed(0)
+    ours = monitors(every_n_steps=1, summary=False)
+    assert [callback.report for callback in ours] == [None, None, None]
+    run = trainer(ours, logger=False)
+    run.fit(Classifier(mlp()), loader())
+    reports = [callback.report for callback in ours[:3]]
+    found = {tag: float(value) for tag, value in run.callback_metrics.items()}
+    assert set(found) == expected_tags()
+    for tag, value in found.items():
+        assert value == pytest.approx(value_of(reports, tag), rel=1e-6), tag
+
+
+def test_silent_modules_keep_their_tags_as_nan(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 3))
+    net.unused = nn.Linear(2, 2)
+    net.forward = lambda x: net[0](x)
+    run = trainer([FeatureStatsMonitor(summary=False)], logger=CSVLogger(tmp_path))
+    run.fit(Classifier(net), loader())
+    assert math.isnan(run.callback_metrics["features/net.unused/mean"])
+    assert run.callback_metrics["features/alerts/silent"] == 1
+
+
+class Raising(Collecting):
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if any(tag.startswith(("features", "gradient")) for tag in metrics):
+            raise OSError("disk full")
+
+
+def test_the_sequence_of_writes_to_a_logger() -> None:
+    logger = Collecting()
+    trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Classifier(mlp()), loader())
+    ours = [(step, sorted({tag.split("/")[0] for tag in row})) for step, row in logger.rows if "epoch" not in row]
+    assert ours == [(s, [system]) for s in (6, 13) for system in ("features", "gradient_flow", "gradient_clip")]
+
+
+def test_a_logger_that_raises_is_told_once_and_the_others_go_on() -> None:
+    collecting = Collecting()
+    run = trainer(monitors(summary=False), logger=[Raising(), collecting], max_epochs=3)
+    with pytest.warns(UserWarning, match="Raising raised OSError: disk full") as told:
+        run.fit(Classifier(mlp()), loader())
+    assert len([w for w in told if "disk full" in str(w.message)]) == 1  # of three monitors in three epochs
+    assert len(collecting.rows) >= 9
+    run.fit_loop.max_epochs = 4
+    with pytest.warns(UserWarning, match=r"Raising raised OSError: disk full\. What lightning_hooks writes may be missing there"):
+        run.fit(Classifier(mlp()), loader())  # another fit, told anew
+
+
+def test_early_stopping_and_checkpoints_follow_our_values_wherever_they_stand(tmp_path: Path) -> None:
+    stopping = EarlyStopping(monitor="features/alerts/dead", mode="min", patience=0, stopping_threshold=-1, strict=True)
+    checkpoint = ModelCheckpoint(tmp_path, monitor="gradient_flow/total_norm", filename="{epoch}")
+    run = trainer([stopping, checkpoint, *monitors(summary=False)], max_epochs=5, enable_checkpointing=True)
+    run.fit(Classifier(mlp()), loader())
+    assert run.current_epoch == 2  # no fewer dead layers than none: stopped after the second epoch
+    assert checkpoint.best_model_score is not None

@@ -1,0 +1,206 @@
+"""How parameters are set up, what the model starts from, and what it is fed, as the monitors report it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks.alerts import ParameterSetup
+from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.reference import assert_same
+
+
+def setups(model: LightningModule, val: bool = False, every: int = 1, **kwargs: Any) -> dict[str, ParameterSetup]:
+    monitor = GradientFlowMonitor(every_n_steps=every, summary=False)
+    trainer([monitor], **kwargs).fit(model, loader(), loader() if val else None)
+    assert monitor.report is not None
+    return monitor.report.setups
+
+
+class Several(Classifier):
+    """The first layer is frozen, the second in two groups, the third forgotten; the rate falls to a tenth."""
+
+    def __init__(self, optimizer: str = "SGD") -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)))
+        self.net[0].requires_grad_(False)
+        self.kind = optimizer
+
+    def configure_optimizers(self) -> Any:
+        weight, bias = self.net[1].weight, self.net[1].bias
+        groups = [{"params": [weight], "weight_decay": 0.5}, {"params": [bias], "lr": 0.01}]
+        optimizer = getattr(torch.optim, self.kind)(groups, lr=0.1)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1), "interval": "step"}]
+
+
+@pytest.mark.parametrize("val", [False, True])
+@pytest.mark.parametrize(("optimizer", "decay"), [("SGD", 5e-5), ("AdamW", 5e-5), ("Adam", 0.0)])
+def test_setup_of_each_parameter(val: bool, optimizer: str, decay: float) -> None:
+    name = f"0-{optimizer}"
+    assert setups(Several(optimizer), val) == {
+        "net.0.weight": ParameterSetup(64, 2, False, False),
+        "net.0.bias": ParameterSetup(8, 1, False, False),
+        "net.1.weight": ParameterSetup(64, 2, True, True, (name,), 7, pytest.approx(1e-4), 0.1, pytest.approx(decay)),
+        "net.1.bias": ParameterSetup(
+            8, 1, True, True, (name,), 7, pytest.approx(1e-5), 0.01, pytest.approx(1e-7 if optimizer == "AdamW" else 0.0)
+        ),
+        "net.2.weight": ParameterSetup(24, 2, True, True),
+        "net.2.bias": ParameterSetup(3, 1, True, True),
+    }
+
+
+class Branch(Classifier):
+    """A branch that is taken in some batches, and one that never is."""
+
+    def __init__(self, taken: set[int]) -> None:
+        super().__init__(mlp())
+        self.some, self.never, self.taken = nn.Linear(8, 3), nn.Linear(8, 3), taken
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        out = self.net(x) + self.some(x) if batch_idx in self.taken else self.net(x)
+        return F.cross_entropy(out, y)
+
+
+@pytest.mark.parametrize(("taken", "ill"), [({1}, ["never"]), ({4, 5}, ["never"]), ({0}, ["never"]), (set(), ["never", "some"])])
+def test_a_branch_that_is_taken_by_chance_is_not_missing(taken: set[int], ill: list[str]) -> None:
+    monitor = GradientFlowMonitor(every_n_steps=3, summary=False)
+    trainer([monitor]).fit(Branch(taken), loader())
+    assert sorted(name for name, setup in monitor.report.setups.items() if not setup.has_gradient) == [
+        f"{branch}.{part}" for branch in ill for part in ("bias", "weight")
+    ]
+    assert sorted(a.site for a in monitor.report.alerts if a.kind == "missing") == [
+        f"{branch}.{part}" for branch in ill for part in ("bias", "weight")
+    ]
+
+
+def test_a_rate_that_is_a_tensor_is_not_read() -> None:
+    class Compiled(Classifier):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=torch.tensor(0.01))
+
+    setup = setups(Compiled(mlp()))["net.0.weight"]
+    assert (setup.lr, setup.lr_peak, setup.steps, setup.decay) == (None, None, 7, 0.0)
+
+
+class Squashed(Classifier):
+    def __init__(self, loss: Any, *last: nn.Module) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 3), *last))
+        self.loss = loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(self.net(batch[0]), batch[1])
+
+
+def one_hot_bce(out: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float())
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Squashed(F.cross_entropy, nn.Softmax(1)), "net.1"),
+        (Squashed(one_hot_bce, nn.Sigmoid()), "net.1"),
+        (Squashed(lambda out, y: F.cross_entropy(out.softmax(1), y)), "net.0"),  # what it is taken of
+        (Squashed(lambda out, y: F.nll_loss(out.log(), y), nn.Softmax(1)), ""),
+        (Squashed(F.cross_entropy), ""),
+        (Squashed(F.cross_entropy, nn.Softmax(1), nn.Linear(3, 3)), ""),
+    ],
+)
+def test_double_softmax(model: Squashed, found: str) -> None:
+    monitor = GradientFlowMonitor(every_n_steps=3, summary=False)
+    trainer([monitor], max_epochs=2).fit(model, loader())
+    assert monitor.report.squashed_twice == found
+    assert [alert.site for alert in monitor.report.alerts if alert.kind == "double_softmax"] == ([found] if found else [])
+
+
+def test_what_the_model_starts_from_and_is_fed() -> None:
+    torch.manual_seed(0)
+    model = Classifier(nn.Sequential(nn.Linear(8, 8), *[nn.Linear(8, 8)] * 2, nn.Linear(8, 3)))
+    expected = {f"net.{i}": model.net[i].weight.square().mean().sqrt().item() * 8**0.5 for i in (0, 1, 3)}
+    monitor = FeatureStatsMonitor(every_n_steps=3, summary=False)
+    val = [(x * 10, y) for x, y in loader(seed=5)]
+    held_out_loader: Any = torch.utils.data.DataLoader(val, batch_size=None)  # type: ignore[arg-type]
+    trainer([monitor]).fit(model, loader(), held_out_loader)
+    report = monitor.report
+    assert report.initial_gains == pytest.approx(expected, rel=1e-6)
+    assert report.shared == {"net.1": ("net.2",)}
+    assert (report.input_place, report.same_samples) == ("[0]", False)
+    train = torch.cat([x for i, (x, _) in enumerate(loader()) if i % 3 == 0]).double()
+    held_out = torch.cat([x for x, _ in val[:4]]).double()
+    for part, values in (("training", train), ("validation", held_out)):
+        assert report.inputs[part].rms == pytest.approx(values.square().mean().sqrt().item(), rel=1e-6)
+        assert report.inputs[part].count == values.numel()
+    assert {alert.kind for alert in report.alerts} == {"shared", "validation_shift"}
+    assert_same(type(report).from_dict(report.to_dict()), report)
+
+
+def test_gains_are_those_training_started_from(tmp_path: Any) -> None:
+    first, second = FeatureStatsMonitor(summary=False), FeatureStatsMonitor(summary=False)
+    run = trainer([first])
+    run.fit(Classifier(mlp()), loader())
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    trainer([second], max_epochs=2).fit(Classifier(mlp()), loader(), ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    assert len(first.report.initial_gains) == 3
+    assert second.report.initial_gains == first.report.initial_gains
+
+
+class Odd:
+    """A batch that nobody can look into."""
+
+    def __getitem__(self, item: int) -> Any:
+        raise RuntimeError("no")
+
+    def to(self, *_: Any) -> Odd:
+        return self
+
+
+class Opaque(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(torch.ones(4, 8)).square().mean()
+
+
+def test_batches_of_any_kind_harm_nobody(recwarn: Any) -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    trainer(ours).fit(Opaque(mlp()), torch.utils.data.DataLoader([0, 1, 2], batch_size=None, collate_fn=lambda _: Odd()))
+    assert (ours[0].report.inputs, ours[0].report.same_samples, ours[0].report.input_place) == ({}, None, "")
+    assert not [warning for warning in recwarn if "lightning_hooks" in str(warning.message)]
+
+
+class Lazy(Classifier):
+    """Has a lazy layer that no batch reaches."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp())
+        self.later = nn.LazyLinear(3)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*UninitializedParameter.*", "ignore:Lazy modules", "ignore:.*uninitialized.*")
+def test_a_lazy_layer_that_was_not_called_has_no_elements_yet() -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    trainer(ours).fit(Lazy(), loader())
+    assert "later" in ours[0].report.silent
+    setup = ours[1].report.setups["later.weight"]
+    assert (setup.elements, setup.dimensions, setup.has_gradient, setup.optimizers) == (0, 0, False, ())
+    assert ours[1].report.setups["net.0.weight"].elements == 8 * 16
+    assert not any(callback.faults.errors for callback in ours)
+
+
+def test_a_graph_that_cannot_be_looked_through_does_not_end_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(loss: Tensor) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("lightning_hooks.callbacks.gradient_flow.squashed_twice", fail)
+    monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
+    with pytest.warns(UserWarning, match='the hook at "the loss\'s graph" raised ZeroDivisionError: of ours'):
+        trainer([monitor]).fit(Squashed(F.cross_entropy, nn.Softmax(1)), loader())
+    assert set(monitor.report.modules) == {"net.0", "net.1"}
+    assert monitor.report.squashed_twice == ""

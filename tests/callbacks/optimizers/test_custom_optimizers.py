@@ -1,0 +1,417 @@
+"""Optimizers as people write them: that wrap another, that are exchanged, that gain parameters, that step in their own way."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lightning_hooks import GradientClipper, monitors
+from tests.callbacks.optimizers.test_manual_optimization import grad_norm
+from tests.support.models import Classifier, loader, mlp, trainer
+
+N = 7  # batches of an epoch
+
+
+class Optimized(Classifier):
+    """Keeps the norm over all its optimizers' gradients before clipping at each step."""
+
+    def __init__(self, optimizer: Callable[[Any], Any], net: nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        super().__init__(mlp() if net is None else net)
+        self.make = optimizer
+        self.norms: list[float] = []
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        groups = [group for each in self.trainer.optimizers for group in each.param_groups]
+        self.norms.append(grad_norm(p for group in groups for p in group["params"]))
+
+    def configure_optimizers(self) -> Any:
+        return self.make(self.parameters())
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Keeps the one it wraps as ``optimizer``, the name under which Lightning's own wrapper keeps it."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        super().__init__(inner.param_groups, inner.defaults)
+        self.param_groups = inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def test_an_optimizer_that_wraps_another_is_followed() -> None:
+    ours = monitors(every_n_steps=1, summary=False)
+    model = Optimized(lambda parameters: Wrapper(sgd(parameters)))
+    trainer(ours, gradient_clip_val=0.1).fit(model, loader())
+    stats = ours[2].report.optimizers["0-Wrapper"]
+    assert (stats.steps, stats.clipped_steps) == (N, N)
+    assert stats.norm_before == pytest.approx(sum(model.norms) / N, rel=1e-5)
+    assert ours[1].report.total_norm == pytest.approx(sum(model.norms) / N, rel=1e-5)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Never calls ``super().__init__``, as several published optimizers do not."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state = defaultdict(dict)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+def test_an_optimizer_without_step_hooks_is_warned_about_and_clipped_all_the_same() -> None:
+    class Kept(Optimized):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.after = grad_norm(self.parameters())
+
+    model = Kept(lambda parameters: Lookahead(sgd(parameters)))
+    ours = [*monitors(every_n_steps=1, summary=False), GradientClipper(threshold=1e-3, summary=False)]
+    with pytest.warns(UserWarning, match=r"Lookahead never called torch.optim.Optimizer.__init__ .* Call super\(\).__init__"):
+        trainer(ours).fit(model, loader())
+    assert ours[0].report.sites["net.0"].calls == N
+    assert ours[2].report.optimizers["0-Lookahead"].steps == 0
+    assert model.after == pytest.approx(1e-3, rel=1e-2)
+
+
+class Exchange(Callback):
+    def __init__(self, how: str, batch: int = 0) -> None:
+        self.how, self.batch = how, batch
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == (1, self.batch):
+            if self.how == "setup":
+                trainer.strategy.setup_optimizers(trainer)
+            else:
+                trainer.strategy.optimizers = [torch.optim.Adam(pl_module.parameters(), lr=1e-3)]
+
+
+@pytest.mark.parametrize(("how", "name"), [("setup", "0-SGD"), ("assigned", "0-Adam")])
+def test_exchanged_optimizers_are_followed(how: str, name: str) -> None:
+    ours, model = monitors(every_n_steps=1, summary=False, check_every_n_steps=1), Optimized(sgd)
+    fit = trainer([Exchange(how), *ours], max_epochs=3, gradient_clip_val=0.1)
+    fit.fit(model, loader())
+    assert list(ours[2].report.optimizers) == [name]
+    stats = ours[2].report.optimizers[name]
+    assert (stats.steps, stats.clipped_steps) == (N, N)
+    assert stats.norm_before == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
+    assert ours[1].report.total_norm == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
+    assert {setup.optimizers for setup in ours[1].report.setups.values()} == {(name,)}
+    assert all(0 < stats.update_ratio < 1 for key, stats in ours[1].report.parameters.items() if "weight" in key)
+    assert not any(len(optimizer._optimizer_step_pre_hooks) for optimizer in fit.optimizers)
+
+
+def test_optimizers_exchanged_within_an_epoch_are_followed_and_told_of() -> None:
+    ours, model = monitors(every_n_steps=1, summary=False), Optimized(sgd)
+    with pytest.warns(UserWarning, match="The steps that 0-SGD took in it are not in its report"):
+        trainer([Exchange("assigned", batch=3), *ours], max_epochs=2).fit(model, loader())
+    stats = ours[2].report.optimizers["0-Adam"]
+    assert stats.steps == N - 3
+    assert stats.norm_before == pytest.approx(sum(model.norms[-4:]) / 4, rel=1e-5)
+
+
+class ByHandOrNot(Classifier):
+    """Manual optimisation with an optimizer if there is one."""
+
+    def __init__(self, optimizers: int) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization, self.n_optimizers = False, optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+        for optimizer in self.trainer.optimizers:
+            optimizer.step()
+        self.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [sgd(self.parameters())][: self.n_optimizers]
+
+
+class DropsThem(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.strategy.optimizers = []
+
+
+@pytest.mark.parametrize("optimizers", [0, 1])
+def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> None:
+    ours = monitors(every_n_steps=1, summary="full", figures=True, check_every_n_steps=1)
+    saved: list[Any] = []
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "now.ckpt")
+            saved.append(trainer.current_epoch)
+
+    epochs = 1 + optimizers
+    trainer([*ours, Saves(), DropsThem()], max_epochs=epochs).fit(ByHandOrNot(optimizers), loader())
+    assert (ours[2].report.epoch, ours[2].report.optimizers) == (epochs - 1, {})
+    assert set(ours[0].report.sites) == set(ours[1].report.modules)
+    again = monitors(every_n_steps=1, summary=False)
+    if not optimizers:
+        trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
+        assert again[2].report.optimizers == {}
+    several = torch.stack([ours[2].pack()] * 2)
+    assert ours[2].merge_packed(several).shape == several.shape[1:]
+
+
+def grow(model: Any) -> list[nn.Parameter]:
+    model.net.append(nn.Linear(3, 3))
+    return list(model.net[-1].parameters())
+
+
+class Adapted(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.a, self.b = base, nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def adapt(model: Any) -> list[nn.Parameter]:
+    model.net[0] = Adapted(model.net[0])
+    return [*model.net[0].a.parameters(), *model.net[0].b.parameters()]
+
+
+def replace(model: Any) -> list[nn.Parameter]:
+    model.net[0].weight = nn.Parameter(model.net[0].weight.detach().clone())
+    model.trainer.optimizers[0].param_groups[0]["params"][0] = model.net[0].weight
+    return []
+
+
+@pytest.mark.parametrize(
+    ("change", "later"),
+    [(grow, {"net.5.weight", "net.5.bias"}), (adapt, {"net.0.a.weight", "net.0.b.weight"}), (replace, set())],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("batch", [0, 3])
+def test_parameters_that_come_later_are_counted(change: Any, later: set[str], batch: int) -> None:
+    class Changing(Optimized):
+        def on_train_batch_start(self, data: Any, batch_idx: int) -> None:
+            if (self.current_epoch, batch_idx) == (1, batch) and (new := change(self)):
+                self.trainer.optimizers[0].add_param_group({"params": new})
+
+    ours, model = monitors(every_n_steps=1, summary=False, check_every_n_steps=1), Changing(sgd)
+    before = {name for name, _ in model.named_parameters()}
+    trainer(ours, max_epochs=2).fit(model, loader())
+    found = ours[1].report.parameters
+    assert set(found) == before | later
+    assert {found[name].steps for name in before} == {N}
+    assert {found[name].steps for name in later} <= {N - batch}
+    assert ours[1].report.total_norm == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
+    assert ours[2].report.optimizers["0-SGD"].norm_before == pytest.approx(sum(model.norms[-N:]) / N, rel=1e-5)
+    assert not any(callback.faults.errors for callback in ours[:3])
+
+
+class Sam(torch.optim.Optimizer):
+    """Steps by two methods of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base_optimizer = sgd(self.param_groups)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["shift"] = 0.05 * parameter.grad
+            parameter.add_(self.state[parameter]["shift"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(self.state[parameter]["shift"])
+        self.base_optimizer.step()
+        self.zero_grad()
+
+
+def test_steps_that_nobody_saw_are_warned_about_once() -> None:
+    class Sharp(Optimized):
+        def __init__(self) -> None:
+            super().__init__(Sam)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.first_step()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.second_step()
+
+    ours = monitors(every_n_steps=1, summary=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(ours, max_epochs=3).fit(Sharp(), loader())
+    told = [str(entry.message) for entry in caught if "was not called in epoch" in str(entry.message)]
+    assert len(told) == 1
+    assert told[0].startswith("Sam: step() was not called in epoch 0, which had 14 backward passes")
+
+
+class Frozen(torch.optim.Adam):
+    """Steps as Adam does, and puts the weights back."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        before = [parameter.detach().clone() for parameter in self.param_groups[0]["params"]]
+        super().step()
+        with torch.no_grad():
+            for parameter, value in zip(self.param_groups[0]["params"], before, strict=True):
+                parameter.copy_(value)
+        return loss
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_step_of_the_base_class_within_a_step_is_none_of_its_own(first: bool) -> None:
+    if first:  # then torch has put hooks around Adam's own step too
+        torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+    ours, model = monitors(every_n_steps=1, summary=False), Optimized(Frozen)
+    trainer(ours).fit(model, loader())
+    assert ours[2].report.optimizers["0-Frozen"].steps == N
+    assert {ours[1].report.parameters[f"net.{i}.weight"].update_ratio for i in (0, 2, 4)} == {0.0}
+
+
+def test_of_lbfgs_the_gradients_at_the_step_s_start_count() -> None:
+    class Closures(Optimized):
+        def __init__(self) -> None:
+            super().__init__(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=4))
+            self.first: list[float] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.open = True
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            super().on_before_optimizer_step(optimizer)
+            if self.open:
+                self.first.append(self.norms[-1])
+            self.open = False
+
+    ours, model = monitors(every_n_steps=1, summary=False), Closures()
+    trainer(ours, gradient_clip_val=1e6).fit(model, loader())
+    assert len(model.norms) > len(model.first) == N
+    assert ours[1].report.total_norm == pytest.approx(sum(model.first) / N, rel=1e-5)
+    stats = ours[2].report.optimizers["0-LBFGS"]
+    assert stats.norm_before == pytest.approx(sum(model.first) / N, rel=1e-5)
+    assert stats.norm_after == pytest.approx(stats.norm_before, rel=1e-6)
+    assert (stats.steps, stats.clipped_steps) == (N, 0)
+
+
+class Signs(torch.optim.Optimizer):
+    """Does not expect a parameter without a gradient; decays weights, and keeps a state."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+            parameter.mul_(0.99).add_(parameter.grad.sign(), alpha=-0.01)
+        return loss
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Signs,
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
+        lambda parameters: torch.optim.LBFGS(parameters, max_iter=3),
+        lambda parameters: Wrapper(torch.optim.Adagrad(parameters)),
+    ],
+    ids=["signs", "adamw", "momentum", "lbfgs", "wrapper"],
+)
+def test_a_step_with_nan_is_withheld_from_any_optimizer(make: Any) -> None:
+    class NaNAtTwo(Optimized):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if batch_idx == 2 and not hasattr(self, "weights"):
+                self.weights = copy.deepcopy(self.net.state_dict())
+                self.state = copy.deepcopy(self.trainer.optimizers[0].state_dict())
+            return super().training_step(batch, batch_idx) * (math.nan if batch_idx == 2 else 1.0)
+
+    model = NaNAtTwo(make)
+    ours = monitors(every_n_steps=1, summary=False, check_every_n_steps=1, on_alert="stop")
+    fit = trainer(ours, max_epochs=3)
+    fit.fit(model, loader())
+    assert fit.should_stop
+    assert fit.current_epoch == 1
+    for key, value in model.net.state_dict().items():
+        assert torch.equal(value, model.weights[key]), key
+    torch.testing.assert_close(fit.optimizers[0].state_dict(), model.state, rtol=0, atol=0)
+
+
+def test_a_norm_beyond_float32_is_logged() -> None:
+    class Huge(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return (self.net(batch[0]) * 1e38).sum() / 64
+
+    ours = monitors(every_n_steps=1, summary=False)
+    fit = trainer(ours)
+    fit.fit(Huge(nn.Linear(8, 1000), lr=1e-45), loader())
+    assert 3.4e38 < ours[1].report.total_norm < math.inf
+    assert fit.callback_metrics["gradient_flow/total_norm"].item() == ours[1].report.total_norm
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_update_ratio_of_an_embedding_of_which_a_batch_touches_some_rows(sparse: bool) -> None:
+    class Words(Optimized):
+        def __init__(self) -> None:
+            net = nn.Module()
+            net.embed, net.head = nn.Embedding(100_000, 16, sparse=sparse), nn.Linear(16, 3)
+            net.forward = lambda x: net.head(net.embed((x[:, :1].abs() * 3e4).long().clamp(max=99_999)).mean(1))
+            super().__init__(sgd, net)
+            self.true: list[float] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.kept = self.net.embed.weight.detach().double().clone()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.true.append(((self.net.embed.weight.detach().double() - self.kept).norm() / self.kept.norm()).item())
+
+    ours, model = monitors(every_n_steps=1, summary=False), Words()
+    trainer(ours).fit(model, loader())
+    assert ours[1].report.parameters["net.embed.weight"].update_ratio == pytest.approx(sum(model.true) / N, rel=0.02)
+    assert "update_too_small" not in [alert.kind for alert in ours[1].report.alerts]
+
+
+def test_an_encoder_that_is_put_back_after_each_step_is_told_of() -> None:
+    class Half(torch.optim.Adam):
+        """Leaves the first two layers as they are."""
+
+        def step(self, closure: Any = None) -> Any:
+            before = [parameter.detach().clone() for parameter in self.param_groups[0]["params"][:4]]
+            loss = super().step(closure)
+            with torch.no_grad():
+                for parameter, value in zip(self.param_groups[0]["params"], before, strict=False):
+                    parameter.copy_(value)
+            return loss
+
+    net = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 3))
+    ours, model = monitors(every_n_steps=1, summary=False), Optimized(lambda parameters: Half(parameters, lr=1e-3), net)
+    trainer(ours).fit(model, loader())
+    assert [(alert.kind, alert.site) for alert in ours[1].report.alerts] == [("not_updated", "net.0")]

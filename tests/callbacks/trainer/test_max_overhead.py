@@ -1,0 +1,157 @@
+"""max_overhead: what a monitor costs is measured, and it samples so thinly that it stays within the budget."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks.callbacks import feature_stats
+from lightning_hooks.callbacks.overhead import Overhead, stride_within
+from tests.support.models import Classifier, loader, mlp, trainer
+
+STEP, HOOK = 0.020, 0.004
+
+
+class Slow(Classifier):
+    """A step of at least ``STEP`` seconds."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(STEP)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.fixture
+def slow_hooks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every hook takes ``HOOK`` seconds; gives the batches in which hooks ran."""
+    heard: list[int] = []
+    add = feature_stats.FeatureTable.add
+
+    def slowly(table: Any, index: int, args: Any, output: Any) -> None:
+        time.sleep(HOOK)
+        if index == 0:
+            heard.append(table.clock.batch)
+        add(table, index, args, output)
+
+    monkeypatch.setattr(feature_stats.FeatureTable, "add", slowly)
+    return heard
+
+
+def fit(callbacks: list[Any], n: int = 400, epochs: int = 1) -> Any:
+    fitted = trainer(callbacks, max_epochs=epochs)
+    fitted.fit(Slow(mlp()), loader(n=n, batch_size=8))
+    return fitted
+
+
+def test_sampling_thins_to_the_budget(slow_hooks: list[int]) -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, max_overhead=0.1, summary=False)
+    fit([monitor], epochs=2)
+    report = monitor.report
+    expected = 5 * HOOK / (0.1 * STEP)  # five sites: about 10 steps apart
+    assert 0.5 * expected <= report.every_n_steps <= 1.5 * expected
+    assert report.sampled_batches == math.ceil(report.batches / report.every_n_steps)
+    assert 0.03 < report.overhead < 0.2
+
+
+def test_the_sample_is_even(slow_hooks: list[int]) -> None:
+    """But for the batches by which the first stride is found: multiples of one stride in each epoch."""
+    monitor = FeatureStatsMonitor(every_n_steps=1, max_overhead=0.1, summary=False)
+    fit([monitor])
+    assert slow_hooks[:3] == [0, 1, 2]
+    assert [batch % monitor.stride for batch in slow_hooks[3:]] == [0] * len(slow_hooks[3:])
+    assert len(slow_hooks) > 4
+
+
+def test_statistics_are_those_of_the_sampled_batches(slow_hooks: list[int]) -> None:
+    outputs: dict[int, Tensor] = {}
+    module = Slow(mlp())
+    monitor = FeatureStatsMonitor(modules="net.0", every_n_steps=1, max_overhead=0.05, summary=False)
+    batch = 0
+
+    def keep(net: Any, args: Any, output: Tensor) -> None:
+        nonlocal batch
+        outputs[batch] = output.detach().clone()
+        batch += 1
+
+    module.net[0].register_forward_hook(keep)
+    trainer([monitor]).fit(module, loader(n=160, batch_size=8))
+    heard = torch.cat([outputs[index].flatten() for index in slow_hooks]).double()
+    assert 3 < len(slow_hooks) < 20
+    stats = monitor.report.sites["net.0"]
+    assert stats.count == heard.numel()
+    assert stats.mean == pytest.approx(heard.mean().item(), rel=1e-5)
+    assert stats.std == pytest.approx(heard.std(correction=0).item(), rel=1e-5)
+
+
+def test_no_budget_no_thinning(slow_hooks: list[int]) -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=2, summary=False)
+    fit([monitor], n=80)
+    assert (monitor.stride, monitor.report.every_n_steps, monitor.report.sampled_batches) == (2, 2, 5)
+    assert 0.3 < monitor.report.overhead < 1.5  # five hooks of 4 ms in every other step of 20 ms
+
+
+def test_all_monitors_share_the_budget(slow_hooks: list[int]) -> None:
+    features, flow, clip = monitors(every_n_steps=1, max_overhead=0.1, summary=False)
+    fit([features, flow, clip], epochs=2)
+    assert features.report.every_n_steps > 1
+    assert flow.report.every_n_steps > 1
+    assert sum(monitor.report.overhead for monitor in (features, flow, clip)) < 0.25
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*val_dataloader.*")
+def test_a_budget_that_cannot_be_kept_is_told() -> None:
+    trio = monitors(every_n_steps=1, max_overhead=1e-7, summary=False)
+    with pytest.warns(
+        UserWarning, match="max_overhead=1e-07 is less than what the monitors do at every step, whatever the sampling"
+    ):
+        fit(trio, n=80, epochs=2)
+    assert (trio[0].report.sampled_batches, trio[0].report.every_n_steps) == (1, 10)
+    assert trio[2].report.optimizers["0-SGD"].steps == 10
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.5, math.nan])
+def test_a_budget_that_is_no_share(value: float) -> None:
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        GradientFlowMonitor(max_overhead=value)
+
+
+@pytest.mark.parametrize("value", ["1%", True, [0.1]])
+def test_a_budget_of_another_type(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"such as 0\.01; got"):
+        monitors(max_overhead=value)
+
+
+def test_strides() -> None:
+    assert stride_within(0.01, [(1.0, 0.0, 0.2)], 1) == 20
+    assert stride_within(0.01, [(1.0, 0.0, 0.2)], 50) == 50
+    assert stride_within(0.5, [(1.0, 0.0, 0.5), (1.0, 0.25, 0.25)], 1) == 3
+    assert stride_within(0.01, [(1.0, 0.02, 0.2)], 1) is None
+
+
+def test_compared_batches() -> None:
+    """Where hooks cannot be timed: by the medians of sampled and other batches."""
+    overhead = Overhead(torch.device("cpu"), inside=False)
+    assert overhead.costs() is None
+    overhead.sampled, overhead.others = [9.0, 1.5, 1.5, 30.0, 1.4], [1.0, 1.0, 7.0, 1.0]
+    overhead.batches, overhead.sampled_batches = 9, 5
+    assert overhead.costs() == (1.0, 0.0, 0.5)
+    assert overhead.share() == pytest.approx(0.5 * 5 / 9)
+    overhead.epoch_ends()
+    assert overhead.share() is None
+    assert overhead.costs() == (1.0, 0.0, 0.5)
+    assert overhead.meter is None
+
+
+def test_copies_and_pickles_hold_no_measurements() -> None:
+    monitor = FeatureStatsMonitor(max_overhead=0.5, summary=False)
+    fit([monitor], n=16)
+    for twin in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
+        assert twin.overhead is None
+        assert twin.max_overhead == 0.5

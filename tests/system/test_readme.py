@@ -1,0 +1,85 @@
+"""README and docs are true: their code runs, their files exist, the README's tables are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import lightning_hooks
+from lightning_hooks.alerts import ALERT_KINDS
+from lightning_hooks.callbacks import feature_stats, gradient_clip, gradient_flow
+from lightning_hooks.clipping import POLICIES
+from lightning_hooks.hooks import HOOK_KINDS
+
+README = Path(__file__).parents[2] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PAGES = {
+    page: page.read_text(encoding="utf-8") for page in [README, *sorted(Path(lightning_hooks.__file__).parent.glob("docs/*.md"))]
+}
+BLOCKS = {page: list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)) for page, text in PAGES.items()}
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert sum(map(len, BLOCKS.values())) == sum(text.count("```python") for text in PAGES.values()) >= 5
+
+
+@pytest.mark.example
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
+@pytest.mark.filterwarnings("ignore:.*max_overhead")  # on a busy machine a budget may be too small
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks], ids=lambda page: page.stem)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in BLOCKS[page]:
+        line = PAGES[page][: block.start(1)].count("\n")
+        exec(compile("\n" * line + block[1], str(page), "exec"), names)
+
+
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", text)],
+)
+def test_linked_file_exists(page: Path, target: str) -> None:
+    assert (page.parent / target).is_file()
+
+
+def test_pictures_are_small() -> None:
+    pictures = [README.parent / target for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", TEXT)]
+    assert pictures
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_every_alert_kind_has_a_row(kind: str) -> None:
+    assert re.search(rf"^\| `{kind}` \|", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "stats"),
+    [
+        ("features", (*feature_stats.LOGGED, "dead_fraction", "saturated_fraction")),
+        ("gradient_flow", (*gradient_flow.MODULE_STATS, *gradient_flow.PARAMETER_STATS)),
+        ("gradient_clip", gradient_clip.LOGGED),
+    ],
+)
+def test_every_logged_statistic_is_in_its_table(prefix: str, stats: tuple[str, ...]) -> None:
+    section = TEXT.split(f"### `{prefix}/", 1)[1].split("\n#", 1)[0]
+    for stat in stats:
+        assert re.search(rf"^\|.*`{stat}`.*\|", section, re.MULTILINE), f"{stat} is missing below {prefix}/"
+
+
+def test_tags_beside_the_tables_are_named() -> None:
+    for tag in ("features/alerts/<kind>", "gradient_flow/total_norm", "gradient_flow/alerts/<kind>", "gradient_clip/alerts/<kind>"):
+        assert f"`{tag}`" in TEXT
+
+
+def test_policies_hook_kinds_and_public_names_are_named() -> None:
+    for policy in POLICIES:
+        assert re.search(rf'^\| `"{policy}"` \|', TEXT, re.MULTILINE), policy
+    for kind in HOOK_KINDS:
+        assert f"`{kind}`" in TEXT, kind
+    for name in lightning_hooks.__all__:
+        assert name in TEXT, name
