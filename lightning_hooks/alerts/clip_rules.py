@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning_hooks.alerts.past import is_scale_free
 from lightning_hooks.alerts.rule import Rule
@@ -29,7 +29,6 @@ class AlwaysClipped(Rule):
     """
 
     kind: ClassVar[str] = "always_clipped"
-    reads: ClassVar[type[Any] | None] = ClipReport
     shares: ClassVar[tuple[str, ...]] = ("threshold", "left")
 
     threshold: float = 0.95
@@ -67,7 +66,6 @@ class ClipIneffective(Rule):
     """
 
     kind: ClassVar[str] = "clip_ineffective"
-    reads: ClassVar[type[Any] | None] = ClipReport
 
     tolerance: float = 1e-3
 
@@ -93,7 +91,6 @@ class StepsSkipped(Rule):
     """
 
     kind: ClassVar[str] = "steps_skipped"
-    reads: ClassVar[type[Any] | None] = ClipReport
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.1

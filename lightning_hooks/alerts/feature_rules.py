@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.reports.alert import Alert, Severity
@@ -31,7 +31,6 @@ class Dead(Rule):
     """
 
     kind: ClassVar[str] = "dead"
-    reads: ClassVar[type[Any] | None] = FeatureReport
     shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth")
 
     threshold: float = 0.7
@@ -63,7 +62,6 @@ class Saturated(Rule):
     """
 
     kind: ClassVar[str] = "saturated"
-    reads: ClassVar[type[Any] | None] = FeatureReport
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.5
@@ -92,7 +90,6 @@ class Constant(Rule):
     """
 
     kind: ClassVar[str] = "constant"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     threshold: float = 1e-6
 
@@ -127,7 +124,6 @@ class NonfiniteFeatures(Rule):
     """
 
     kind: ClassVar[str] = "nonfinite"
-    reads: ClassVar[type[Any] | None] = FeatureReport
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
     urgent: ClassVar[bool] = True
 
@@ -151,7 +147,6 @@ class Silent(Rule):
     """A selected module whose hook never fired, or that put out no number."""
 
     kind: ClassVar[str] = "silent"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an info per silent module."""

@@ -92,7 +92,6 @@ class Vanishing(Rule):
     """
 
     kind: ClassVar[str] = "vanishing"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     relative: float = 1e-4
     absolute: float = 1e-12
@@ -157,7 +156,6 @@ class Exploding(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     urgent: ClassVar[bool] = True
 
     relative: float = 1e4
@@ -230,7 +228,6 @@ class Stretching(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     threshold: float = 300.0
     scale_free: float = 10.0
@@ -266,7 +263,6 @@ class NonfiniteGradients(Rule):
         "Check the inputs and the loss for such operations and add an eps inside them",
         "Try a lower learning rate",
     )
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -302,7 +298,6 @@ class Zero(Rule):
     """
 
     kind: ClassVar[str] = "zero"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 1.0
@@ -330,7 +325,6 @@ class Missing(Rule):
     """
 
     kind: ClassVar[str] = "missing"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every step, as far as it was looked at."""

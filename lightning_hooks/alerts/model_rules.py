@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning_hooks.alerts.past import loss_falls
 from lightning_hooks.alerts.rule import Rule
@@ -34,7 +34,6 @@ class PoorInit(Rule):
     """
 
     kind: ClassVar[str] = "poor_init"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     factor: float = 7.0
     textbook: tuple[float, float] = (0.3, 1.6)
@@ -72,7 +71,6 @@ class Shared(Rule):
     """One layer in several places where several were meant, as ``[layer] * 4`` makes it."""
 
     kind: ClassVar[str] = "shared"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield a warning per module that a list holds several times; an info where it has several names, as by design."""
@@ -91,7 +89,6 @@ class DoubleSoftmax(Rule):
     """A softmax (or sigmoid) before a loss that applies one itself."""
 
     kind: ClassVar[str] = "double_softmax"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss squashes what is squashed already."""
@@ -108,7 +105,6 @@ class SameSamples(Rule):
     """A model that is fed the same sample again and again."""
 
     kind: ClassVar[str] = "constant"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the module called first if a batch's samples do not differ."""
@@ -139,7 +135,6 @@ class ConstantTargets(Rule):
     """
 
     kind: ClassVar[str] = "constant"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.9
@@ -192,7 +187,6 @@ class ValidationShift(Rule):
     """
 
     kind: ClassVar[str] = "validation_shift"
-    reads: ClassVar[type[Any] | None] = FeatureReport
 
     factor: float = 5.0
 

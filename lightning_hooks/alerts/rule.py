@@ -16,7 +16,8 @@ class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
     A rule is a pure function of a report: ``rule(report)`` yields alerts. If its ``__call__`` takes a second argument, that is
-    the history: earlier reports, oldest first: that of the training's first epoch, and the last few. Its thresholds are fields.
+    the history: earlier reports, oldest first: that of the training's first epoch, and the last few. The annotation of the first
+    argument decides which reports it gets; without one, all. Its thresholds are fields.
 
     Attributes:
         sites: Glob patterns of the places it holds for. Elsewhere the rule of the same class that was there before holds on.
@@ -31,7 +32,6 @@ class Rule:
     """
 
     kind: ClassVar[str] = ""
-    reads: ClassVar[type[Any] | None] = None  # the kind of report; None for any
     advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
     urgent: ClassVar[bool] = False  # whether it is asked within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1

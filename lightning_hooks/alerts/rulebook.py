@@ -218,13 +218,11 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
 
 
 def report_of(rule: Any) -> Any:
-    """The class of report a rule reads: as a Rule says, or as the annotation of a function's first parameter does."""
-    if isinstance(rule, Rule):
-        return rule.reads
+    """The class of report a rule reads, by the annotation of its first parameter; None if that names none."""
     function = rule if inspect.isroutine(rule) else type(rule).__call__
     try:
         first = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "self"][:1]
-    except (NameError, TypeError, ValueError):  # annotations that cannot be told, a builtin
+    except (NameError, TypeError, ValueError):  # annotations that cannot be evaluated, a builtin
         return None
     said = first[0].annotation if first else None
     return said if isinstance(said, type) and said not in (inspect.Parameter.empty, Any) else None  # Any is a type, since 3.11

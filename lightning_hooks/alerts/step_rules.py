@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.reports.alert import Alert
@@ -26,7 +26,6 @@ class Spike(Rule):
     """
 
     kind: ClassVar[str] = "spike"
-    reads: ClassVar[type[Any] | None] = ClipReport
 
     sigmas: float = 6.0
     ratio: float = 10.0
@@ -57,7 +56,6 @@ class Diverging(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    reads: ClassVar[type[Any] | None] = ClipReport
     urgent: ClassVar[bool] = True
 
     threshold: float = 1e3
@@ -85,7 +83,6 @@ class NonfiniteSteps(Rule):
     """Steps that were taken with a NaN or infinite gradient; every step is looked at, so the batch is exact."""
 
     kind: ClassVar[str] = "nonfinite"
-    reads: ClassVar[type[Any] | None] = ClipReport
     urgent: ClassVar[bool] = True
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
@@ -132,7 +129,6 @@ class NotZeroed(Rule):
     """
 
     kind: ClassVar[str] = "not_zeroed"
-    reads: ClassVar[type[Any] | None] = ClipReport
 
     threshold: int = 2
 
@@ -157,7 +153,6 @@ class WastedClip(Rule):
     """
 
     kind: ClassVar[str] = "clip_ineffective"
-    reads: ClassVar[type[Any] | None] = ClipReport
 
     threshold: int = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import is_scale_free
@@ -42,7 +42,6 @@ class UpdateTooSmall(Rule):
     """
 
     kind: ClassVar[str] = "update_too_small"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     shares: ClassVar[tuple[str, ...]] = ("scheduled", "converged")
 
     threshold: float = 1e-6
@@ -87,7 +86,6 @@ class NotUpdated(Rule):
     """
 
     kind: ClassVar[str] = "not_updated"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     shares: ClassVar[tuple[str, ...]] = ("sparse",)
 
     min_steps: int = 3
@@ -148,7 +146,6 @@ class UpdateTooLarge(Rule):
     """
 
     kind: ClassVar[str] = "update_too_large"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
     shares: ClassVar[tuple[str, ...]] = ("decay",)
 
     threshold: float = 0.4
@@ -187,7 +184,6 @@ class NotOptimized(Rule):
     """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all."""
 
     kind: ClassVar[str] = "not_optimized"
-    reads: ClassVar[type[Any] | None] = GradientFlowReport
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning per parameter that has a gradient, an info per one that only requires it."""

@@ -73,10 +73,6 @@ def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float))
-
-
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
     """Lay one statistic of several reports side by side.
 

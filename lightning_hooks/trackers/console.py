@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from lightning_hooks.plots.names import shortened
@@ -27,7 +27,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
     """
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *cells]) for column in range(len(header))]
-    numeric = _numeric(header, rows)
+    numeric = [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
 
     def line(values: Sequence[str]) -> str:
         padded = [
@@ -39,52 +39,47 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list
 
 
 class Table(str):
-    """A table as plain text, every line indented, which :func:`show` draws better where it can.
+    """A table as plain text, every line indented, its names shortened where the terminal is too narrow for all of them.
 
     Args:
         header: A title per column.
         rows: As for :func:`table_lines`.
     """
 
-    __slots__ = ("header", "rows")
-    header: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
+    __slots__ = ()
 
     def __new__(cls, header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
         """Lay it out."""
         lines = table_lines(header, rows)
-        beyond = max(map(len, lines)) + 2 - shutil.get_terminal_size((80, 24)).columns
-        if beyond > 0 and rows and isinstance(rows[0][0], str):  # names give way; their ends tell most
-            room = max(max(len(cell(row[0])) for row in rows) - beyond, 12)
+        excess = max(map(len, lines)) + 2 - shutil.get_terminal_size((80, 24)).columns
+        if excess > 0 and rows and isinstance(rows[0][0], str):
+            room = max(max(len(cell(row[0])) for row in rows) - excess, 12)
             lines = table_lines(header, [(shortened(cell(row[0]), room), *row[1:]) for row in rows])
-        table = super().__new__(cls, "\n".join(f"  {line}" for line in lines))
-        table.header, table.rows = tuple(header), tuple(map(tuple, rows))
-        return table
+        return super().__new__(cls, "\n".join(f"  {line}" for line in lines))
 
 
 def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
-    """Print lines; tables with rich, if it is installed and this is a terminal.
+    """Print lines.
 
-    What the stream's encoding lacks is escaped. A stream that is closed, or cannot be written, gets nothing: it is no reason to end
-    a training.
+    Characters that the stream's encoding lacks are escaped. Nothing is written to a stream that is closed or fails: it is no reason
+    to end a training.
 
     Args:
-        lines: Texts, some of which may be a :class:`Table`.
+        lines: The texts.
         stream: Where to; None for standard output.
     """
     stream = sys.stdout if stream is None else stream
     if stream is None:  # a program without a console
         return
     try:
-        draw = _rich(stream)
         for line in lines:
-            _write(stream, draw(line) if draw is not None and isinstance(line, Table) else line)
+            _write(stream, line)
     except (OSError, ValueError):
         return
 
 
 def _write(stream: TextIO, text: str) -> None:
-    # With its line break in one write: in Jupyter rich's stand-in for stdout recurses for ever over half a line.
+    # With its line break in one write: in Jupyter rich's replacement of stdout recurses for ever over half a line.
     try:
         stream.write(f"{text}\n")
     except UnicodeError:
@@ -97,36 +92,6 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return bool(getattr(stream, "isatty", bool)())
     except (OSError, ValueError):  # it is closed
         return False
-
-
-def _rich(stream: TextIO) -> Callable[[Table], str] | None:
-    if not _is_terminal(stream):
-        return None
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table as RichTable
-        from rich.text import Text
-    except ImportError:
-        return None
-    console = Console(file=stream)
-
-    def draw(table: Table) -> str:
-        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for title, right in zip(table.header, _numeric(table.header, table.rows), strict=True):
-            drawn.add_column(Text(title), justify="right" if right else "left", overflow="fold", no_wrap=right)
-        for row in table.rows:
-            drawn.add_row(*(Text(cell(value)) for value in row))  # as text: a name may look like markup
-        with console.capture() as captured:
-            console.print(drawn)
-        lines = [line.rstrip() for line in captured.get().splitlines()]
-        return "\n".join(line for line in lines if line)  # printed as any text is, so that it goes the same way past a live display
-
-    return draw
-
-
-def _numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    return [all(not isinstance(row[column], str) for row in rows) and bool(rows) for column in range(len(header))]
 
 
 def visible(text: str) -> str:

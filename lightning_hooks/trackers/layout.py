@@ -87,23 +87,9 @@ def margins(prefix: str, sites: Sequence[str]) -> dict[str, Chart]:
 
 
 def any_of(names: Collection[str]) -> str:
-    """A pattern for exactly these names, short where they share beginnings, as a model's do."""
-    return _joined(sorted(set(names)))
-
-
-def _joined(names: Sequence[str]) -> str:
-    shared = _shared_beginning(names)
-    heads: dict[str, list[str]] = {}
-    for name in names:
-        rest = name[len(shared) :]
-        heads.setdefault(rest[:1], []).append(rest)
-    options = [re.escape(rests[0]) if len(rests) == 1 else _joined(rests) for rests in heads.values()]
-    return re.escape(shared) + (options[0] if len(options) == 1 else f"({'|'.join(options)})")
-
-
-def _shared_beginning(names: Sequence[str]) -> str:
-    first, last = names[0], names[-1]  # of sorted names these two differ first
-    for length, (one, other) in enumerate(zip(first, last, strict=False)):
-        if one != other:
-            return first[:length]
-    return first[: len(last)]
+    """A pattern for exactly these names, which says once what several have before their last dot."""
+    ends: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        parent, dot, last = name.rpartition(".")
+        ends.setdefault(parent + dot, []).append(re.escape(last))
+    return "(" + "|".join(f"{re.escape(parent)}({'|'.join(last)})" for parent, last in ends.items()) + ")"

@@ -11,7 +11,6 @@ from weakref import WeakSet
 from typing_extensions import override
 
 from lightning_hooks.trackers.bins import coarsened
-from lightning_hooks.trackers.events import scalar_summary
 from lightning_hooks.trackers.layout import Band, Chart, Layout
 from lightning_hooks.trackers.names import markdown_table
 from lightning_hooks.trackers.tracker import Histogram, Tracker
@@ -46,8 +45,12 @@ class TensorBoardTracker(Tracker):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         items = iter(values.items())
-        while batch := {self.prefixed(tag): value for tag, value in islice(items, VALUES_PER_EVENT)}:
-            self._add(Summary.FromString(scalar_summary(batch)), step)
+        while batch := list(islice(items, VALUES_PER_EVENT)):
+            summary = Summary()
+            for tag, value in batch:
+                text = self.prefixed(tag).encode("utf-8", "replace").decode()  # a lone surrogate would raise
+                summary.value.add(tag=text, simple_value=value)
+            self._add(summary, step)
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:

@@ -15,6 +15,7 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
 )
+from lightning_hooks.alerts.rulebook import report_of
 from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
 
 
@@ -83,7 +84,7 @@ def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():
     assert {rule.kind for rules in RULES.values() for rule in rules} == set(ALERT_KINDS)
     for reads, kinds in ((FeatureReport, FEATURE_KINDS), (GradientFlowReport, GRADIENT_KINDS), (ClipReport, CLIP_KINDS)):
         assert {rule.kind for rule in RULES[reads]} == set(kinds)
-        assert all(rule.reads is reads for rule in RULES[reads])
+        assert all(report_of(rule) is reads for rule in RULES[reads])
 
 
 def test_a_record_is_json_without_nan():

@@ -54,6 +54,17 @@ def test_scalars(written: Any) -> None:
         assert [point.value for point in points] == pytest.approx([value + step for step in STEPS], nan_ok=True)
 
 
+def test_numbers_beyond_float32_and_lone_surrogates_are_written(tmp_path: Path) -> None:
+    logger = loggers_of(PACKAGES[0]).TensorBoardLogger(tmp_path, name="run", version=0)
+    faults = Faults()
+    Trackers([logger], faults).scalars({"a": 1e300, "b": -1e300, "c": math.nan, "d": 1e-300, "e\ud800": 3}, 0)
+    logger.save()
+    found = events(tmp_path / "run/version_0")
+    assert faults == []
+    assert [found.Scalars(tag)[0].value for tag in ("a", "b", "d", "e?")] == [math.inf, -math.inf, 0.0, 3.0]
+    assert math.isnan(found.Scalars("c")[0].value)
+
+
 def test_pictures(written: Any) -> None:
     _, found = written
     assert set(found.Tags()["images"]) == {"features/figures/rms", "features/maps/net.0", "../../../escape/<i>"}

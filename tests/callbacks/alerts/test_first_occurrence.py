@@ -168,7 +168,6 @@ def test_a_problem_that_grows_graver_is_as_grave_wherever_it_is_shown(
     @dataclass(frozen=True, slots=True, eq=False)
     class Odd(Rule):
         kind: ClassVar[str] = "odd"
-        reads: ClassVar[type[Any] | None] = FeatureReport
         urgent: ClassVar[bool] = True
 
         def __call__(self, report: FeatureReport) -> Any:
