@@ -11,11 +11,11 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo test test-min lint bench faults browser clean
+.PHONY: demo test test-min lint docs docs-serve bench faults browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/native.c
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,examples,test,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,examples,test,docs,dev]'
 	touch $@
 
 demo: $(READY)  ## train a CNN on real data with the trio on, then plant four faults and let them be found
@@ -39,6 +39,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)  ## build the documentation site into site/, offline; a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)  ## the same, shown at http://127.0.0.1:8000 while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.epoch_end
@@ -50,4 +56,4 @@ browser:  ## a browser for the tests that look at pages, where one can be instal
 	.ci/browser
 
 clean:
-	rm -rf $(VENV) $(MIN) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(MIN) runs site .pytest_cache .mypy_cache .ruff_cache

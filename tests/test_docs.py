@@ -1,21 +1,27 @@
-"""The docs are complete: every page, notebook and example is listed, every hook system has a home and tests that exist."""
+"""The docs are complete: every kind of alert and every public name has a page, every hook system a test, every link a target."""
 
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-import lightning_hooks
+from docs import kind_pages, reference_pages
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
 
 ROOT = Path(__file__).parents[1]
-DOCS = Path(lightning_hooks.__file__).parent / "docs"
-INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+INDEX = (DOCS / "examples.md").read_text(encoding="utf-8")
+WRITTEN = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES = {**WRITTEN, **kind_pages.pages(), **reference_pages.pages()}
 ROWS = [
     [cell.strip() for cell in line.strip("| \n").split("|")]
-    for line in (DOCS / "hook_systems.md").read_text(encoding="utf-8").splitlines()
+    for line in WRITTEN["about/hook_systems.md"].splitlines()
     if re.match(r"\| \d+ \|", line)
 ]
 TESTS = [(row[0], *test.split("::")) for row in ROWS for test in re.findall(r"`(tests/[\w/]+\.py::\w+)(?:\[[^`]*\])?`", row[-1])]
@@ -36,16 +42,63 @@ def test_named_test_exists(number: str, path: str, name: str) -> None:
     assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, f"row {number}"
 
 
-@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md"))
-def test_page_is_in_the_index(page: str) -> None:
-    assert f"]({page})" in INDEX, f"add a row for {page} to lightning_hooks/docs/README.md"
+@pytest.mark.parametrize("page", sorted(WRITTEN))
+def test_page_is_in_the_navigation(page: str) -> None:
+    assert re.search(
+        rf"^ +- (?:[\w ]+: )?{re.escape(page)}$|\[{re.escape(page)}\]", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
+    ), f"add {page} to the navigation in mkdocs.yml"
 
 
 @pytest.mark.parametrize("path", sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("examples/*.py")]), ids=lambda path: path.name)
 def test_notebook_or_example_is_in_the_index(path: Path) -> None:
-    assert f"| `{path.name}` |" in INDEX, f"add a row for {path.name} to lightning_hooks/docs/README.md"
+    assert f"| `{path.name}` |" in INDEX, f"add a row for {path.name} to docs/examples.md"
 
 
 def test_the_index_names_nothing_that_is_gone() -> None:
     for name in re.findall(r"^\| `([\w.]+\.(?:py|ipynb))` \|", INDEX, re.MULTILINE):
         assert list(ROOT.glob(f"*/{name}")), name
+
+
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)", text)],
+)
+def test_link_has_a_target(page: str, target: str) -> None:
+    assert not target.startswith("/"), "links are relative"
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+    assert path in PAGES or (DOCS / path).is_file()
+
+
+def test_every_kind_has_a_page() -> None:
+    assert set(kind_pages.paths()) == {f"alerts/{kind}.md" for kind in ALERT_KINDS} == set(kind_pages.pages())
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
+    text = kind_pages.page(kind)
+    rules = [rule for rules in RULES.values() for rule in rules if rule.kind == kind]
+    assert rules
+    for rule in rules:
+        _, explained = kind_pages.documented(type(rule))
+        for name in {field.name for field in fields(rule)} - {field.name for field in fields(Rule)}:
+            assert explained[name], f"{type(rule).__name__}'s docstring does not explain {name}"
+            assert f"| `{name}` | `{getattr(rule, name)!r}` |" in text
+    for section in ("What it means", "Formula and threshold", "How to fix it", "False alarms", "How to change or mute it"):
+        assert f"## {section}" in text
+    assert f'"-{kind}"' in text
+    assert "{" not in kind_pages.formula(kind)
+
+
+def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "> 0.7\n" in kind_pages.formula("dead")
+    monkeypatch.setitem(kind_pages.FORMULAS, "dead", "{Dead.growth}")
+    assert kind_pages.formula("dead") == "0.2"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(reference_pages.pages().values())
+    for name in import_module("lightning_hooks").__all__:
+        assert f"::: lightning_hooks.{name}\n" in text
+    for package, names in reference_pages.packages().items():
+        for name in names:
+            assert f"::: lightning_hooks.{package}.{name}\n" in text

@@ -87,8 +87,8 @@ def test_a_source_distribution_holds_the_package_and_no_other_readme(tmp_path: P
         "pyproject.toml",
         "PKG-INFO",
     }
-    assert {"lightning_hooks/py.typed", "lightning_hooks/docs/README.md", *templates()} <= set(names)
-    assert sorted(name for name in names if name.endswith("README.md")) == ["README.md", "lightning_hooks/docs/README.md"]
+    assert {"lightning_hooks/py.typed", *templates()} <= set(names)
+    assert sorted(name for name in names if name.endswith("README.md")) == ["README.md"]
 
 
 def test_without_tensorboard_other_loggers_have_all_they_had(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ from lightning_hooks.hooks import HOOK_KINDS
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
-PAGES = {
-    page: page.read_text(encoding="utf-8") for page in [README, *sorted(Path(lightning_hooks.__file__).parent.glob("docs/*.md"))]
-}
+PAGES = {page: page.read_text(encoding="utf-8") for page in [README, *sorted((README.parent / "docs").rglob("*.md"))]}
 BLOCKS = {page: list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)) for page, text in PAGES.items()}
 
 
@@ -28,7 +26,9 @@ def test_there_are_blocks_to_run() -> None:
 @pytest.mark.example
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
 @pytest.mark.filterwarnings("ignore:.*max_overhead")  # on a busy machine a budget may be too small
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in BLOCKS.items() if blocks], ids=lambda page: f"{page.parent.name}-{page.stem}"
+)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -39,11 +39,11 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("page", "target"),
-    [(page, target) for page, text in PAGES.items() for target in re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", text)],
+    "target",
+    re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", TEXT),
 )
-def test_linked_file_exists(page: Path, target: str) -> None:
-    assert (page.parent / target).is_file()
+def test_linked_file_exists(target: str) -> None:
+    assert (README.parent / target).is_file()
 
 
 def test_pictures_are_small() -> None:

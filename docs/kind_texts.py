@@ -1,0 +1,134 @@
+"""What the pages about kinds of alerts say in words. `{Dead.threshold}` stands for the default of that field of that rule."""
+
+from __future__ import annotations
+
+MEANINGS: dict[str, str] = {
+    "dead": "Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, so they "
+    "cannot recover by themselves.",
+    "saturated": "Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, ELU, "
+    "softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
+    "constant": "A module's output does not vary, or all samples of a batch are equal, or all samples have the same target. The model "
+    "cannot learn anything about its input.",
+    "nonfinite": "A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One optimizer "
+    "step with such a gradient ruins the weights.",
+    "silent": "A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing is known "
+    "about it: it is neither zero nor dead.",
+    "poor_init": "The initial weights of one layer are much larger or much smaller than those of the other layers of the same role (the "
+    "same type and last part of the name). The signal through it grows or shrinks by the same factor.",
+    "shared": "One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
+    "validation_shift": "The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
+    "vanishing": "The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
+    "exploding": "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and weights "
+    "may end as NaN.",
+    "zero": "A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
+    "missing": "A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
+    "update_too_small": "The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
+    "gradient.",
+    "not_updated": "A weight, or all weights of a module, did not change by one bit, while other weights of the same optimizer moved.",
+    "update_too_large": "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
+    "step. What the model learned is overwritten.",
+    "not_optimized": "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is no "
+    "optimizer.",
+    "double_softmax": "The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
+    "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
+    "always_clipped": "Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
+    "clip_ineffective": "A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
+    "already taken.",
+    "steps_skipped": "The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns from "
+    "fewer batches than it gets.",
+    "spike": "The gradient of one step is far larger than that of all steps before.",
+    "not_zeroed": "Gradients were not set to zero between two steps. Each step follows the sum of all gradients so far.",
+}
+
+FORMULAS: dict[str, str] = {
+    "dead": "dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
+    "alert if dead_fraction > {Dead.threshold}\n"
+    "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth}",
+    "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
+    "alert if saturated_fraction > {Saturated.threshold}",
+    "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
+    "of a batch:    alert if all samples are equal to the last bit\n"
+    "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
+    "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples",
+    "nonfinite": "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
+    "alert if a measured step of a parameter had a gradient that is not finite\n"
+    "alert if any optimizer step, sampled or not, was taken with such a gradient",
+    "silent": "alert if calls = 0, or no output holds a floating-point tensor",
+    "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
+    "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
+    "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook}",
+    "shared": "alert if one module object is registered under two or more names of one parent",
+    "validation_shift": "ratio = rms(model input in validation) / rms(model input in training)\n\n"
+    "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
+    "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules nearer to the loss\n\n"
+    "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
+    "         here and at every module before\n"
+    "      or g < {Vanishing.absolute}, here and at every module before\n"
+    "not where g > {Vanishing.alike} * max(g of later modules of the same role), nor where gradients explode or are not finite",
+    "exploding": "g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the modules\n\n"
+    "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
+    "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
+    "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
+    "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
+    "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
+    "the third is {Stretching.scale_free} times less strict.",
+    "zero": "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
+    "alert if zero_fraction >= {Zero.threshold}",
+    "missing": "alert if .grad is None at every measured step of the epoch",
+    "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
+    "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
+    "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
+    "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
+    "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
+    "      with a gradient and a learning rate above 0, while other weights of the optimizer move",
+    "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
+    "alert if update_ratio > {UpdateTooLarge.threshold}\n"
+    "      or learning rate * weight_decay (decoupled) > {UpdateTooLarge.decay}",
+    "not_optimized": "alert if requires_grad and in no parameter group of any optimizer",
+    "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
+    "always_clipped": "rate = clipped steps / steps\n\nalert if rate > {AlwaysClipped.threshold}, in an epoch of at least "
+    "{AlwaysClipped.min_steps} steps\n"
+    "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * that of the first epoch,\n"
+    "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
+    "clip_ineffective": "alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
+    "      or gradients change between a step and the next zero_grad, {WastedClip.threshold} times or more in an epoch",
+    "steps_skipped": "alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",
+    "spike": "alert if norm > {Spike.ratio} * the largest norm before\n"
+    "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} steps",
+    "not_zeroed": "alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch",
+}
+
+SEVERITIES: dict[str, str] = {
+    "dead": "warning; critical if all units are dead",
+    "saturated": "warning; info for the last module, which is confident on purpose",
+    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls",
+    "nonfinite": "critical",
+    "silent": "info",
+    "poor_init": "warning",
+    "shared": "warning in a numbered list; info for modules with names of their own",
+    "validation_shift": "warning",
+    "vanishing": "warning",
+    "exploding": "critical where it grows; warning where it is only large",
+    "zero": "warning",
+    "missing": "warning; info for an unused part of a library's model and for a copy that follows another module",
+    "update_too_small": "warning",
+    "not_updated": "warning",
+    "update_too_large": "warning",
+    "not_optimized": "warning; info while the parameter gets no gradient, or without any optimizer",
+    "double_softmax": "warning",
+    "always_clipped": "info; warning where it does harm",
+    "clip_ineffective": "warning",
+    "steps_skipped": "warning",
+    "spike": "warning",
+    "not_zeroed": "warning",
+}
+
+CAPTIONS: dict[str, str] = {
+    "dead_units": "Dead units of each rectifier by epoch. The dashed line is the rule's threshold.",
+    "gradient_flow": "RMS of the gradient at each module, from the input (left) to the loss (right).",
+    "update_ratios": "Update over weight of each parameter, around 1e-3 in many healthy runs.",
+    "clip_history": "Gradient norm before and after clipping, and the share of clipped steps.",
+    "loss": "Training loss of the affected run (orange) and of the healthy run (blue).",
+    "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
+    "inputs": "RMS of the model's input in training and in validation.",
+}
