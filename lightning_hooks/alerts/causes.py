@@ -21,42 +21,25 @@ FORWARD, BACKWARD, STEP = 0, 1, 2
 
 
 class Ordered(NamedTuple):
-    """Alerts in order of cause.
+    """Alerts in order of cause."""
 
-    Attributes:
-        of_report: For each report its alerts: roots first, then what follows from something, as infos.
-        roots: (place of the report, alert) of the roots of all reports, first causes first.
-    """
-
-    of_report: list[tuple[Alert, ...]]
-    roots: list[tuple[int, Alert]]
+    of_report: list[tuple[Alert, ...]]  # for each report its alerts: roots first, then what follows from something, as infos
+    roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An alert, and where in the course of a training batch it stands.
+    """An alert, and where in the course of a training batch it stands."""
 
-    Attributes:
-        report: The place of its report.
-        alert: The alert.
-        place: The site's place in the order of calls; of a parameter that of its module; infinite if unknown.
-        passing: ``FORWARD``, ``BACKWARD`` or ``STEP``.
-        batch: Of what is not finite, the batch at which it first was not; infinite if unknown.
-        held: Whether it was told before and lasts.
-        number: Its number in the order of the reports.
-        cause: What it follows from.
-        follows: What follows from it.
-    """
-
-    report: int
-    alert: Alert
-    place: float
-    passing: int
-    batch: float = math.inf
-    held: bool = False
-    number: int = 0
-    cause: Node | None = None
-    follows: list[Node] = field(default_factory=list)
+    report: int  # the place of its report
+    alert: Alert  # the alert
+    place: float  # the site's place in the order of calls; of a parameter that of its module; infinite if unknown
+    passing: int  # FORWARD, BACKWARD or STEP
+    batch: float = math.inf  # of what is not finite, the batch at which it first was not; infinite if unknown
+    held: bool = False  # whether it was told before and lasts
+    number: int = 0  # its number in the order of the reports
+    cause: Node | None = None  # what it follows from
+    follows: list[Node] = field(default_factory=list)  # what follows from it
 
     @property
     def kind(self) -> str:

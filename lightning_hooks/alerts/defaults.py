@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
@@ -11,6 +12,7 @@ from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, P
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
@@ -34,3 +36,19 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     ),
 }
 """By the report that they read."""
+
+LIMITS = {
+    "dead": Dead().threshold,
+    "saturated": Saturated().threshold,
+    "always_clipped": AlwaysClipped().threshold,
+    "exploding": Exploding().absolute,
+    "update_too_small": UpdateTooSmall().threshold,
+    "update_too_large": UpdateTooLarge().threshold,
+}
+"""The thresholds that pictures draw, by kind of alert."""
+
+
+def limit_of(kind: str, alerts: Iterable[Alert]) -> float:
+    """The threshold of a rule: that of its last alert, which the user may have set, or the default."""
+    thresholds = [alert.threshold for alert in alerts if alert.kind == kind]
+    return thresholds[-1] if thresholds else LIMITS.get(kind, 0.0)

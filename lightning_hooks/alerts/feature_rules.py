@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Rule
-from lightning_hooks.reports.alert import Alert, Severity
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 from lightning_hooks.statistics import FeatureStats
 

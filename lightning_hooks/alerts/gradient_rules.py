@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import all_scale_free, loss_falls
 from lightning_hooks.alerts.rule import Rule
-from lightning_hooks.reports.alert import Alert, Severity
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.initial import role_of
 

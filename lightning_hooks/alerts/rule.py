@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lightning_hooks.reports.alert import SEVERITIES, Alert, Severity
-from lightning_hooks.reports.kinds import advice_for
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import SEVERITIES, Severity, advice_for
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

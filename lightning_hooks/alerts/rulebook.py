@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lightning_hooks.alerts.rule import Rule, check_patterns, matches
-from lightning_hooks.reports.alert import ALERT_KINDS, SEVERITIES, Alert
+from lightning_hooks.reports.alert import ALERT_KINDS, Alert
+from lightning_hooks.reports.kinds import SEVERITIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

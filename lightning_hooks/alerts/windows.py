@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_hooks.alerts.rulebook import Finding
-from lightning_hooks.reports.alert import SEVERITIES, Alert
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import SEVERITIES
 from lightning_hooks.reports.plain import from_plain
 
 ENDED = 50
@@ -31,24 +32,16 @@ class _Seen:
 
 @dataclass(slots=True)
 class Open:
-    """A problem that was passed on and lasts.
+    """A problem that was passed on and lasts."""
 
-    Attributes:
-        first: The alert as it was first passed on; its step, batch and value are those of the problem. Its severity is the
-            gravest that was passed on.
-        level: The place of that severity in ``SEVERITIES``.
-        last_epoch: The last epoch with it.
-        absent: Reports since then.
-        sites: The sites that were its root cause so far.
-        root: Whether it is a root cause in the last report, and not only a consequence of something else.
-    """
-
+    # The alert as it was first passed on; its step, batch and value are those of the problem. Its severity is the gravest that was
+    # passed on.
     first: Alert
-    level: int
-    last_epoch: int
-    absent: int = 0
-    sites: dict[str, None] = field(default_factory=dict)
-    root: bool = True
+    level: int  # the place of that severity in SEVERITIES
+    last_epoch: int  # the last epoch with it
+    absent: int = 0  # reports since then
+    sites: dict[str, None] = field(default_factory=dict)  # the sites that were its root cause so far
+    root: bool = True  # whether it is a root cause in the last report, and not only a consequence of something else
 
 
 @dataclass(frozen=True, slots=True)

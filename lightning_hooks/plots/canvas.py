@@ -27,7 +27,6 @@ CHARACTER = 6.0
 
 SMALLEST, LARGEST = 1e-200, 1e300  # matplotlib's log axes need room beyond their extremes
 
-SEVERITIES = ("critical", "warning", "info")
 MARKS: dict[str, dict[str, Any]] = {
     "critical": {"marker": "X", "color": VERMILLION, "s": 62},
     "warning": {"marker": "^", "color": ORANGE, "s": 48},
@@ -197,10 +196,9 @@ def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     handles = []
-    for severity in SEVERITIES:
+    for severity, mark in MARKS.items():
         found = kinds.get(severity)
         if found:
-            mark = MARKS[severity]
             text = plain(f"{severity}: " + ", ".join(f"{kind} ({count})" for kind, count in found.items()))
             handles.append(
                 Line2D(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_hooks.alerts.feature_rules import Dead
+from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
@@ -35,9 +35,6 @@ from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientF
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-DEAD_LIMIT = Dead().threshold
-"""The share of dead units that the default rule allows."""
 
 
 def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None, relative: bool | None = None) -> Figure:
@@ -114,15 +111,11 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
             bars.set_ylim(len(table.names) - 0.5, -0.5)
             name_layers(bars, table.names, "y", "rectifier")
             handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
-        _bars(bars, table.values[:, -1], table.epochs[-1], _dead_limit(ordered))
+        _bars(
+            bars, table.values[:, -1], table.epochs[-1], limit_of("dead", (alert for report in ordered for alert in report.alerts))
+        )
         legend(figure, handles)
     return figure
-
-
-def _dead_limit(reports: Sequence[Report]) -> float:
-    """The limit of the rule: that of its last alert, which the user may have set, or the default."""
-    told = [alert.threshold for report in reports for alert in report.alerts if alert.kind == "dead"]
-    return told[-1] if told else DEAD_LIMIT
 
 
 def _bars(axes: Axes, shares: np.ndarray, epoch: int, limit: float) -> None:

@@ -37,19 +37,12 @@ def shared_prefix(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What is written along an axis of layers.
+    """What is written along an axis of layers."""
 
-    Attributes:
-        positions: Where, in units of one layer; a block's label is at its middle.
-        texts: What.
-        edges: The borders between blocks; empty where every layer has its label.
-        prefix: What was left out at the beginning of all names.
-    """
-
-    positions: tuple[float, ...]
-    texts: tuple[str, ...]
-    edges: tuple[float, ...]
-    prefix: str
+    positions: tuple[float, ...]  # where, in units of one layer; a block's label is at its middle
+    texts: tuple[str, ...]  # what
+    edges: tuple[float, ...]  # the borders between blocks; empty where every layer has its label
+    prefix: str  # what was left out at the beginning of all names
 
 
 def labels(names: Sequence[str]) -> Labels:

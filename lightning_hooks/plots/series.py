@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.brief import TABLES as TABLES  # noqa: PLC0414  the callbacks import it from here
+from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.reports.windows import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
@@ -18,19 +20,12 @@ SIGNED = ("mean", "min", "max")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One statistic of several reports.
+    """One statistic of several reports."""
 
-    Attributes:
-        names: Layers, parameters or optimizers, in the model's order, of which any report has the statistic.
-        epochs: One per report.
-        values: Shape ``(len(names), len(epochs))``, float64; NaN where nothing was measured.
-        noun: What the names name: ``module``, ``parameter`` or ``optimizer``.
-    """
-
-    names: tuple[str, ...]
-    epochs: tuple[int, ...]
-    values: np.ndarray
-    noun: str
+    names: tuple[str, ...]  # layers, parameters or optimizers, in the model's order, of which any report has the statistic
+    epochs: tuple[int, ...]  # one per report
+    values: np.ndarray  # shape (len(names), len(epochs)), float64; NaN where nothing was measured
+    noun: str  # what the names name: module, parameter or optimizer
 
 
 def as_reports(reports: Any) -> list[Any]:
@@ -50,10 +45,6 @@ def as_reports(reports: Any) -> list[Any]:
                 f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
             )
     return sorted(found, key=lambda report: report.epoch)
-
-
-TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
-"""The tables of reports, and what their rows are."""
 
 
 def tables(report: Report) -> dict[str, Mapping[str, Any]]:
@@ -104,9 +95,8 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
 
 def alerts_by_site(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
     """Alerts of each site, the gravest first."""
-    order = {"critical": 0, "warning": 1, "info": 2}
     found: dict[str, list[Alert]] = {}
-    for alert in sorted(alerts, key=lambda alert: order.get(alert.severity, 3)):
+    for alert in sorted(alerts, key=lambda alert: gravity(alert.severity)):
         found.setdefault(alert.site, []).append(alert)
     return found
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from lightning_hooks.reports.kinds import title_of
+from lightning_hooks.reports.kinds import Severity, title_of
 from lightning_hooks.reports.plain import to_plain
-
-Severity = Literal["info", "warning", "critical"]
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-"""From what is worth knowing to what ends a training."""
 
 FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift")
 GRADIENT_KINDS = (

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-TABLES = ("sites", "modules", "parameters", "optimizers")
+from lightning_hooks.reports.kinds import gravity
+
+TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
+"""The tables of reports, and what their rows are."""
 SHOWN = ("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale")
 """What is said of a site, as far as it has it: the first three."""
-ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 def brief(report: Any) -> list[str]:
@@ -59,7 +61,7 @@ def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) 
     """Sites with the gravest alerts; then those whose size is farthest from the median of their table."""
     grave: dict[str, int] = {}
     for alert in getattr(report, "alerts", ()):
-        grave[alert.site] = min(grave.get(alert.site, 3), ORDER.get(alert.severity, 3))
+        grave[alert.site] = min(grave.get(alert.site, 3), gravity(alert.severity))
     found = []
     for place, table in enumerate(tables.values()):
         sizes = {site: _size(stats) for site, stats in table.items()}
@@ -92,7 +94,7 @@ def _said(stats: Any) -> str:
 
 
 def _alerts(report: Any) -> str:
-    alerts = sorted(getattr(report, "alerts", ()), key=lambda alert: ORDER.get(alert.severity, 3))
+    alerts = sorted(getattr(report, "alerts", ()), key=lambda alert: gravity(alert.severity))
     if not alerts:
         return "none"
     counts = Counter(alert.severity for alert in alerts)

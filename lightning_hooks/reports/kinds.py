@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Severity = Literal["info", "warning", "critical"]
+
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+"""From what is worth knowing to what ends a training."""
+
+
+def gravity(severity: str) -> int:
+    """A sort key for severities: 0 for critical, 1 for warning, 2 for info, 3 for what is none of these."""
+    return len(SEVERITIES) - 1 - SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -1,4 +1,14 @@
-"""What each monitor says once per epoch."""
+"""What each monitor reports, once per window.
+
+All reports have these attributes:
+
+- ``epoch``: The epoch, from 0.
+- ``step``: The trainer's ``global_step`` at the end of the window.
+- ``alerts``: What the rules found, root causes first.
+- ``overhead``: What the monitor added to the training batches, as a share of their time without it (0.01 is 1 %), on this rank;
+  None where it is not known.
+- ``every_n_steps``: The sampling in force at the end of the window.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +29,11 @@ class FeatureReport(PlainReport):
     """Feature statistics of one epoch.
 
     Attributes:
-        epoch: The epoch, from 0.
-        step: The trainer's ``global_step`` at its end.
         sites: Module name to its statistics, in the order of their first call; only modules that were called.
         silent: Selected modules whose hook never fired in a sampled batch, on any rank.
         unmeasured: Of these, the modules that were called and put out no floating-point number, on any rank.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the epoch, on the rank with the most.
-        alerts: What the rules found, causes first.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
         inputs: ``training`` and ``validation`` to the statistics of what the model was fed, in the sampled training batches and
             in the first validation batches of the epoch; empty where batches hold no floating-point tensor.
@@ -37,9 +44,6 @@ class FeatureReport(PlainReport):
         initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
             that no other is like.
         shared: Modules that one parent holds under several names: the first name to the others.
-        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
-            hundredth), on this rank; None where it could not be told.
-        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -66,8 +70,6 @@ class GradientFlowReport(PlainReport):
     """Gradient flow of one epoch.
 
     Attributes:
-        epoch: The epoch, from 0.
-        step: The trainer's ``global_step`` at its end.
         modules: Module name to the gradient at its output, in the order in which modules were first called; only where one arrived.
         parameters: Parameter name to its gradient at the optimizer step, in the order in which their modules were first called;
             only where one was measured or missing.
@@ -77,14 +79,10 @@ class GradientFlowReport(PlainReport):
             unused, or never called.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the epoch, on the rank with the most.
-        alerts: What the rules found, causes first.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
         loss: The loss of the window's batches; None where no backward pass was announced.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
-        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
-            hundredth), on this rank; None where it could not be told.
-        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -109,14 +107,8 @@ class ClipReport(PlainReport):
     """What clipping did in one epoch.
 
     Attributes:
-        epoch: The epoch, from 0.
-        step: The trainer's ``global_step`` at its end.
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
         events: Optimizer name to what happened at single steps of it.
-        alerts: What the rules found, causes first.
-        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
-            hundredth), on this rank; None where it could not be told.
-        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int
@@ -133,16 +125,10 @@ class RangeReport(PlainReport):
     """Activation ranges of one epoch, or of one calibration.
 
     Attributes:
-        epoch: The epoch, from 0.
-        step: The trainer's ``global_step`` at its end.
         sites: Module name to the range of its output, in model order; only modules that were called.
         silent: Selected modules whose hook never fired in a sampled batch, on any rank, or put out no floating-point tensor.
         sampled_batches: Batches that were listened to, on this rank.
         batches: Batches of the epoch, on this rank.
-        alerts: None are raised.
-        overhead: What this monitor added to the epoch's training batches, as a share of their time without it (0.01 is one
-            hundredth), on this rank; None where it could not be told.
-        every_n_steps: The sampling in force at the epoch's end.
     """
 
     epoch: int

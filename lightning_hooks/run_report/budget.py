@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import STATISTICS, is_table, read_lines, with_columns
+from lightning_hooks.run_report.lines import is_table, read_lines, with_columns
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
@@ -55,7 +56,7 @@ def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
         report = event.get("report")
         size = 0
         if isinstance(report, dict):
-            size = len(json.dumps({name: report.pop(name) for name in STATISTICS if name in report}))
+            size = len(json.dumps({name: report.pop(name) for name in TABLES if name in report}))
         yield event, size
 
 
@@ -73,7 +74,7 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
             continue
         if kind == "report" and isinstance(report, dict):
             whole = (_key(event), event.get("epoch")) in kept
-            for name in STATISTICS:
+            for name in TABLES:
                 table = report.get(name)
                 if not isinstance(table, dict):
                     continue
@@ -87,7 +88,7 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
                     report[name] = {"name": names[mark], **table}
                     written.add(mark)
             known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
-            others = {name: value for name, value in report.items() if name not in STATISTICS}
+            others = {name: value for name, value in report.items() if name not in TABLES}
             for name, value in others.items():
                 known[name] = with_columns(known.get(name), value)
             if not whole and event.get("epoch") in dropped and "alerts" not in event:

@@ -33,21 +33,13 @@ class Zone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve of :func:`chart`.
+    """One curve of :func:`chart`."""
 
-    Attributes:
-        label: What it is.
-        values: One per epoch; what is not finite is left out.
-        color: A CSS colour.
-        dashed: Whether it is dashed, without marks, from edge to edge if all its values are the same: a threshold.
-        top: The upper edge of a band above it.
-    """
-
-    label: str
-    values: Sequence[float]
-    color: str
-    dashed: bool = False
-    top: Sequence[float] | None = None
+    label: str  # what it is
+    values: Sequence[float]  # one per epoch; what is not finite is left out
+    color: str  # a CSS colour
+    dashed: bool = False  # whether it is dashed, without marks, from edge to edge if all its values are the same: a threshold
+    top: Sequence[float] | None = None  # the upper edge of a band above it
 
 
 @dataclass(frozen=True, slots=True)

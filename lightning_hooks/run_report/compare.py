@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.plots.series import FRACTIONS, TABLES
-from lightning_hooks.run_report.run import Recorded, Run
-from lightning_hooks.run_report.verdict import GRAVITY, Course, Verdict, courses, judge
+from lightning_hooks.plots.series import FRACTIONS
+from lightning_hooks.reports.brief import TABLES
+from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.run_report.run import MonitorRecord, Run
+from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 COMPARED = (
     ("gradient_flow", "modules", "rms", "gradient RMS"),
@@ -30,21 +32,13 @@ NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of two runs.
+    """One number of two runs."""
 
-    Attributes:
-        what: In words.
-        stat: The statistic's name.
-        name: Of the layer.
-        a: In the first run.
-        b: In the second.
-    """
-
-    what: str
-    stat: str
-    name: str
-    a: float
-    b: float
+    what: str  # in words
+    stat: str  # the statistic's name
+    name: str  # of the layer
+    a: float  # in the first run
+    b: float  # in the second
 
     @property
     def share(self) -> bool:
@@ -82,33 +76,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs side by side.
+    """Two runs side by side."""
 
-    Attributes:
-        a: The first.
-        b: The second.
-        epoch: The epoch at which numbers are compared: the last that both have.
-        verdicts: Of both.
-        differences: Of layers that both have, the largest first.
-        only_a: (What, name) of layers that only the first has.
-        only_b: That only the second has.
-        alerts_a: Alerts that only the first ended with.
-        alerts_b: That only the second ended with.
-        alerts_both: That both ended with, as the first has them.
-        settings: (Name, first, second) of what was set up differently.
-    """
-
-    a: Run
-    b: Run
-    epoch: int
-    verdicts: tuple[Verdict, Verdict]
-    differences: tuple[Difference, ...]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
-    alerts_a: tuple[Course, ...]
-    alerts_b: tuple[Course, ...]
-    alerts_both: tuple[Course, ...]
-    settings: tuple[tuple[str, Any, Any], ...]
+    a: Run  # the first
+    b: Run  # the second
+    epoch: int  # the epoch at which numbers are compared: the last that both have
+    verdicts: tuple[Verdict, Verdict]  # of both
+    differences: tuple[Difference, ...]  # of layers that both have, the largest first
+    only_a: tuple[str, ...]  # layers that only the first has
+    only_b: tuple[str, ...]  # that only the second has
+    alerts_a: tuple[Course, ...]  # alerts that only the first ended with
+    alerts_b: tuple[Course, ...]  # that only the second ended with
+    alerts_both: tuple[Course, ...]  # that both ended with, as the first has them
+    settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
 
     def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
         """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
@@ -118,7 +98,7 @@ class Comparison:
         """
         left = [difference for difference in self.differences if difference.size > 0]
         found: list[tuple[Course | None, list[Difference]]] = []
-        for course in sorted((*self.alerts_a, *self.alerts_b), key=lambda course: GRAVITY.get(course.severity, 3)):
+        for course in sorted((*self.alerts_a, *self.alerts_b), key=lambda course: gravity(course.severity)):
             own = [difference for difference in left if _within(difference.name, course.alert.site)]
             sites = [name.partition(" at ")[2] for name in course.alert.consequences]
             follow = [d for d in left if d not in own and any(_within(d.name, site) for site in sites)]
@@ -172,7 +152,7 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
 
 def names_of(run: Run) -> list[str]:
     """All names of a run's last reports, in order."""
-    tables = [getattr(recorded.last, table, {}) for recorded in run.monitors for table in TABLES]
+    tables = [getattr(record.last, table, {}) for record in run.monitors for table in TABLES]
     return list(dict.fromkeys(name for table in tables for name in table))
 
 
@@ -191,23 +171,23 @@ def _told(course: Course) -> bool:
 
 
 def _kept(run: Run) -> set[int]:
-    return {epoch for recorded in run.monitors for epoch in recorded.columns}
+    return {epoch for record in run.monitors for epoch in record.columns}
 
 
 def _numbers(run: Run, prefix: str, table: str, stat: str, epoch: int) -> dict[str, float]:
     found: dict[str, float] = {}
-    for recorded in run.of(prefix):
-        found |= _column(recorded, table, stat, epoch)
+    for record in run.of(prefix):
+        found |= _column(record, table, stat, epoch)
     return found
 
 
 def _names(run: Run, prefix: str, table: str, epoch: int) -> dict[str, None]:
     """All names of a table at an epoch, whatever is known of them."""
-    return dict.fromkeys(name for recorded in run.of(prefix) for name in recorded.columns.get(epoch, {}).get(table, ((), {}))[0])
+    return dict.fromkeys(name for record in run.of(prefix) for name in record.columns.get(epoch, {}).get(table, ((), {}))[0])
 
 
-def _column(recorded: Recorded, table: str, stat: str, epoch: int) -> dict[str, float]:
-    names, stats = recorded.columns.get(epoch, {}).get(table, ((), {}))
+def _column(record: MonitorRecord, table: str, stat: str, epoch: int) -> dict[str, float]:
+    names, stats = record.columns.get(epoch, {}).get(table, ((), {}))
     values = stats.get(stat)
     if values is None:
         return {}
@@ -222,7 +202,7 @@ def _settings(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
 
 
 def _listed(run: Run) -> str:
-    return ", ".join(f"{recorded.prefix} ({recorded.modules})" for recorded in run.monitors)
+    return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
 
 
 def _times(factor: float) -> str:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_hooks.plots.names import shortened
+from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.compare import Comparison, Difference
 from lightning_hooks.run_report.limits import Limits
 from lightning_hooks.run_report.numerals import number, percent
 from lightning_hooks.run_report.rows import Row, Rows, rows
 from lightning_hooks.run_report.verdict import Course
+from lightning_hooks.run_report.view import HEATS
 from lightning_hooks.trackers.console import table_lines
 
 MOST = 25
@@ -20,16 +22,9 @@ MOST = 25
 MOST_OF_A_CAUSE = 5
 """How many of them under one cause."""
 
-LAYERS = (  # statistic, in words
-    ("rms", "Gradient RMS at each module's output"),
-    ("update_ratio", "Update ratio of each parameter"),
-    ("std", "Spread (std) of each module's output"),
-)
-SHARES = (
-    ("dead_fraction", "Dead units of each rectifier"),
-    ("saturated_fraction", "Saturated values of each bounded activation"),
-    ("zero_fraction", "Zeros in each module's output"),
-)
+LAYERS = ("rms", "update_ratio", "std", "dead_fraction", "saturated_fraction", "zero_fraction")
+"""The statistics of which all layers are drawn."""
+CAPTIONS = {stat: caption for _, _, stat, caption in HEATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +68,13 @@ class ComparisonView:
     def layers(self) -> list[Layers]:
         """The layers of both on one scale."""
         found = []
-        for linear, group in ((False, LAYERS), (True, SHARES)):
-            for stat, title in group:
-                differences = self.found.of(stat)
-                if not differences or (linear and not any(difference.a or difference.b for difference in differences)):
-                    continue
-                kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
-                lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
-                found.append(Layers(title, rows(lines, "A to B", linear), len(differences)))
+        for stat in LAYERS:
+            differences, linear = self.found.of(stat), stat in FRACTIONS
+            if not differences or (linear and not any(difference.a or difference.b for difference in differences)):
+                continue
+            kept = set(sorted(differences, key=lambda difference: -difference.size)[: self.limits.rows])
+            lines = [Row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept]
+            found.append(Layers(CAPTIONS[stat], rows(lines, "A to B", linear), len(differences)))
         return found
 
     @cached_property
@@ -95,9 +89,9 @@ class ComparisonView:
         known: list[dict[int, float]] = []
         for run in (self.found.a, self.found.b):
             values: dict[int, float] = {}
-            for recorded in run.of("gradient_clip"):
-                if optimizer in recorded.series("optimizers", "norm_before").names:
-                    values |= dict(zip(recorded.columns, recorded.values("optimizers", "norm_before", optimizer), strict=True))
+            for record in run.of("gradient_clip"):
+                if optimizer in record.series("optimizers", "norm_before").names:
+                    values |= dict(zip(record.columns, record.values("optimizers", "norm_before", optimizer), strict=True))
             known.append(values)
         epochs = sorted({epoch for values in known for epoch in values})
         lines = [

@@ -13,8 +13,8 @@ def costs(run: Run) -> list[tuple[str, str]]:
     """(what, how much) of all that is known."""
     found: list[tuple[str, str]] = []
     ends: dict[int, float] = {}
-    for recorded in run.monitors:
-        for epoch, took in recorded.seconds.items():
+    for record in run.monitors:
+        for epoch, took in record.seconds.items():
             if math.isfinite(took):
                 ends[epoch] = ends.get(epoch, 0.0) + took
     if ends:
@@ -25,7 +25,7 @@ def costs(run: Run) -> list[tuple[str, str]]:
         parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends and durations[epoch] > 0]
         if parts:
             found.append(("of an epoch's time is its end in the monitors", percent(statistics.median(parts))))
-    shares = [recorded.last.overhead for recorded in run.monitors if getattr(recorded.last, "overhead", None) is not None]
+    shares = [record.last.overhead for record in run.monitors if getattr(record.last, "overhead", None) is not None]
     if shares:
         found.append(("of a training batch's time added by the monitors, last epoch", percent(sum(shares))))
     sizes = [float(event["bytes"]) for event in run.timing.values() if _known(event.get("bytes"))]

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,35 +31,33 @@ MOST_TITLED_CELLS = 1200
 """Up to so many cells of a heat map have a title each; above, each row has one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeatMap:
-    """A heat map, ready for a page.
+    """A heat map, ready for a page."""
 
-    Attributes:
-        png: The image, a pixel per name and epoch; transparent where nothing was measured.
-        rows: How many names.
-        columns: How many epochs.
-        labels: What is written beside the rows.
-        low: The number of the darkest colour.
-        high: That of the brightest.
-        log: Whether the scale between is logarithmic.
-        values: What is drawn: shares, sizes, or sizes over the first of their row; shape ``(rows, columns)``.
-        names: Of the rows.
-        epochs: Of the columns.
-        relative: Whether it is relative to the first of each row.
-    """
+    png: bytes  # the image, a pixel per name and epoch; transparent where nothing was measured
+    low: float  # the number of the darkest colour
+    high: float  # that of the brightest
+    log: bool  # whether the scale between is logarithmic
+    values: np.ndarray  # shares, sizes, or sizes over the first of their row; shape (names, epochs)
+    names: tuple[str, ...]  # of the rows
+    epochs: tuple[int, ...]  # of the columns
+    relative: bool = False  # whether sizes are relative to the first of their row
 
-    png: bytes
-    rows: int
-    columns: int
-    labels: Labels
-    low: float
-    high: float
-    log: bool
-    values: np.ndarray
-    names: tuple[str, ...]
-    epochs: tuple[int, ...]
-    relative: bool = False
+    @property
+    def rows(self) -> int:
+        """How many names."""
+        return len(self.names)
+
+    @property
+    def columns(self) -> int:
+        """How many epochs."""
+        return len(self.epochs)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """What is written next to the rows."""
+        return labels(self.names)
 
     @property
     def colors(self) -> Sequence[str]:
@@ -160,12 +159,8 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
     else:
         low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
     shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
-    chosen = labels(table.names[::every_row])
-    colors = DIVERGING if relative else VIRIDIS
-    return HeatMap(
-        png(shades, colors), shades.shape[0], shades.shape[1], chosen, low, high, log, values,
-        table.names[::every_row], table.epochs[::every_column], relative,
-    )  # fmt: skip
+    image = png(shades, DIVERGING if relative else VIRIDIS)
+    return HeatMap(image, low, high, log, values, table.names[::every_row], table.epochs[::every_column], relative)
 
 
 def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:

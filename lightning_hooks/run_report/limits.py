@@ -7,38 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.run_report.run import Recorded
-from lightning_hooks.run_report.verdict import GRAVITY
+from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.run_report.run import MonitorRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a large run is drawn, so that the page stays small.
+    """How much of a large run is drawn, so that the page stays small."""
 
-    Attributes:
-        rows: Layers in a list.
-        heat_rows: Layers in a heat map.
-        heat_columns: Epochs in a heat map.
-        alerts: Lines in the list of alerts.
-    """
-
-    rows: int = 300
-    heat_rows: int = 400
-    heat_columns: int = 300
-    alerts: int = 150
+    rows: int = 300  # layers in a list
+    heat_rows: int = 400  # layers in a heat map
+    heat_columns: int = 300  # epochs in a heat map
+    alerts: int = 150  # lines in the list of alerts
 
     def halved(self) -> Limits:
         """Half as much of everything."""
         return Limits(self.rows // 2, self.heat_rows // 2, self.heat_columns // 2, self.alerts // 2)
 
 
-def severities(recorded: Recorded) -> dict[str, str]:
+def severities(record: MonitorRecord) -> dict[str, str]:
     """The gravest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
     found: dict[str, str] = {}
-    alerts = recorded.alerts[recorded.epochs[-1]] if recorded.epochs else ()
-    for alert in sorted(alerts, key=lambda alert: -GRAVITY.get(alert.severity, 3)):
+    alerts = record.alerts[record.epochs[-1]] if record.epochs else ()
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
         found[alert.site.rpartition(".")[0]] = alert.severity
-    for alert in sorted(alerts, key=lambda alert: -GRAVITY.get(alert.severity, 3)):
+    for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):
         found[alert.site] = alert.severity
     return found
 
@@ -61,7 +54,7 @@ def worst(table: Mapping[str, Any], key: Callable[[Any], float], severities: Map
 
     def rank(site: str) -> tuple[int, float]:
         value = key(table[site])
-        return GRAVITY.get(severities.get(site, ""), 3), value if math.isfinite(value) else -math.inf
+        return gravity(severities.get(site, "")), value if math.isfinite(value) else -math.inf
 
     kept = set(sorted(table, key=rank)[:most])
     return {site: stats for site, stats in table.items() if site in kept}

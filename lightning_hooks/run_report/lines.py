@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import PlainReport, to_plain
 
 FOLDER = "lightning_hooks"
@@ -24,8 +25,6 @@ ALERTS = "alerts.jsonl"
 VERSION = 2
 """Of the format; a reader takes older ones."""
 
-STATISTICS = ("sites", "modules", "parameters", "optimizers")
-"""The tables of a report that are new in each epoch."""
 LONG = 60
 """Characters from which a value that has not changed is left out."""
 
@@ -101,7 +100,7 @@ class Memory:
         """Of each field's columns, as JSON, those that have changed; tables of statistics with the number of their names."""
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
-            if name in STATISTICS and "name" in columns:
+            if name in TABLES and "name" in columns:
                 left[name] = self._numbered(name, columns)
                 continue
             kept = {column: text for column, text in columns.items() if self._is_new(name, column, text)}

@@ -6,39 +6,27 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.run_report.charts import Tick
 from lightning_hooks.run_report.numerals import number, percent
 
 SHOWN_ROWS = 40
 """Of more rows those with an alert come first, and those beyond are folded."""
-_ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of :func:`rows`.
+    """One line of :func:`rows`."""
 
-    Attributes:
-        name: Of the layer.
-        value: Where the dot stands.
-        low: Where the band begins; None for no band.
-        high: Where it ends.
-        severity: Of its gravest alert; empty for none.
-        note: What is said in place of a dot that cannot be drawn.
-        other: Where a second mark stands, that of another run; None for none.
-        shown: What stands at the end of the line; None for the value.
-        title: What a pointer over the line shows.
-    """
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    severity: str = ""
-    note: str = ""
-    other: float | None = None
-    shown: str | None = None
-    title: str = ""
+    name: str  # of the layer
+    value: float  # where the dot stands
+    low: float | None = None  # where the band begins; None for no band
+    high: float | None = None  # where it ends
+    severity: str = ""  # of its gravest alert; empty for none
+    note: str = ""  # what is said in place of a dot that cannot be drawn
+    other: float | None = None  # where a second mark stands, that of another run; None for none
+    shown: str | None = None  # what stands at the end of the line; None for the value
+    title: str = ""  # what a pointer over the line shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence
     marks = [Tick(place(limit), show(limit)) for limit in limits if low < limit < high]
     ordered = list(lines)
     if len(ordered) > SHOWN_ROWS:  # a sort keeps the model's order among equals
-        ordered.sort(key=lambda line: _ORDER.get(line.severity, len(_ORDER)))
+        ordered.sort(key=lambda line: gravity(line.severity))
     bars = linear and all(line.other is None for line in ordered)
     return Rows(what, bars, 10 if linear else last - first, ticks, marks, [track(line) for line in ordered])
 

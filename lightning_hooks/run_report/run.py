@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.plots.series import TABLES, Series
+from lightning_hooks.plots.series import Series
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, STATISTICS, read_lines, report_of, spread, with_columns
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, read_lines, report_of, spread, with_columns
 
 MOST_EPOCHS = 300
 """Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
@@ -26,24 +27,15 @@ Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
 
 
 @dataclass(slots=True)
-class Recorded:
-    """What one monitor said.
+class MonitorRecord:
+    """What one monitor said."""
 
-    Attributes:
-        prefix: ``features``, ``gradient_flow``, ``gradient_clip``, or that of a monitor of the user's own.
-        modules: What it listens to.
-        alerts: Epoch to its alerts, in the order of epochs, all of them.
-        seconds: Epoch to what its end took.
-        columns: Epoch to the numbers of its tables, of the epochs that are kept.
-        last: The last epoch's report; None if its kind is not known.
-    """
-
-    prefix: str
-    modules: str
-    alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
-    columns: dict[int, Columns] = field(default_factory=dict)
-    last: Any = None
+    prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
+    modules: str  # what it listens to
+    alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
+    seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
+    columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
+    last: Any = None  # the last epoch's report; None if its kind is not known
 
     @property
     def epochs(self) -> list[int]:
@@ -90,13 +82,13 @@ class Run:
     path: Path
     name: str
     fit: dict[str, Any] = field(default_factory=dict)
-    monitors: list[Recorded] = field(default_factory=list)
+    monitors: list[MonitorRecord] = field(default_factory=list)
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
 
-    def of(self, prefix: str) -> list[Recorded]:
+    def of(self, prefix: str) -> list[MonitorRecord]:
         """The monitors of a kind."""
-        return [recorded for recorded in self.monitors if recorded.prefix == prefix and recorded.epochs]
+        return [record for record in self.monitors if record.prefix == prefix and record.epochs]
 
     @property
     def error(self) -> tuple[str, str] | None:
@@ -109,10 +101,10 @@ class Run:
     @property
     def epochs(self) -> list[int]:
         """All epochs that any monitor reported of."""
-        return sorted({epoch for recorded in self.monitors for epoch in recorded.epochs})
+        return sorted({epoch for record in self.monitors for epoch in record.epochs})
 
 
-Found = dict[tuple[str, str], Recorded]
+Found = dict[tuple[str, str], MonitorRecord]
 
 
 def read_run(path: Path | str) -> Run:
@@ -137,11 +129,11 @@ def read_run(path: Path | str) -> Run:
         except (TypeError, ValueError, KeyError, AttributeError):
             bad.append(0)
     run.monitors = list(found.values())
-    for key, recorded in found.items():
+    for key, record in found.items():
         with suppress(TypeError, ValueError, KeyError):
             last = report_of(known[key].latest)
-            alerts = next(reversed(recorded.alerts.values()), ())
-            recorded.last = None if last is None else dataclasses.replace(last, alerts=alerts)
+            alerts = next(reversed(record.alerts.values()), ())
+            record.last = None if last is None else dataclasses.replace(last, alerts=alerts)
     if not run.fit and not run.monitors:
         raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
     return run
@@ -188,19 +180,12 @@ def _epochs_written(file: Path) -> int:
 
 @dataclass(slots=True)
 class _Known:
-    """What one monitor's lines so far hold that later ones need not repeat.
+    """What one monitor's lines so far hold that later ones need not repeat."""
 
-    Attributes:
-        alerts: Number to alert.
-        names: Table and number to its names.
-        fields: The fields of the report that seldom change; of tables by column.
-        latest: The last line with tables.
-    """
-
-    alerts: dict[int, Alert] = field(default_factory=dict)
-    names: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
-    latest: dict[str, Any] = field(default_factory=dict)
+    alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
+    names: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # table and number to its names
+    fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
+    latest: dict[str, Any] = field(default_factory=dict)  # the last line with tables
 
 
 def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
@@ -215,16 +200,16 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
         key = (str(event["monitor"]), str(event["modules"]))
         memory = known.setdefault(key, _Known())
         report = _whole(event["report"], memory)
-        recorded = found.setdefault(key, Recorded(*key))
-        recorded.alerts[epoch] = _alerts(event, memory, recorded)
-        recorded.seconds[epoch] = float(event.get("seconds", "NaN"))
+        record = found.setdefault(key, MonitorRecord(*key))
+        record.alerts[epoch] = _alerts(event, memory, record)
+        record.seconds[epoch] = float(event.get("seconds", "NaN"))
         if event.get("thinned"):
             return
-        latest = next(reversed(recorded.columns), None)
+        latest = next(reversed(record.columns), None)
         columns = _columns(report)
-        if latest is not None and latest % stride and latest != next(iter(recorded.alerts)):
-            del recorded.columns[latest]  # it was the last, for as long as it was
-        recorded.columns[epoch] = columns
+        if latest is not None and latest % stride and latest != next(iter(record.alerts)):
+            del record.columns[latest]  # it was the last, for as long as it was
+        record.columns[epoch] = columns
         memory.latest = {**event, "report": report, "alerts": []}
     elif kind == "epoch":
         run.timing[int(event["epoch"])] = dict(event)
@@ -235,7 +220,7 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
 def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
     """The report of a line, with what the lines before hold."""
     tables = {}
-    for name in STATISTICS:
+    for name in TABLES:
         table = report.get(name)
         if not isinstance(table, dict):
             continue
@@ -245,15 +230,15 @@ def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
             table = {"name": memory.names[name, int(table["names"])], **table}
         tables[name] = table
     for name, value in report.items():
-        if name not in STATISTICS:
+        if name not in TABLES:
             memory.fields[name] = with_columns(memory.fields.get(name), value)
     return {**memory.fields, **tables}
 
 
-def _alerts(event: Mapping[str, Any], memory: _Known, recorded: Recorded) -> tuple[Alert, ...]:
+def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> tuple[Alert, ...]:
     """The alerts of a line: in full, or by their numbers as the lines before hold them, or the same as in the last one."""
     if "alerts" not in event:
-        return next(reversed(recorded.alerts.values()), ())
+        return next(reversed(record.alerts.values()), ())
     alerts: list[Alert] = []
     for entry in event["alerts"]:
         if isinstance(entry, Mapping) and "of" in entry:
@@ -297,10 +282,10 @@ def _numbers(column: list[Any]) -> np.ndarray:
 def _forget(run: Run, found: Found, epoch: int) -> None:
     """Training starts again from an epoch: what a former fit said of it and of later ones is past."""
     for key in list(found):
-        recorded = found[key]
-        for kept in (recorded.alerts, recorded.seconds, recorded.columns):
+        record = found[key]
+        for kept in (record.alerts, record.seconds, record.columns):
             for later in [number for number in kept if number >= epoch]:
                 del kept[later]
-        if not recorded.alerts:
+        if not record.alerts:
             del found[key]
     run.timing = {number: event for number, event in run.timing.items() if number < epoch}

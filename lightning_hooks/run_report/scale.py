@@ -14,19 +14,12 @@ FEWEST_TICKS = 3
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis from ``low`` to ``high``.
+    """An axis from ``low`` to ``high``."""
 
-    Attributes:
-        kind: ``log``, ``linear``, or ``share`` (linear from 0 to 1).
-        low: The number at its beginning.
-        high: That at its end.
-        ticks: The numbers that are written along it.
-    """
-
-    kind: Kind
-    low: float
-    high: float
-    ticks: tuple[float, ...]
+    kind: Kind  # log, linear, or share (linear from 0 to 1)
+    low: float  # the number at its beginning
+    high: float  # that at its end
+    ticks: tuple[float, ...]  # the numbers that are written along it
 
     def place(self, value: float) -> float:
         """Where a number stands: from 0 at the beginning to 1 at the end, cut off there."""

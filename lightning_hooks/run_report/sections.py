@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.alerts import (
-    AlwaysClipped,
-    Dead,
-    Exploding,
-    FeatureReport,
-    GradientFlowReport,
-    Saturated,
-    UpdateTooLarge,
-    UpdateTooSmall,
-)
+from lightning_hooks.alerts import FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.clipping import ClipStats
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import KINDS
@@ -26,7 +18,7 @@ from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.limits import chosen
 from lightning_hooks.run_report.numerals import number, percent
 from lightning_hooks.run_report.rows import Row, Rows, rows
-from lightning_hooks.run_report.run import Recorded
+from lightning_hooks.run_report.run import MonitorRecord
 from lightning_hooks.run_report.verdict import Course
 from lightning_hooks.statistics import GradientStats
 
@@ -36,15 +28,6 @@ SHARES = (
     ("nonfinite_fraction", "nonfinite", "NaN, inf", "Share of each module's values that are NaN or infinite"),
 )
 """What may be wrong with outputs: statistic, its rule, a short name, in words."""
-DEFAULT_LIMITS = {
-    "dead": Dead().threshold,
-    "saturated": Saturated().threshold,
-    "always_clipped": AlwaysClipped().threshold,
-    "exploding": Exploding().absolute,
-    "update_too_small": UpdateTooSmall().threshold,
-    "update_too_large": UpdateTooLarge().threshold,
-}
-"""What rules are set to by default; drawn as lines."""
 CLIP_STATS = ("steps", "clipped_steps", "skipped_steps", "nonfinite_steps", "rate", "norm_before", "norm_before_max", "norm_after")
 
 
@@ -104,7 +87,7 @@ class Clipped:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What one monitor recorded."""
+    """What one monitor record."""
 
     prefix: str  # of the monitor
     modules: str  # which it was given
@@ -114,7 +97,7 @@ class Coverage:
     epochs: int  # how many
 
 
-def gradient_listings(recorded: Recorded, report: GradientFlowReport, affected: Mapping[str, str], most: int) -> list[Listing]:
+def gradient_listings(record: MonitorRecord, report: GradientFlowReport, affected: Mapping[str, str], most: int) -> list[Listing]:
     """The gradient at each module, and what the updates do to each parameter."""
     kept = chosen(list(report.modules), affected, most)
     modules = [_gradient_row(site, report.modules[site], affected.get(site, "")) for site in kept]
@@ -128,8 +111,8 @@ def gradient_listings(recorded: Recorded, report: GradientFlowReport, affected: 
         "band reaches from the mean's magnitude to the largest value."
     )
     of_updates = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
-    limits = [limit_of(recorded, kind) for kind in ("update_too_small", "update_too_large")]
-    drawn = rows(modules, "RMS", limits=[limit_of(recorded, "exploding")])
+    limits = [_limit(record, kind) for kind in ("update_too_small", "update_too_large")]
+    drawn = rows(modules, "RMS", limits=[_limit(record, "exploding")])
     return [
         Listing(of_modules, drawn, len(report.modules), "modules"),
         Listing(of_updates, rows(updates, "ratio", shades=(1e-4, 1e-2), limits=limits), len(report.parameters), "parameters"),
@@ -142,7 +125,7 @@ def _gradient_row(site: str, stats: GradientStats, severity: str) -> Row:
     return Row(site, stats.rms, abs(stats.mean), largest, severity, title=title)
 
 
-def output_listings(recorded: Recorded, report: FeatureReport, affected: Mapping[str, str], most: int) -> list[Listing]:
+def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapping[str, str], most: int) -> list[Listing]:
     """Dead, saturated and non-finite shares, as far as there are any."""
     found = []
     for stat, rule, what, text in SHARES:
@@ -150,7 +133,7 @@ def output_listings(recorded: Recorded, report: FeatureReport, affected: Mapping
         if not shares or (stat == "nonfinite_fraction" and not any(shares.values())):
             continue
         kept = chosen(list(shares), affected, most)
-        limit = limit_of(recorded, rule)
+        limit = _limit(record, rule)
         line = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
         drawn = [Row(site, shares[site], severity=affected.get(site, "")) for site in kept]
         lead = f"{text}, in epoch {report.epoch}{line}."
@@ -167,18 +150,16 @@ def measured(alert: Alert) -> tuple[str, str]:
     return (percent(alert.value), percent(alert.threshold)) if share else (number(alert.value), number(alert.threshold))
 
 
-def limit_of(recorded: Recorded, kind: str) -> float:
-    """The threshold of a rule: that of its last alert, which the user may have set, or the default."""
-    known = [alert.threshold for alerts in recorded.alerts.values() for alert in alerts if alert.kind == kind]
-    return known[-1] if known else DEFAULT_LIMITS.get(kind, 0.0)
+def _limit(record: MonitorRecord, kind: str) -> float:
+    return limit_of(kind, (alert for alerts in record.alerts.values() for alert in alerts))
 
 
-def clipped(recorded: Recorded, optimizer: str, stats: ClipStats) -> Clipped:
+def clipped(record: MonitorRecord, optimizer: str, stats: ClipStats) -> Clipped:
     """Norms of one optimizer before and after clipping, and how many steps it touched."""
-    epochs = list(recorded.columns)
-    numbers = {stat: recorded.values("optimizers", stat, optimizer) for stat in CLIP_STATS}
+    epochs = list(record.columns)
+    numbers = {stat: record.values("optimizers", stat, optimizer) for stat in CLIP_STATS}
     limit = [stats.limit] * len(epochs) if stats.limit else None
-    often = [limit_of(recorded, "always_clipped")] * len(epochs)
+    often = [_limit(record, "always_clipped")] * len(epochs)
     label = "norm before clipping (mean, to the largest)"
     norms = [
         Line(label, numbers["norm_before"], "var(--blue)", top=numbers["norm_before_max"]),
@@ -191,4 +172,4 @@ def clipped(recorded: Recorded, optimizer: str, stats: ClipStats) -> Clipped:
     ]
     counts = {stat: int(np.nansum(numbers[stat])) for stat in CLIP_STATS if stat.endswith("steps")}
     charts = [chart(norms, epochs), chart(rate, epochs, 90, kind="share")]
-    return Clipped(optimizer, stats, counts, charts, len(epochs), len(recorded.alerts))
+    return Clipped(optimizer, stats, counts, charts, len(epochs), len(record.alerts))

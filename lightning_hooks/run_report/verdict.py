@@ -9,13 +9,12 @@ from typing import Literal
 
 from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.plots.names import shortened
-from lightning_hooks.plots.series import TABLES
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import inside_a_sentence
-from lightning_hooks.run_report.run import Recorded, Run
+from lightning_hooks.reports.brief import TABLES
+from lightning_hooks.reports.kinds import gravity, inside_a_sentence
+from lightning_hooks.run_report.run import MonitorRecord, Run
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
-GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 
 LONGEST_ERROR = 160
 """Characters of an error's text in the headline."""
@@ -26,25 +25,15 @@ URGENT = ("nonfinite", "exploding", "dead", "vanishing")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One alert over the epochs.
+    """One alert over the epochs."""
 
-    Attributes:
-        alert: As it was at first in its last stretch, with what it followed from at the end.
-        prefix: Of the monitor that raised it.
-        severity: The gravest it was in its last stretch.
-        since: The first epoch of the last stretch of epochs with it; an epoch without it does not end one.
-        until: The last epoch with it.
-        lasts: Whether that is the run's last.
-        epochs: All epochs with it.
-    """
-
-    alert: Alert
-    prefix: str
-    severity: str
-    since: int
-    until: int
-    lasts: bool
-    epochs: tuple[int, ...]
+    alert: Alert  # As it was at first in its last stretch, with what it followed from at the end
+    prefix: str  # of the monitor that raised it
+    severity: str  # the gravest it was in its last stretch
+    since: int  # the first epoch of the last stretch of epochs with it; an epoch without it does not end one
+    until: int  # the last epoch with it
+    lasts: bool  # whether that is the run's last
+    epochs: tuple[int, ...]  # All epochs with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +110,14 @@ def courses(run: Run) -> list[Course]:
     """Follow every alert over the epochs, in the order in which the monitors tell them."""
     found: list[Course] = []
     last = max(run.epochs, default=-1)
-    for recorded in run.monitors:
-        found += _of_monitor(recorded, last)
+    for record in run.monitors:
+        found += _of_monitor(record, last)
     return found
 
 
 def judge(run: Run) -> Verdict:
     """Judge a run by its alerts, and by how training ended."""
-    found = [problem for recorded in run.monitors for problem in _problems(recorded, max(run.epochs, default=-1))]
+    found = [problem for record in run.monitors for problem in _problems(record, max(run.epochs, default=-1))]
     problems = tuple(sorted(found, key=_order))
     status, headline = _headline(run, problems)
     if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
@@ -142,7 +131,7 @@ def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
     if not run.epochs:
         return "unknown", "Nothing was reported: no epoch was completed."
-    if not any(_heard(recorded) for recorded in run.monitors):
+    if not any(_heard(record) for record in run.monitors):
         return "unknown", "Nothing was heard: no module, no parameter, no optimizer."
     if present:
         first = present[0]
@@ -154,14 +143,14 @@ def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
     return "healthy", "Nothing was found wrong."
 
 
-def _of_monitor(recorded: Recorded, last: int) -> list[Course]:
-    epochs = recorded.epochs
+def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
+    epochs = record.epochs
     place = {epoch: number for number, epoch in enumerate(epochs)}
     seen: dict[tuple[str, str], list[tuple[int, Alert]]] = {}
     for epoch in epochs:
-        for alert in recorded.alerts[epoch]:
+        for alert in record.alerts[epoch]:
             seen.setdefault((alert.kind, alert.site), []).append((epoch, alert))
-    at_the_end = {(alert.kind, alert.site): number for number, alert in enumerate(recorded.alerts[epochs[-1]])} if epochs else {}
+    at_the_end = {(alert.kind, alert.site): number for number, alert in enumerate(record.alerts[epochs[-1]])} if epochs else {}
     found = []
     for key in sorted(seen, key=lambda key: at_the_end.get(key, len(at_the_end))):
         stretch = [seen[key][-1]]
@@ -170,11 +159,11 @@ def _of_monitor(recorded: Recorded, last: int) -> list[Course]:
                 break
             stretch.append(earlier)
         stretch.reverse()
-        severity = min((alert.severity for _, alert in stretch), key=lambda one: GRAVITY.get(one, 3))
+        severity = min((alert.severity for _, alert in stretch), key=gravity)
         until, latest = stretch[-1]
         first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
         lasts = until == epochs[-1] and until == last
-        found.append(Course(first, recorded.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key])))
+        found.append(Course(first, record.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key])))
     return found
 
 
@@ -192,15 +181,15 @@ class _Spell:
 
     def add(self, epoch: int, roots: Sequence[Alert]) -> None:
         self.until = epoch
-        self.severity = min((self.severity, *(root.severity for root in roots)), key=lambda one: GRAVITY.get(one, 3))
+        self.severity = min((self.severity, *(root.severity for root in roots)), key=gravity)
         self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
         self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
 
 
-def _problems(recorded: Recorded, last: int) -> list[Problem]:
+def _problems(record: MonitorRecord, last: int) -> list[Problem]:
     """The problems that one monitor found, each kind once, in the order in which they began."""
     spells: dict[tuple[str, bool], list[_Spell]] = {}
-    for number, (epoch, alerts) in enumerate(recorded.alerts.items()):
+    for number, (epoch, alerts) in enumerate(record.alerts.items()):
         kinds = {alert.kind for alert in alerts}
         roots: dict[tuple[str, bool], list[Alert]] = {}
         for alert in alerts:
@@ -209,18 +198,18 @@ def _problems(recorded: Recorded, last: int) -> list[Problem]:
         for key, group in roots.items():
             known = spells.setdefault(key, [])
             if not known or number - known[-1].number > REARM:
-                known.append(_Spell(min(group, key=lambda root: GRAVITY.get(root.severity, 3)), epoch, number))
+                known.append(_Spell(min(group, key=lambda root: gravity(root.severity)), epoch, number))
             known[-1].add(epoch, group)
         for (kind, _), known in spells.items():
             if kind in kinds and number - known[-1].number <= REARM:
                 known[-1].number = number
-    end = max(recorded.alerts, default=-1)
+    end = max(record.alerts, default=-1)
     return [_problem(known, known[-1].until == end == last) for known in spells.values()]
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, int]:
     urgency = URGENT.index(problem.kind) if problem.kind in URGENT else len(URGENT)
-    return problem.severity == "info", not problem.lasts, GRAVITY.get(problem.severity, 3), urgency
+    return problem.severity == "info", not problem.lasts, gravity(problem.severity), urgency
 
 
 def _problem(spells: Sequence[_Spell], lasts: bool) -> Problem:
@@ -268,19 +257,19 @@ def _extent(run: Run) -> list[str]:
     if not epochs:
         return []
     parts = []
-    for recorded in run.monitors:
-        last = recorded.last
-        if last is not None and recorded.prefix == "features":
+    for record in run.monitors:
+        last = record.last
+        if last is not None and record.prefix == "features":
             parts.append(_count(len(last.sites), "module"))
-        elif last is not None and recorded.prefix == "gradient_flow":
+        elif last is not None and record.prefix == "gradient_flow":
             parts.append(_count(len(last.parameters), "parameter"))
     heard = f"{' and '.join(parts)} heard over " if parts else "Heard over "
     return [f"{_capital(heard)}{_count(len(epochs), 'epoch')}."]
 
 
-def _heard(recorded: Recorded) -> bool:
+def _heard(record: MonitorRecord) -> bool:
     """Whether the last report is of anything; one of a kind that is not known here is taken to be."""
-    tables = [getattr(recorded.last, table) for table in TABLES if hasattr(recorded.last, table)]
+    tables = [getattr(record.last, table) for table in TABLES if hasattr(record.last, table)]
     return any(tables) or not tables
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.run_report import training
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.cost import costs
@@ -27,7 +28,7 @@ from lightning_hooks.run_report.sections import (
     measured,
     output_listings,
 )
-from lightning_hooks.run_report.verdict import GRAVITY, Course, Verdict, courses, judge
+from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 HEATS = (
     ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
@@ -64,7 +65,7 @@ class RunView:
     @cached_property
     def courses(self) -> list[Course]:
         """All alerts over the epochs, the gravest that last first."""
-        return sorted(courses(self.run), key=lambda course: (GRAVITY.get(course.severity, 3), not course.lasts, course.since))
+        return sorted(courses(self.run), key=lambda course: (gravity(course.severity), not course.lasts, course.since))
 
     @cached_property
     def alerts(self) -> list[AlertLine]:
@@ -93,8 +94,8 @@ class RunView:
         """Captions and statistics of all layers over all epochs."""
         figures = []
         for prefix, table, stat, caption in HEATS:
-            for recorded in self.run.of(prefix):
-                series = recorded.series(table, stat)
+            for record in self.run.of(prefix):
+                series = record.series(table, stat)
                 if not series.names or (stat in NEEDS_MORE_THAN_ZERO and not np.nansum(series.values)):
                     continue
                 several = len(series.epochs) > 1
@@ -107,10 +108,10 @@ class RunView:
     def clipping(self) -> list[Clipped]:
         """Norms before and after clipping, and how many steps it touched."""
         return [
-            clipped(recorded, optimizer, stats)
-            for recorded in self.run.of("gradient_clip")
-            if isinstance(recorded.last, ClipReport)
-            for optimizer, stats in recorded.last.optimizers.items()
+            clipped(record, optimizer, stats)
+            for record in self.run.of("gradient_clip")
+            if isinstance(record.last, ClipReport)
+            for optimizer, stats in record.last.optimizers.items()
         ]
 
     @cached_property
@@ -118,9 +119,9 @@ class RunView:
         """Modules that were never called, or that no gradient came to, and parameters without a gradient."""
         found = []
         for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient")):
-            names = [site for recorded in self.run.of(prefix) for site in getattr(recorded.last, "silent", ())]
+            names = [site for record in self.run.of(prefix) for site in getattr(record.last, "silent", ())]
             found.append((text, list(dict.fromkeys(names))))
-        tables = [getattr(recorded.last, "parameters", {}) for recorded in self.run.of("gradient_flow")]
+        tables = [getattr(record.last, "parameters", {}) for record in self.run.of("gradient_flow")]
         missing = [site for table in tables for site, stats in table.items() if stats.missing_steps and not stats.steps]
         return [(text, names) for text, names in (*found, ("Parameters without a gradient", missing)) if names]
 
@@ -136,15 +137,15 @@ class RunView:
 
     @cached_property
     def coverage(self) -> list[Coverage]:
-        """What was recorded, and how much of training that is."""
+        """What was record, and how much of training that is."""
         lines = []
-        for recorded in self.run.monitors:
-            report, kinds = recorded.last, ("sites", "modules", "parameters", "optimizers")
+        for record in self.run.monitors:
+            report, kinds = record.last, ("sites", "modules", "parameters", "optimizers")
             observed = " + ".join(str(len(getattr(report, kind))) for kind in kinds if hasattr(report, kind))
             total = getattr(report, "batches", None)
             batches = f"{getattr(report, 'sampled_batches', None)} of {total}" if total else "every step"
             silent = len(getattr(report, "silent", ()))
-            lines.append(Coverage(recorded.prefix, recorded.modules, observed, silent, batches, len(recorded.epochs)))
+            lines.append(Coverage(record.prefix, record.modules, observed, silent, batches, len(record.epochs)))
         return lines
 
     @cached_property
@@ -157,11 +158,11 @@ class RunView:
     ) -> list[Section]:
         """A section for each monitor of a kind; ``key`` is what Markdown sorts the rows of its table by."""
         found, monitors, most = [], self.run.of(prefix), self.limits.rows
-        for recorded in monitors:
-            report, affected = recorded.last, severities(recorded)
+        for record in monitors:
+            report, affected = record.last, severities(record)
             if isinstance(report, kind):
-                name = recorded.modules if len(monitors) > 1 else ""
-                drawn, rows = listings(recorded, report, affected, most), worst(getattr(report, table), key, affected, most)
+                name = record.modules if len(monitors) > 1 else ""
+                drawn, rows = listings(record, report, affected, most), worst(getattr(report, table), key, affected, most)
                 found.append(Section(name, report, affected, drawn, rows))
         return found
 

@@ -20,17 +20,11 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A chart with a line and a band around it.
+    """A chart with a line and a band around it."""
 
-    Attributes:
-        value: The line's tag.
-        lower: The band's lower side.
-        upper: Its upper side.
-    """
-
-    value: str
-    lower: str
-    upper: str
+    value: str  # the line's tag
+    lower: str  # the band's lower side
+    upper: str  # its upper side
 
 
 Chart = Lines | Band

@@ -16,17 +16,11 @@ PALETTE = 256
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A PNG.
+    """A PNG."""
 
-    Attributes:
-        png: The file's bytes.
-        width: In pixels.
-        height: In pixels.
-    """
-
-    png: bytes
-    width: int
-    height: int
+    png: bytes  # the file's bytes
+    width: int  # in pixels
+    height: int  # in pixels
 
     @classmethod
     def of_figure(cls, figure: Figure) -> Picture:
