@@ -15,19 +15,21 @@ BELOW = {
     "hooks": set(),
     "statistics": {"hooks"},
     "clipping": {"hooks"},
-    "features": {"hooks"},
+    "extraction": {"hooks"},
     "transforms": {"hooks", "statistics"},
     "debugging": {"hooks", "statistics"},
-    "alerts": {"hooks", "statistics", "clipping"},
-    "profiling": {"hooks", "alerts"},
-    "pruning": {"hooks", "statistics", "alerts"},
+    "reports": {"hooks", "statistics", "clipping", "quantization"},
+    "alerts": {"hooks", "statistics", "clipping", "reports"},
+    "quantization": {"hooks", "statistics"},
+    "profiling": {"hooks", "reports"},
+    "pruning": {"hooks", "statistics", "reports"},
 }
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}
-BELOW["health"] = FLOOR_1 | {"trackers", "plots"}
+BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
 BELOW["__init__"] = {"hooks", "statistics", "alerts", "callbacks"}
-BELOW["__main__"] = {"health"}
+BELOW["__main__"] = {"run_report"}
 BELOW["environment"] = {"callbacks"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import ActivationPruner, FeatureStatsMonitor
 from lightning_hooks.pruning import PruningReport, target_at
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, TinyLSTM, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
 

@@ -18,8 +18,8 @@ from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAvera
 
 from lightning_hooks import ActivationRangeObserver
 from lightning_hooks.alerts import RangeReport
-from tests.callbacks.trainer.test_resume import Batches, Keep, SaveAt
-from tests.callbacks.trainer.test_training_unaltered import NETS, CountSyncs
+from tests.support.host_reads import NETS, CountSyncs
+from tests.support.interruptions import Batches, Keep, SaveAt
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import Recorder, everything, same_state
 

@@ -152,3 +152,21 @@ def test_copies_of_a_hooked_model_are_silent() -> None:
 
     trainer([monitor, Save()]).fit(Classifier(mlp()), loader())
     assert monitor.report.sites["net.0"].calls == 7
+
+
+def test_a_second_fit_tells_faults_anew() -> None:
+    faulty = Faulty()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="raised ValueError: no such thing"):
+            trainer([faulty]).fit(Classifier(mlp()), loader())
+
+
+def test_a_module_itself_is_no_selector_and_a_bracketed_name_is_its_own_pattern() -> None:
+    with pytest.raises(TypeError, match="got the module Linear itself: give its name"):
+        monitors(modules=nn.Linear(2, 2))
+    net = nn.Module()
+    net.add_module("l[0]", nn.Linear(8, 3))
+    net.forward = lambda x: net.get_submodule("l[0]")(x)
+    monitor = FeatureStatsMonitor(modules="net.l[0]", summary=False)
+    trainer([monitor]).fit(Classifier(net), loader())
+    assert list(monitor.report.sites) == ["net.l[0]"]

@@ -165,3 +165,24 @@ def test_hooks_stay_in_place_between_sampled_batches_and_record_nothing_there() 
     run.fit(Classifier(mlp()), loader(n=56))
     assert seen == 2 * 7 * [10]
     assert [stats.calls for stats in ours[0].report.sites.values()] == 5 * [3]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_dead_channels_are_found_wherever_the_rectifier_was_defined(first: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if first:
+                self.relu = nn.ReLU()
+            self.conv = nn.Conv1d(1, 16, 3, padding=1)
+            self.fc = nn.Linear(16, 3)
+            if not first:
+                self.relu = nn.ReLU()
+            nn.init.constant_(self.conv.bias[1:], -100.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.relu(self.conv(x)).mean(-1))
+
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([monitor]).fit(Classifier(Net(), lr=0.0), loader((1, 10)))
+    assert monitor.report.sites["net.relu"].dead_fraction == 15 / 16

@@ -12,13 +12,14 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor
 from lightning_hooks.callbacks.gradient_clip import LOGGED
 from lightning_hooks.callbacks.steps import StepProbe
 from tests.support.models import Classifier, loader, mlp, trainer
-from tests.support.reference import Recorder, same_state, total_norm
+from tests.support.reference import Recorder, assert_events, same_state, total_norm
+from tests.support.trainings import BadBatch
 
 
 class ByHand(Classifier):
@@ -44,19 +45,6 @@ class Halving(ByHand):
     def clip(self, *args: Any, **kwargs: Any) -> None:
         for p in self.parameters():
             p.grad.mul_(0.5)
-
-
-def assert_events(stats: Any, pairs: list[tuple[float, float]], rel: float = 1e-5) -> None:
-    before, after = (np.array(column) for column in zip(*pairs, strict=True))
-    clipped = int((after < before * (1 - 1e-6)).sum())
-    assert (stats.steps, stats.clipped_steps) == (len(pairs), clipped)
-    assert stats.rate == pytest.approx(clipped / len(pairs))
-    assert stats.norm_before == pytest.approx(before.mean(), rel=rel)
-    assert stats.norm_before_max == pytest.approx(before.max(), rel=rel)
-    assert stats.norm_after == pytest.approx(after.mean(), rel=rel)
-    assert stats.norm_after_max == pytest.approx(after.max(), rel=rel)
-    assert stats.coefficient == pytest.approx((after / before).mean(), rel=rel)
-    assert (stats.nonfinite_steps, stats.skipped_steps) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +96,6 @@ def test_optimizers_that_write_into_gradients_do_not_look_like_clipping(optimize
     trainer([monitor], gradient_clip_val=0.5).fit(model, loader())
     (stats,) = monitor.report.optimizers.values()
     assert_events(stats, model.pairs)
-
-
-class BadBatch(Classifier):
-    """One loss is multiplied by something."""
-
-    def __init__(self, net: nn.Module, factor: float, at: int = 2) -> None:
-        super().__init__(net)
-        self.factor, self.at = factor, at
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss * self.factor if batch_idx == self.at else loss
 
 
 def test_nonfinite_steps_are_counted_and_kept_out_of_the_means() -> None:
@@ -317,3 +293,46 @@ def test_gradients_that_are_clipped_twice_are_warned_of() -> None:
     assert sum("clipped twice" in str(warning.message) for warning in told) == 1
     trainer([clipper]).fit(Classifier(mlp()), loader())  # warnings are errors here
     trainer([GradientClipMonitor(summary=False)], gradient_clip_val=0.5).fit(Classifier(mlp()), loader())
+
+
+@pytest.mark.parametrize("policy", ["norm", "tensor", "value", "agc"])
+def test_sparse_gradients_are_clipped_too(policy: str) -> None:
+    class Words(Classifier):
+        def __init__(self, sparse: bool) -> None:
+            net = nn.Module()
+            net.embed, net.head = nn.Embedding(20, 4, sparse=sparse), nn.Linear(4, 3)
+            net.forward = lambda x: net.head(net.embed((x.abs() * 6).long().clamp(max=19)).mean(1))
+            super().__init__(net, lr=0.5)
+
+    def run(sparse: bool) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model, clipper = Words(sparse), GradientClipper(policy=policy, threshold=0.01, summary=False)
+        trainer([clipper]).fit(model, loader())
+        return clipper.report.optimizers["0-SGD"], model.state_dict()
+
+    (sparse, weights), (dense, expected) = run(True), run(False)
+    assert sparse.clipped_steps == dense.clipped_steps == 7
+    if policy != "agc":  # its units are the stored rows there, the whole table here
+        assert sparse.norm_after == pytest.approx(dense.norm_after, rel=1e-4)
+        for key, value in expected.items():
+            torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_thawed_later_are_clipped_and_excluded_ones_counted() -> None:
+    class Thaw(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[0].requires_grad_(False)
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[0].requires_grad_(trainer.current_epoch == 1)
+
+    class Keep(Classifier):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            self.norm = {name: float(p.grad.norm()) for name, p in self.named_parameters() if p.grad is not None}
+
+    clipper = GradientClipper(policy="tensor", threshold=1e-3, exclude="net.4.*", summary=False)
+    model = Keep(mlp())
+    trainer([Thaw(), clipper], max_epochs=2).fit(model, loader())
+    assert model.norm["net.0.weight"] <= 1.001e-3
+    assert clipper.report.optimizers["0-SGD"].norm_before > model.norm["net.4.weight"] * 0.5
+    assert dict(clipper.report.optimizers["0-SGD"].top_parameters)["net.4.weight"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +163,22 @@ def test_nan_in_backward_only() -> None:
     assert math.isnan(monitor.report.parameters["net.inner.weight"].norm)
     nonfinite = [alert.site for alert in monitor.report.alerts if alert.kind == "nonfinite"]
     assert nonfinite == ["net.inner", "net.inner.weight", "net.inner.bias"]
+
+
+def test_gradients_computed_inside_the_training_step_are_not_the_losss() -> None:
+    class Adversarial(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x = batch[0].clone().requires_grad_()
+            (g,) = torch.autograd.grad(nn.functional.cross_entropy(self.net(x), batch[1], reduction="sum") * 50, x)
+            out = self.net(batch[0] + 0.1 * g.sign())
+            out.register_hook(lambda gradient: self.kept.append(gradient.clone()))
+            return nn.functional.cross_entropy(out, batch[1])
+
+        kept: Any
+
+    model, flow = Adversarial(mlp()), GradientFlowMonitor(every_n_steps=1, summary=False)
+    model.kept = []
+    trainer([flow]).fit(model, loader())
+    expected = torch.cat([gradient.flatten() for gradient in model.kept]).double()
+    assert flow.report.modules["net.4"].calls == 7
+    assert flow.report.modules["net.4"].rms == pytest.approx(float((expected**2).mean().sqrt()), rel=1e-6)

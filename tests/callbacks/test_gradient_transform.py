@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor, GradientTransform
 from lightning_hooks.transforms import clamp_gradient
-from tests.callbacks.optimizers.test_precision import amp
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
-from tests.callbacks.trainer.test_training_unaltered import CountSyncs
+from tests.support.host_reads import CountSyncs
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
+from tests.support.trainings import amp
 
 
 class ByHand(Classifier):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_hooks import HookDebugger
 from lightning_hooks.debugging import HookBreakError
-from tests.callbacks.trainer.test_training_unaltered import NETS, CountSyncs
+from tests.support.host_reads import NETS, CountSyncs
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hooks import InputNormalizer
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
-from tests.callbacks.trainer.test_training_unaltered import CountSyncs
+from tests.support.host_reads import CountSyncs
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import same_state
 

@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import monitors
-from tests.callbacks.optimizers.test_manual_optimization import Gan
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, Collecting, loader, mlp, trainer
+from tests.support.trainings import Gan
 from tests.support.two_processes import run_twice
 
 Outcome = dict[str, Any]

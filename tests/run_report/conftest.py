@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from tests.support.made_reports import clips, features, flow, layer_names
-
-FIT = {"version": 1, "package": "0.1.0", "model": "Net", "epoch": 0, "step": 0, "max_epochs": 5, "monitors": []}
+from tests.support.made_reports import FIT, clips, features, flow, layer_names
 
 
 @pytest.fixture

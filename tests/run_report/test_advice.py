@@ -11,8 +11,7 @@ from lightning_hooks.alerts import Rule
 from lightning_hooks.run_report import health_page, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.page import health_markdown
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import features
+from tests.support.made_reports import FIT, features
 
 BUILT_IN = sorted(
     {thing for thing in vars(alerts).values() if inspect.isclass(thing) and issubclass(thing, Rule) and thing.kind},

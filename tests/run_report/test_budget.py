@@ -9,8 +9,7 @@ from lightning_hooks.alerts import ParameterSetup
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.budget import thin
 from lightning_hooks.run_report.lines import FOLDER, LONG, REPORTS, Memory, append, line, read_lines, report_line
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import alert, clips, features, flow, layer_names
+from tests.support.made_reports import FIT, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(30)
 

@@ -10,8 +10,7 @@ from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.compare import Difference, compare
 from lightning_hooks.run_report.compare_view import compare_lines
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, report_line
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import features, flow, layer_names
+from tests.support.made_reports import FIT, features, flow, layer_names
 
 NAMES = layer_names(9)
 

@@ -16,8 +16,7 @@ from lightning_hooks.run_report.numerals import DASH, number, percent, seconds
 from lightning_hooks.run_report.page import compare_page, health_markdown
 from lightning_hooks.run_report.rendering import environment
 from lightning_hooks.trackers.console import visible
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import HOSTILE, alert, flow, layer_names
+from tests.support.made_reports import FIT, HOSTILE, alert, flow, layer_names
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "nav", "section", "footer", "h1", "h2", "h3", "div"),

@@ -8,8 +8,7 @@ import pytest
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.run import MOST_EPOCHS
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import clips, features, flow, layer_names
+from tests.support.made_reports import FIT, clips, features, flow, layer_names
 
 NAMES = layer_names(9)
 

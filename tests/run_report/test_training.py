@@ -6,7 +6,7 @@ from lightning_hooks.run_report import health_page, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line
 from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.run_report.training import layers, loss_by_epoch, rates_by_group
-from tests.run_report.conftest import FIT
+from tests.support.made_reports import FIT
 
 LAYERS = {"name": ["net.0", "<b>"], "type": ["Linear", "ReLU"], "detail": ["in_features=4", ""], "parameters": [20, 0]}
 

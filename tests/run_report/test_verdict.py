@@ -7,8 +7,7 @@ import pytest
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.verdict import courses
-from tests.run_report.conftest import FIT
-from tests.support.made_reports import alert, clips, features
+from tests.support.made_reports import FIT, alert, clips, features
 
 DIAGNOSIS = "all of its units gave zero. Usually a large bias did it."
 ADVICE = ("Try a lower learning rate", "Use a GELU")

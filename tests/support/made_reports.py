@@ -115,3 +115,6 @@ def clips(epoch: int, optimizers: Sequence[str] = ("0-AdamW",), broken: bool = F
             1.0,
         )
     return ClipReport(**{"epoch": epoch, "step": 10 * epoch + 10, "optimizers": found, **changes})
+
+
+FIT = {"version": 1, "package": "0.1.0", "model": "Net", "epoch": 0, "step": 0, "max_epochs": 5, "monitors": []}

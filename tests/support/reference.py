@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
@@ -126,3 +127,20 @@ def everything(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(everything, value))})"
     return repr(value)
+
+
+def grad_norm(parameters: Any) -> float:
+    return math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in parameters if p.grad is not None))
+
+
+def assert_events(stats: Any, pairs: list[tuple[float, float]], rel: float = 1e-5) -> None:
+    before, after = (np.array(column) for column in zip(*pairs, strict=True))
+    clipped = int((after < before * (1 - 1e-6)).sum())
+    assert (stats.steps, stats.clipped_steps) == (len(pairs), clipped)
+    assert stats.rate == pytest.approx(clipped / len(pairs))
+    assert stats.norm_before == pytest.approx(before.mean(), rel=rel)
+    assert stats.norm_before_max == pytest.approx(before.max(), rel=rel)
+    assert stats.norm_after == pytest.approx(after.mean(), rel=rel)
+    assert stats.norm_after_max == pytest.approx(after.max(), rel=rel)
+    assert stats.coefficient == pytest.approx((after / before).mean(), rel=rel)
+    assert (stats.nonfinite_steps, stats.skipped_steps) == (0, 0)

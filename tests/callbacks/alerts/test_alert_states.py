@@ -23,6 +23,7 @@ from lightning_hooks.callbacks.alerting import News, tell
 from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
+from tests.support.trainings import dying
 
 DEAD_IN = (0, 1, 4, 5, 8)
 """Told in epoch 0; over in 3; told anew in 4; not over in between 5 and 8, which two epochs lie; over in 7, told anew in 8."""
@@ -268,3 +269,11 @@ def test_an_interrupted_run_has_told_and_written_what_it_found(tmp_path: Path) -
         run.fit(Wavering(), loader(n=16))
     assert events(tmp_path / "version_0") == EXPECTED[:1]
     assert "dead" in (tmp_path / "version_0/lightning_hooks/report.md").read_text()
+
+
+def test_a_second_fit_tells_alerts_anew() -> None:
+    seen: list[Any] = []
+    monitor = FeatureStatsMonitor(on_alert=seen.append, summary=False)
+    for fits in (1, 2):
+        trainer([monitor]).fit(dying(), loader())
+        assert len([alert for alert in seen if alert.kind == "dead"]) == fits

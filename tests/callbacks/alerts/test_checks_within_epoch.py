@@ -24,13 +24,11 @@ from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hooks import Faults
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.statistics.host_copies import Courier
-from tests.callbacks.optimizers.test_manual_optimization import Gan
-from tests.callbacks.optimizers.test_precision import amp
-from tests.callbacks.test_gradient_clip import BadBatch
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
-from tests.callbacks.trainer.test_training_unaltered import NETS, CountSyncs
+from tests.support.host_reads import NETS, CountSyncs
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
+from tests.support.trainings import BadBatch, Gan, amp
 
 
 def bad(at: int, factor: float = math.nan, **kwargs: Any) -> BadBatch:

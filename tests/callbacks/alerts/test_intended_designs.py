@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from sklearn import base as installed
 from torch import Tensor, nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
+from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import Alert
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -195,3 +195,36 @@ def test_targets_are_not_blamed_where_gradients_add_up() -> None:
     assert not [alert for alert in alerts(monitor, NotZeroed(), max_epochs=3) if alert.kind == "constant"]
     assert monitor.report is not None
     assert {setup.unzeroed_steps for setup in monitor.report.setups.values()} == {7}
+
+
+def test_healthy_recipes_raise_no_alert() -> None:
+    """Zero-initialised branches seen at the first step only, a confident last sigmoid, a mean over many positions."""
+
+    class ZeroInit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            nn.init.zeros_(self.branch.weight)
+            nn.init.zeros_(self.branch.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.branch(torch.relu(self.inner(x))))
+
+    class LongMean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.AdaptiveAvgPool1d(1))
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x).flatten(1))
+
+    for net, shape in ((ZeroInit(), (8,)), (LongMean(), (1, 16384))):
+        ours = monitors(summary=False)
+        trainer(ours).fit(Classifier(net), loader(shape))
+        assert [alert.kind for callback in ours[:3] for alert in callback.report.alerts] == []
+    confident = nn.Sequential(nn.Linear(8, 3), nn.Sigmoid())
+    nn.init.constant_(confident[0].bias, 30.0)
+    monitor = FeatureStatsMonitor(summary=False, every_n_steps=1)
+    trainer([monitor]).fit(Classifier(confident, lr=0.0), loader())
+    assert [(a.kind, a.severity) for a in monitor.report.alerts if a.kind == "saturated"] == [("saturated", "info")]

@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, Dead, FeatureReport
 from tests.support.models import Classifier, loader, mlp, trainer
-
-
-def dying() -> Classifier:
-    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-    nn.init.constant_(net[0].bias, -100.0)
-    return Classifier(net, lr=0.0)
+from tests.support.trainings import dying
 
 
 def test_log_goes_to_lightnings_logger_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lightning_hooks import GradientClipMonitor
 from lightning_hooks.clipping import StepEvents
-from tests.callbacks.optimizers.test_manual_optimization import Gan
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_same, total_norm
+from tests.support.trainings import Gan
 
 N = 7  # steps of an epoch
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_hooks import GradientFlowMonitor
 from lightning_hooks.statistics.loss import LossTable, loss_row, loss_stats
-from tests.callbacks.optimizers.test_precision import amp
 from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.trainings import amp
 
 
 def fit(model: Classifier, **kwargs: Any) -> Any:

@@ -27,10 +27,10 @@ from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFl
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.callbacks.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
-from tests.callbacks.optimizers.test_manual_optimization import Gan
-from tests.callbacks.trainer.test_resume import Batches, SaveAt
+from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import assert_same
+from tests.support.trainings import Gan
 
 
 def fit(net: nn.Module, folder: Path, callbacks: Any, shape: tuple[int, ...] = (8,), **kwargs: Any) -> EventAccumulator:

@@ -16,8 +16,7 @@ from lightning_hooks.callbacks import run_folder
 from lightning_hooks.callbacks.steps import StepProbe
 from lightning_hooks.run_report import read_run
 from lightning_hooks.trackers import Trackers
-from tests.callbacks.loggers.test_run_files import ElsewhereLogger
-from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
+from tests.support.models import Classifier, ElsewhereLogger, hook_counts, loader, mlp, trainer
 
 FAULT = "the end of its record raised OSError: no room"
 

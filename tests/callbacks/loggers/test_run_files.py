@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hooks import (
     ActivationRangeObserver,
@@ -28,7 +28,7 @@ from lightning_hooks.callbacks import recorded
 from lightning_hooks.callbacks.run_folder import run_folder
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import read_lines
-from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
 FILES = ["report.html", "report.md", "reports.jsonl"]
@@ -130,30 +130,6 @@ def test_a_directory_can_be_named(tmp_path: Path) -> None:
     assert files(tmp_path / "off") == []
     with pytest.raises(TypeError, match=r"report_dir must be 'auto', a directory, or None for nowhere; got True\."):
         FeatureStatsMonitor(report_dir=True)
-
-
-class ElsewhereLogger(Logger):
-    """As W&B's and MLflow's: no log_dir, but a save_dir, a name and a version."""
-
-    def __init__(self, save_dir: Any, version: Any = "abc") -> None:
-        super().__init__()
-        self._save_dir, self._version = save_dir, version
-
-    @property
-    def save_dir(self) -> Any:
-        return self._save_dir
-
-    @property
-    def name(self) -> str:
-        return "project"
-
-    @property
-    def version(self) -> Any:
-        return self._version
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def log_metrics(self, metrics: Any, step: Any = None) -> None: ...
 
 
 def test_the_folder_is_where_lightning_keeps_the_runs_own_files(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_hooks import FeatureStatsMonitor, monitors
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import assert_same
+from tests.support.trainings import Plain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, from within its compiler
@@ -20,13 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*lru_cache.*"),
     pytest.mark.filterwarnings("ignore:Graph break"),
 ]
-
-
-class Plain(Classifier):
-    """Without the list of losses, which a compiled step would have to guard."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import ActivationRangeObserver, monitors
-from tests.callbacks.models.test_compile import Plain
 from tests.support.models import loader, trainer
 from tests.support.reference import assert_same, same_state
+from tests.support.trainings import Plain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, from within its compiler

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lightning_hooks import monitors
-from tests.support.models import Classifier, loader, trainer
+from tests.support.models import Classifier, hook_counts, loader, trainer
 from tests.support.reference import assert_stats, reference_stats
 
 Pair = namedtuple("Pair", ["a", "b"])
@@ -329,3 +329,29 @@ def test_real_models(name: str) -> None:
     assert clip.optimizers["0-SGD"].steps == 3
     # BERT's and ViT's pooler is called and its result thrown away, which is worth a word; nothing else is
     assert {a.kind for r in (features, flow, clip) for a in r.alerts if a.severity != "info"} <= {"missing"}
+
+
+def test_a_module_that_returns_its_parameter_gathers_no_hooks() -> None:
+    class Prompt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Parameter(torch.zeros(8))
+
+        def forward(self) -> Tensor:
+            return self.p
+
+    class Prompted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prompt, self.head = Prompt(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.prompt())
+
+    model = Classifier(Prompted())
+    before = hook_counts(model)
+    ours = monitors(every_n_steps=1, summary=False)
+    trainer(ours).fit(model, loader())
+    assert hook_counts(model) == before
+    assert ours[1].report.silent == ("net.prompt",)
+    assert ours[1].report.parameters["net.prompt.p"].steps == 7

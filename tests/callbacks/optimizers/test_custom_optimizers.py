@@ -16,8 +16,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipper, monitors
-from tests.callbacks.optimizers.test_manual_optimization import grad_norm
 from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.reference import grad_norm
 
 N = 7  # batches of an epoch
 
@@ -415,3 +415,40 @@ def test_an_encoder_that_is_put_back_after_each_step_is_told_of() -> None:
     ours, model = monitors(every_n_steps=1, summary=False), Optimized(lambda parameters: Half(parameters, lr=1e-3), net)
     trainer(ours).fit(model, loader())
     assert [(alert.kind, alert.site) for alert in ours[1].report.alerts] == [("not_updated", "net.0")]
+
+
+def test_optimizers_with_an_empty_group_and_of_no_torch_class() -> None:
+    class Groups(Classifier):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([{"params": []}, {"params": list(self.parameters())}], lr=0.1)
+
+    clipper = GradientClipper(policy="zclip", summary=False)
+    trainer([clipper]).fit(Groups(mlp()), loader())
+    assert clipper.report.optimizers["0-SGD"].steps == 7
+
+    class Own:
+        """What Lightning asks of an optimizer, and nothing more."""
+
+        def __init__(self, parameters: Any) -> None:
+            self.param_groups, self.state, self.defaults = [{"params": list(parameters)}], {}, {}
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.grad = None
+
+        def step(self, closure: Any = None) -> Any:
+            return closure()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    class WithOwn(Classifier):
+        def configure_optimizers(self) -> Any:
+            return Own(self.parameters())
+
+    ours = monitors(every_n_steps=1, summary=False)
+    with pytest.warns(UserWarning, match="Own is not a torch.optim.Optimizer and has no step hooks"):
+        trainer(ours).fit(WithOwn(mlp()), loader())
+    assert ours[1].report.modules["net.0"].calls == 7

@@ -11,52 +11,10 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
-from lightning_hooks import GradientClipMonitor, GradientFlowMonitor, monitors
-from tests.callbacks.test_gradient_clip import assert_events
+from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor, monitors
 from tests.support.models import Classifier, loader, mlp, trainer
-
-
-def grad_norm(parameters: Any) -> float:
-    return math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in parameters if p.grad is not None))
-
-
-class Gan(Classifier):
-    """Generator and discriminator in one batch, with stale gradients of the other in between; G is clipped by hand."""
-
-    def __init__(self, toggle: bool = False) -> None:
-        super().__init__(nn.Identity())
-        self.automatic_optimization = False
-        self.toggle = toggle
-        self.g = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-        self.d = nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 1))
-        self.pairs: dict[str, list[tuple[float, float]]] = {"0-Adam": [], "1-SGD": []}
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        real = batch[0]
-        opt_d, opt_g = self.optimizers()
-        if self.toggle:
-            self.toggle_optimizer(opt_d)
-        fake = self.g(torch.ones_like(real))
-        loss = nn.functional.softplus(-self.d(real)).mean() + nn.functional.softplus(self.d(fake.detach())).mean()
-        opt_d.zero_grad()
-        self.manual_backward(loss)
-        norm = grad_norm(self.d.parameters())
-        self.pairs["0-Adam"].append((norm, norm))
-        opt_d.step()
-        if self.toggle:
-            self.untoggle_optimizer(opt_d)
-            self.toggle_optimizer(opt_g)
-        opt_g.zero_grad()
-        self.manual_backward(nn.functional.softplus(-self.d(self.g(torch.ones_like(real)))).mean())
-        before = grad_norm(self.g.parameters())
-        torch.nn.utils.clip_grad_norm_(self.g.parameters(), 0.02)
-        self.pairs["1-SGD"].append((before, grad_norm(self.g.parameters())))
-        opt_g.step()
-        if self.toggle:
-            self.untoggle_optimizer(opt_g)
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.Adam(self.d.parameters(), lr=0.01), torch.optim.SGD(self.g.parameters(), lr=0.1)]
+from tests.support.reference import assert_events, grad_norm
+from tests.support.trainings import Gan, amp
 
 
 @pytest.mark.parametrize("toggle", [False, True])
@@ -231,3 +189,46 @@ def test_a_step_skipped_for_one_of_two_losses_leaves_the_other_s_gradients(first
     assert "nonfinite" not in [alert.kind for alert in flow.alerts]
     counted = {name: sum(counts) for name, (_, counts) in ours[1].histograms.items()}
     assert counted == {name: stats.count for name, stats in flow.modules.items()}
+
+
+class Manual(Classifier):
+    """Manual optimisation; keeps the norm each step was taken with."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.automatic_optimization = False
+        self.norms: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(10 * super().training_step(batch, batch_idx))
+        optimizer.step()
+        self.norms.append(grad_norm(self.parameters()))
+
+
+@pytest.mark.parametrize("policy", ["norm", "agc", "zclip", "autoclip", "tensor"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_clipper_clips_under_manual_optimisation_with_a_loss_scaler(policy: str, scaled: bool) -> None:
+    torch.manual_seed(0)
+    model, clipper = Manual(mlp()), GradientClipper(policy=policy, summary=False)
+    trainer([clipper], plugins=amp(64.0) if scaled else None).fit(model, loader())
+    stats = clipper.report.optimizers["0-SGD"]
+    if policy == "norm":
+        assert model.norms == pytest.approx([1.0] * 7, rel=1e-3)
+    assert stats.norm_after == pytest.approx(sum(model.norms) / 7, rel=1e-3)
+
+
+def test_a_step_skipped_in_a_gan_is_not_committed_by_the_other_optimizer() -> None:
+    class Overflowing(Gan):
+        def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self.count = getattr(self, "count", 0) + 1
+            super().manual_backward(loss * math.inf if self.count == 1 else loss, *args, **kwargs)
+
+    torch.manual_seed(0)
+    ours = monitors(every_n_steps=1, summary=False)
+    trainer(ours, plugins=amp(8.0)).fit(Overflowing(), loader())
+    clip, flow = ours[2].report, ours[1].report
+    assert [(s.steps, s.skipped_steps) for s in clip.optimizers.values()] == [(6, 1), (7, 0)]
+    assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
+    assert [alert.kind for alert in flow.alerts] == []

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from lightning_hooks import GradientClipper, monitors
-from tests.callbacks.test_gradient_clip import BadBatch
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import Recorder, reference_stats, total_norm
-
-
-def amp(init_scale: float, growth_interval: int = 2000) -> Any:
-    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
-    return MixedPrecision("16-mixed", "cpu", scaler)
+from tests.support.trainings import BadBatch, amp
 
 
 def fit(model: Classifier, plugin: Any, shape: tuple[int, ...] = (8,), callbacks: Any = (), **kwargs: Any) -> list[Any]:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientClipper, GradientFlowMonitor, monitors
-from tests.callbacks.loggers.test_loggers import Collecting, expected_tags
-from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.logged_tags import expected_tags
+from tests.support.models import Classifier, Collecting, ResidualCNN, hook_counts, loader, mlp, trainer
 from tests.support.reference import everything, same_state
 
 
@@ -203,3 +204,23 @@ def test_a_thousand_sites_take_less_than_a_megabyte() -> None:
     trainer([*ours, measure], limit_train_batches=2).fit(Classifier(Entry()), loader())
     assert len(ours[0].report.sites) == 1002
     assert measure.bytes < 1_000_000
+
+
+def test_what_another_callback_runs_after_the_batch_is_not_training() -> None:
+    class Pictures(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            with torch.no_grad():
+                pl_module.net(torch.full((2, 8), 1e3))
+
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([Pictures(), monitor]).fit(Classifier(mlp()), loader())
+    assert monitor.report.sites["net.0"].calls == 7
+
+
+def test_two_trios_side_by_side_and_keys_that_outlive_the_process() -> None:
+    pair = [*monitors(modules="net.0", summary=False), *monitors(modules="net.2", summary=False)]
+    run = trainer(pair)
+    run.fit(Classifier(mlp()), loader())
+    assert {"features/net.0/mean", "features/net.2/mean"} <= set(run.callback_metrics)
+    assert "0x" not in FeatureStatsMonitor(modules=lambda name, module: True).state_key
+    assert GradientClipMonitor().state_key == GradientClipMonitor().state_key
