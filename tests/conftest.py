@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,6 +15,31 @@ torch.set_num_threads(1)
 # A busy machine may be slow at any example; how long one takes is no property that is tested.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+TESTS = Path(__file__).parent
+
+# What a test runs follows from where it stands: the nearest folder named here decides.
+KINDS = {
+    ".": "unit",  # one part of the package, alone
+    "callbacks": "fit",  # a whole fit in this process
+    "golden": "fit",
+    "callbacks/ranks": "system",  # other processes, a browser, scripts as a user runs them
+    "examples": "system",
+    "faults": "system",
+    "notebooks": "system",
+    "system": "system",
+}
+
+
+def kind_of(path: Path) -> str:
+    """The marker of the tests in a file."""
+    return next(KINDS[str(folder)] for folder in path.relative_to(TESTS).parents if str(folder) in KINDS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(kind_of(item.path))
 
 
 @pytest.fixture(autouse=True)

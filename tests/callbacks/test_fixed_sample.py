@@ -91,7 +91,8 @@ def test_on_equals_off_bit_for_bit(net: str, tmp_path: Path) -> None:
 
     module = {"cnn": {"module": "net.conv"}, "transformer": {"module": "net.encoder.layers.1.norm1", "reshape": (1, 5)}}[net]
     without, plain = fit([])
-    ours = [FeatureMapVisualizer(folder=tmp_path), GradCAM(folder=tmp_path, **module), GradCAM(stage="validate", **module)]
+    drawn = FeatureMapVisualizer(modules=module["module"], folder=tmp_path)
+    ours = [FeatureMapVisualizer(), drawn, GradCAM(folder=tmp_path, **module), GradCAM(stage="validate", **module)]
     watched, seen = fit(ours)
     assert all(callback.report.epoch == 1 for callback in ours)
     assert watched.losses == without.losses

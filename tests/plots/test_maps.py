@@ -77,9 +77,8 @@ def test_tiles_stand_in_rows_and_columns() -> None:
 def test_kinds_and_that_each_can_be_drawn(shape: tuple[int, ...], channels_first: bool, kind: Any) -> None:
     values = RANDOM.normal(size=shape)
     assert kind_of(values, channels_first) == kind
-    for broken in (values, np.full(shape, np.nan), np.zeros(shape)):
-        for name in ("net.conv", *HOSTILE[:3]):
-            assert drawn(feature_map(name, broken, kind, when="epoch 3")).std() > 1
+    for name, shown in zip(("net.conv", *HOSTILE[:3]), (values, np.full(shape, np.nan), np.zeros(shape), values), strict=True):
+        assert drawn(feature_map(name, shown, kind, when="epoch 3")).std() > 1
 
 
 def test_attention_is_known_by_its_sums() -> None:

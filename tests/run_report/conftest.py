@@ -1,33 +1,3 @@
-"""Runs on disk, made of made-up reports."""
+"""Runs on disk."""
 
-from __future__ import annotations
-
-import pytest
-
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from tests.support.made_reports import FIT, clips, features, flow, layer_names
-
-
-@pytest.fixture
-def make_run(tmp_path):
-    """Write a run's file; returns its log directory."""
-
-    def make(name="run", names=None, epochs=5, broken=lambda epoch: False, healthy=False, end="finished", fit=FIT, **changes):
-        names = layer_names(9) if names is None else names
-        folder = tmp_path / "logs" / name
-        file = folder / FOLDER / REPORTS
-        append(file, line("fit", fit))
-        quiet = {"alerts": ()} if healthy else {}
-        for epoch in range(fit["epoch"], epochs):
-            for prefix, report in (
-                ("features", features(epoch, names, broken=broken(epoch), **quiet, **changes)),
-                ("gradient_flow", flow(epoch, names, broken=broken(epoch), **quiet)),
-                ("gradient_clip", clips(epoch, broken=broken(epoch))),
-            ):
-                append(file, report_line(prefix, "every leaf", report, 0.01))
-            append(file, line("epoch", {"epoch": epoch, "seconds": 2.0, "bytes": 5000}))
-        if end:
-            append(file, line("end", {"how": end, "error": "ValueError: <b>bad</b>"}))
-        return folder
-
-    return make
+from tests.support.runs import make_run  # noqa: F401  a fixture

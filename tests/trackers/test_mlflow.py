@@ -83,11 +83,11 @@ def test_metrics(run: Any) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_artifacts(run: Any, step: int, tmp_path: Path) -> None:
     file = f"step-{step:08d}"
-    np.testing.assert_array_equal(pixels_of(artifact(run, f"lightning_hooks/extraction/maps/net.0/{file}.png", tmp_path)), image())
-    assert pixels_of(artifact(run, f"lightning_hooks/extraction/figures/rms/{file}.png", tmp_path)).shape == (50, 100, 3)
+    np.testing.assert_array_equal(pixels_of(artifact(run, f"lightning_hooks/features/maps/net.0/{file}.png", tmp_path)), image())
+    assert pixels_of(artifact(run, f"lightning_hooks/features/figures/rms/{file}.png", tmp_path)).shape == (50, 100, 3)
     assert artifact(run, f"lightning_hooks/notes/{file}.md", tmp_path) == b"**seen**"
     assert artifact(run, "lightning_hooks/report.html", tmp_path) == b"<p>fine</p>"
-    assert json.loads(artifact(run, f"lightning_hooks/extraction/histograms/{file}.json", tmp_path)) == {
+    assert json.loads(artifact(run, f"lightning_hooks/features/histograms/{file}.json", tmp_path)) == {
         "features/net.0/histogram": {"edges": EDGES, "counts": COUNTS}
     }
     escaped = safe_path("../../../escape/<i>")

@@ -95,7 +95,7 @@ def test_mlflow(run: Any, tmp_path: Path) -> None:
     assert {"report.html", "report.md", "reports.jsonl", "alerts.json", "sites.json"} <= names
     table = json.loads(Path(client.download_artifacts(run_id, "lightning_hooks/alerts.json", str(tmp_path))).read_text())
     assert [row[1:4] for row in table["data"]] == [ALERT]
-    drawn = [item.path for item in client.list_artifacts(run_id, "lightning_hooks/extraction/figures")]
+    drawn = [item.path for item in client.list_artifacts(run_id, "lightning_hooks/features/figures")]
     assert any("dead units" in path for path in drawn)
 
 
@@ -107,7 +107,7 @@ def test_csv(run: Any) -> None:
     medians = [float(row["features/net.0/histogram/q50"]) for row in rows if row["features/net.0/histogram/q50"]]
     assert len(medians) == EPOCHS
     assert max(medians) < -50
-    assert list((folder / "csv/version_0").glob("lightning_hooks/extraction/figures/dead units/step-*.png"))
+    assert list((folder / "csv/version_0").glob("lightning_hooks/features/figures/dead units/step-*.png"))
     (table,) = (folder / "csv/version_0/lightning_hooks/alerts").glob("*.csv")
     assert table.read_text().splitlines()[1].startswith(",".join(ALERT))
 
