@@ -13,7 +13,7 @@ CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_un
 
 .PHONY: demo test test-min lint docs docs-serve bench faults browser clean
 
-$(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/native.c
+$(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,examples,test,docs,dev]'
 	touch $@
@@ -25,7 +25,7 @@ demo: $(READY)  ## train a CNN on real data with the trio on, then plant four fa
 test: $(READY)  ## run the suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-$(MIN)/.ready: pyproject.toml constraints-min.txt hatch_build.py lightning_hooks/statistics/native.c
+$(MIN)/.ready: pyproject.toml constraints-min.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(MIN)
 	$(MIN)/bin/python -m pip install --quiet --constraint constraints-min.txt --editable '.[plots,files]' 'pytest>=8' pytest-xdist \
 		hypothesis pytorch-lightning 'jsonargparse[signatures]'

@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-SOURCE = Path("lightning_hooks", "statistics", "native.c")
+SOURCE = Path("lightning_hooks", "statistics", "kernels", "native.c")
 LIBRARY = SOURCE.with_name("libnative.so")
 SECONDS = 120  # the longest that a compiler may take
 

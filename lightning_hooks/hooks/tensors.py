@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -85,7 +85,8 @@ def plain_values(tensor: Tensor) -> Tensor:
         A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense and there are numbers.
     """
     values = tensor.detach()
-    if torch.compiler.is_compiling():  # a traced tensor is plain, and layouts may not be asked for in a traced backward
+    # A traced tensor is plain, and layouts may not be asked for in a traced backward.
+    if torch.compiler.is_compiling() or in_memory(values):
         return values
     if values.is_nested:
         return _computed(values.values())
@@ -102,6 +103,17 @@ def plain_values(tensor: Tensor) -> Tensor:
     return _computed(values)
 
 
+def in_memory(found: object) -> TypeGuard[Tensor]:
+    """Whether ``found`` is a plain, strided tensor whose numbers can be read where they lie."""
+    return (
+        type(found) in _PLAIN
+        and found.layout is torch.strided  # type: ignore[attr-defined]  # mypy does not follow the line above
+        and not found.is_nested  # type: ignore[attr-defined]
+        and not found.is_neg()  # type: ignore[attr-defined]
+        and found.data_ptr() != 0  # type: ignore[attr-defined]  # it was freed, or torch keeps none for some zeros
+    )
+
+
 def _computed(values: Tensor) -> Tensor:
     """The numbers of a strided tensor, in memory."""
     if values._is_zerotensor():  # it has no public name
@@ -109,6 +121,23 @@ def _computed(values: Tensor) -> Tensor:
     if values.is_neg():
         return values.resolve_neg()
     return values.new_empty(0) if is_freed(values) else values
+
+
+def dense(values: Tensor) -> bool:
+    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    if values.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(values.stride(), values.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A complex tensor as the pairs of its real and imaginary parts, of the same memory; any other as it is."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
 def is_freed(tensor: Tensor) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.host import number
+from lightning_hooks.statistics.host_copies import number
 
 UPSAMPLING = 16
 """Into how many parts a bin is cut when its contents move to wider bins."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.quantization.range_histograms import add_values, least_error_range, merge_histograms, percentile_range
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
-from lightning_hooks.statistics.host import number
+from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.rows import row_dtype
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")

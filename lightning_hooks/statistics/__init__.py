@@ -7,15 +7,12 @@ from lightning_hooks.statistics.gradients import (
     GradientStats,
     ParameterGradientStats,
     WeightSample,
-    gradient_norms,
     gradient_stats,
-    norms_and_zeros,
     parameter_gradient_stats,
-    parameter_rows,
 )
-from lightning_hooks.statistics.kernels import kernels
+from lightning_hooks.statistics.kernels import kernels, summarize
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
-from lightning_hooks.statistics.summarize import accumulate, summarize
+from lightning_hooks.statistics.step_reader import StepReader
 from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
 
 __all__ = [
@@ -27,18 +24,15 @@ __all__ = [
     "ParameterGradientStats",
     "ParameterTable",
     "Saturation",
+    "StepReader",
     "WeightSample",
-    "accumulate",
     "empty_table",
     "feature_stats",
-    "gradient_norms",
     "gradient_stats",
     "is_rectifier",
     "kernels",
     "merge",
-    "norms_and_zeros",
     "parameter_gradient_stats",
-    "parameter_rows",
     "saturation_of",
     "scaled",
     "summarize",

@@ -10,20 +10,10 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
-from lightning_hooks.statistics.fused import fused
 from lightning_hooks.statistics.histograms import HistogramTable
-from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
-from lightning_hooks.statistics.summarize import accumulate
-from lightning_hooks.statistics.units import (
-    Saturation,
-    features_last,
-    fired_on_host,
-    fired_units,
-    is_rectifier,
-    saturation_of,
-    unit_dimension,
-)
+from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
 
 
 class FeatureTable:
@@ -33,7 +23,7 @@ class FeatureTable:
     each rectifier gets the same number of bytes, ``capacity``, which every rank derives from the model alone.
 
     Args:
-        sites: (name, module) of each site, in order. The modules are looked at and not kept.
+        sites: (name, module) of each site, in order. The modules are read and not kept.
         root: The model they are from.
         device: Where the rows live.
     """
@@ -41,24 +31,25 @@ class FeatureTable:
     def __init__(self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu") -> None:
         self.names = [name for name, _ in sites]
         self.rows = empty_table(len(sites), device)
+        self._kernels = kernels_for(self.rows.device.type)
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as they were first called
         self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
         self.saturation: dict[int, Saturation] = {}
-        self.rectifiers: dict[int, bool | None] = {}  # site -> does the model's order say its units are last?
+        self.rectifiers: dict[int, bool | None] = {}  # site -> are its units last, by the order of the model?
         self.producers: dict[int, bool] = {}  # site -> does it put units last?
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
-        self._asleep: dict[int, int] = {}  # site -> how many units have not fired, where that is known on the host
+        self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
         self.histograms: HistogramTable | None = None
         self.capacity = most_units(root)
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
             if is_rectifier(module):
                 self.rectifiers[index] = layout.get(id(module))
-            said = features_last(module)
-            if said is not None:
-                self.producers[index] = said
+            known = features_last(module)
+            if known is not None:
+                self.producers[index] = known
             spec = saturation_of(module)
             if spec is not None:
                 self.saturation[index] = spec
@@ -67,23 +58,29 @@ class FeatureTable:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
         self.order.setdefault(index)
         self._before = self.producers.get(index, self._before)
-        spec, rectifies = self.saturation.get(index), index in self.rectifiers
-        found, readable = _values_in(output)
+        found = self._values_in(output)
         if not found:
             self.unmeasured.add(self.names[index])
         for position, values in enumerate(found):
             if self.histograms is not None:
                 self.histograms.add(index, values)
-            if values.is_cuda and self._add_fused(index, values, position == 0):
-                continue
-            saturated = None
-            if spec is not None and values.numel():
-                read = values if spec.reads == "output" else _first_float(args)
-                saturated = None if read is None else spec.count(read)
-            units = 0
-            if rectifies and values.numel():
-                units = self._look_for_units(index, values, self._units_last(index, values))
-            accumulate(self.rows, index, values, self.clock, saturated, units, position == 0, False, readable)
+            bounds, units = (self._bounds(index, values, args), self._units(index, values)) if values.numel() else (None, None)
+            complete = self._kernels.record(self.rows, index, values, self.clock, position == 0, bounds, units)
+            if complete and units is not None and units.n == len(self.fired[index]):
+                self._all_fired.add(index)
+
+    def _values_in(self, found: Any) -> list[Tensor]:
+        """The numbers in a module's output or input: as they are where the kernels can read them, which is most often."""
+        return [found] if self._kernels.reads(found) else [plain_values(tensor) for tensor in float_tensors(found)]
+
+    def _bounds(self, index: int, values: Tensor, args: tuple[Any, ...]) -> Bounds | None:
+        spec = self.saturation.get(index)
+        if spec is None:
+            return None
+        if spec.reads == "output":
+            return spec.bounds(values)
+        read = self._values_in(args[0] if args else None) or self._values_in(args)
+        return spec.bounds(read[0]) if read else None
 
     def reads_input(self, index: int) -> bool:
         """Whether :meth:`add` reads the input of the module at site ``index``."""
@@ -96,46 +93,13 @@ class FeatureTable:
             return self._before
         return self.rectifiers[index] if values.dim() < 4 else None
 
-    def _add_fused(self, index: int, values: Tensor, new_call: bool) -> bool:
-        """Take up a CUDA tensor in one read, with its units and bounds; whether that could be done."""
-        spec, kernels = self.saturation.get(index), fused()
-        if kernels is None or not self.rows.is_cuda or not values.numel() or (spec is not None and spec.reads == "input"):
-            return False
-        known, unit_dim = None, 0
-        if index in self.rectifiers:
-            unit_dim = unit_dimension(values, self._units_last(index, values))
-            if not values.is_contiguous():
-                values, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
-            if not values.is_contiguous():
-                return False
-            units = values.shape[unit_dim] if values.dim() else 1
-            known = self._known(index, units, values.device)[:units]
-        if not kernels.readable(values):
-            return False
-        bounds = {} if spec is None else {"low": spec.low, "high": spec.high, "saturable": spec.total(values)}
-        kernels.accumulate(
-            self.rows,
-            index,
-            values,
-            self.clock,
-            int(new_call),
-            known=known,
-            unit_dim=unit_dim,
-            **bounds,  # type: ignore[arg-type]
-        )
-        return True
-
-    def _look_for_units(self, index: int, values: Tensor, units_last: bool | None) -> int:
-        """Note which units of a rectifier fired in ``values``; return how many it has there."""
-        units = values.shape[unit_dimension(values, units_last)] if values.dim() else 1
-        known = self._known(index, units, values.device)
-        if self._asleep.get(index) != 0:  # once all have fired there is nothing left to find in this epoch
-            asleep = fired_on_host(values, units_last, known if known.shape[0] == units else known[:units])
-            if asleep is None:
-                known[:units].logical_or_(fired_units(values, units_last))
-            elif units == known.shape[0]:
-                self._asleep[index] = asleep
-        return units
+    def _units(self, index: int, values: Tensor) -> Units | None:
+        if index not in self.rectifiers:
+            return None
+        dim = unit_dimension(values, self._units_last(index, values))
+        n = values.shape[dim] if values.dim() else 1
+        known = self._known(index, n, values.device)
+        return Units(n, dim, None if index in self._all_fired else known[:n])
 
     def _known(self, index: int, units: int, device: torch.device) -> Tensor:
         """Which units of a rectifier fired before, for at least ``units`` of them."""
@@ -145,7 +109,7 @@ class FeatureTable:
             if known is not None:
                 grown[: known.shape[0]] = known
             known = self.fired[index] = grown
-            self._asleep.pop(index, None)
+            self._all_fired.discard(index)
         return known
 
     def pack(self, capacity: int | None = None) -> Tensor:
@@ -217,7 +181,7 @@ class FeatureTable:
         self.rows.copy_(empty_table(len(self.names), self.rows.device))
         if self.histograms is not None:
             self.histograms.reset()
-        self._asleep.clear()
+        self._all_fired.clear()
         self.unmeasured.clear()
         for fired in self.fired.values():
             fired.zero_()
@@ -238,8 +202,8 @@ def layouts(root: nn.Module) -> Mapping[int, bool | None]:
     last: bool | None = None
     for module in root.modules():
         found[id(module)] = last
-        said = features_last(module)
-        last = last if said is None else said
+        known = features_last(module)
+        last = last if known is None else known
     return found
 
 
@@ -249,23 +213,10 @@ def most_units(root: nn.Module) -> int:
 
 
 def _units_of(module: nn.Module) -> int:
-    """The most units a rectifier after this module can have, as far as its parameters tell."""
+    """The most units a rectifier after this module can have, as far as its parameters show."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return int(module.embedding_dim)
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return int(module.out_channels)
     shapes = [p.shape for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
     return max((shape[0] for shape in shapes if len(shape)), default=0)
-
-
-def _values_in(output: Any) -> tuple[list[Tensor], bool]:
-    """The numbers in a module's output, and whether it is one tensor that the compiled path can read as it is: most often."""
-    fast = native()
-    if fast is not None and fast.reads(output):
-        return [output], True
-    return [plain_values(tensor) for tensor in float_tensors(output)], False
-
-
-def _first_float(args: tuple[Any, ...]) -> Tensor | None:
-    found = _values_in(args[0] if args else None)[0] or _values_in(args)[0]
-    return found[0] if found else None

@@ -12,16 +12,12 @@ from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.gradients import (
     GradientStats,
     ParameterGradientStats,
-    empty_parameter_table,
     gradient_stats,
-    merge_parameter_rows,
-    merge_ranks,
     parameter_gradient_stats,
-    parameter_rows,
 )
 from lightning_hooks.statistics.histograms import HistogramTable
-from lightning_hooks.statistics.host import enter_on_host, enter_ratios_on_host
-from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.parameter_rows import empty_parameter_table, merge_ranks
 from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
@@ -33,7 +29,6 @@ from lightning_hooks.statistics.rows import (
     row_dtype,
     scaled,
 )
-from lightning_hooks.statistics.summarize import accumulate
 
 
 class GradientTable:
@@ -52,6 +47,7 @@ class GradientTable:
     def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
         self.names = names
         self.rows = empty_table(len(names), device)
+        self._kernels = kernels_for(self.rows.device.type)
         self.pending = Pending(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
         self._reached: set[int] = set()  # sites, in the backward pass under way
@@ -68,11 +64,8 @@ class GradientTable:
         self.order.setdefault(index)
         if self.owners is not None:
             self._reached.add(index)
-        fast = native()
-        readable = fast is not None and fast.reads(gradient)
-        values = gradient if readable else plain_values(gradient)
-        rows = self.rows if self.pending is None else self.pending.now
-        accumulate(rows, index, values, self.clock, compiling=False, readable=readable)
+        values = gradient if self._kernels.reads(gradient) else plain_values(gradient)
+        self._kernels.record(self.rows if self.pending is None else self.pending.now, index, values, self.clock)
         if self.histograms is not None:
             self.histograms.add(index, values)
 
@@ -154,6 +147,7 @@ class ParameterTable:
         self.names = names
         dtype = row_dtype(torch.device(device))
         self.rows = empty_parameter_table(len(names), device)
+        self._kernels = kernels_for(self.rows.device.type)
         self.totals = torch.zeros((n_optimizers, 2), device=device, dtype=dtype)  # finite steps, sum of norms
         self.missing = [0] * len(names)  # known to the host: no need to ask the device
 
@@ -178,33 +172,11 @@ class ParameterTable:
             global_step: The trainer's, before the step.
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
-        fast = native() if self.rows.is_cpu and valid is None else None
-        if fast is not None:
-            fast.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step)
-            return
-        if self.rows.is_cpu and valid is None:
-            enter_on_host(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step)
-            return
-        known = self.rows[indices]
-        merged = merge_parameter_rows(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
-        self.rows[indices] = merged if valid is None else torch.where(valid, merged, known)
-        total = torch.linalg.vector_norm(norms)
-        finite = torch.isfinite(total)
-        self.totals[optimizer, 0] += finite
-        self.totals[optimizer, 1] += torch.where(finite, total, 0)
+        self._kernels.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step, valid)
 
     def add_ratios(self, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
         """Take up update-to-weight ratios, shape ``(k,)``; those that are not finite do not count."""
-        fast = native() if self.rows.is_cpu and valid is None else None
-        if fast is not None:
-            fast.enter_ratios(self.rows, indices, ratios)
-            return
-        if self.rows.is_cpu and valid is None:
-            enter_ratios_on_host(self.rows, indices, ratios)
-            return
-        counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
-        self.rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)
-        self.rows[indices, ParameterColumn.RATIO_STEPS] += counted
+        self._kernels.enter_ratios(self.rows, indices, ratios, valid)
 
     def add_missing(self, indices: list[int]) -> None:
         """Note parameters whose gradient was None at a measured step."""

@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 
+def number(scalar: Tensor) -> float:
+    """Read a 0-d CPU tensor through its memory."""
+    return float(scalar.numpy())
+
+
 class Courier:
     """Carries copies of small tensors to the host, in order.
 
-    From a CUDA device a copy goes into pinned memory behind the work that is queued, with an event that says when it is there; what
+    From a CUDA device a copy goes into pinned memory behind the work that is queued, with an event that marks its arrival; what
     is on the CPU is there at once.
 
     Args:
         polls: Whether :meth:`arrived` may return whatever happens to be there. Where several ranks must agree it may not: then
-            it returns what it was told to wait for, and nothing else.
+            it returns what it was asked to wait for, and nothing else.
     """
 
     def __init__(self, polls: bool = True) -> None:

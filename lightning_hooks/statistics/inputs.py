@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
+from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
-from lightning_hooks.statistics.summarize import accumulate
 
 PARTS = ("training", "validation")
 
@@ -29,7 +29,7 @@ class InputTable:
     samples are taken to be along its first dimension.
 
     Args:
-        clock: Tells the training batch.
+        clock: Of the training batch.
         device: Where the numbers live.
 
     Attributes:
@@ -38,6 +38,7 @@ class InputTable:
 
     def __init__(self, clock: Clock, device: torch.device | str = "cpu") -> None:
         self._rows = empty_table(len(PARTS), device)
+        self._kernels = kernels_for(self._rows.device.type)
         self._same = torch.zeros(1, dtype=self._rows.dtype, device=device)  # 0: not compared, 1: the same, 2: not
         self._clock = clock
         self.place = ""
@@ -66,7 +67,7 @@ class InputTable:
 
     def _add(self, line: int, tensor: Tensor) -> Tensor:
         values = plain_values(tensor)
-        accumulate(self._rows, line, values, self._clock, None, 0, True, False)
+        self._kernels.record(self._rows, line, values, self._clock)
         return values
 
     @property

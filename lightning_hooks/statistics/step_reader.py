@@ -1,4 +1,4 @@
-"""Reading what an optimizer steps on, at one step after the other."""
+"""Reading what an optimizer steps on."""
 
 from __future__ import annotations
 
@@ -6,42 +6,30 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.gradients import WeightPlan, WeightSample, gradient_norms, located, norms_and_zeros
-from lightning_hooks.statistics.native import Places
+from lightning_hooks.statistics.gradients import WeightSample
+from lightning_hooks.statistics.kernels import kernels_for
 
 
 class StepReader:
-    """Reads the gradients and weights of one optimizer; keeps where they lay at the last step, since most often they still do."""
-
-    def __init__(self) -> None:
-        self._places: Places | None = None
-        self._plan: WeightPlan | None = None
+    """Reads the gradients and weights of one optimizer."""
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
         """L2 norm of each gradient, without a host sync; not finite where a gradient holds such a value.
 
         Args:
-            gradients: Of any layout or subclass (of a distributed one the shard is read); at least one.
+            gradients: Of any layout or subclass (of a distributed one the shard is read), on one device; at least one.
 
         Returns:
             Shape ``(n,)``, in the row's dtype.
         """
-        return gradient_norms(*self._values(gradients))
+        return kernels_for(gradients[0].device.type).norms(gradients).norms
 
     def norms_and_zeros(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
         """What :meth:`norms` gives, how many elements of each are exactly zero, and how many each stores."""
-        values, places = self._values(gradients)
-        norms, zeros = norms_and_zeros(values, places)
-        return norms, zeros, [value.numel() for value in values]
+        norms, zeros, sizes = kernels_for(gradients[0].device.type).norms(gradients, zeros=True)
+        assert zeros is not None
+        return norms, zeros, sizes
 
     def sample(self, parameters: Sequence[Tensor]) -> WeightSample:
         """Copy parts of parameters before an update, to measure its size after it."""
-        found = WeightSample(parameters, self._plan)
-        self._plan = found.plan
-        return found
-
-    def _values(self, gradients: Sequence[Tensor]) -> tuple[Sequence[Tensor], Places | None]:
-        """The gradients as the kernels can read them, and where they lie if the fast ones can."""
-        places = self._places = located(gradients, self._places)
-        return (gradients, places) if places is not None else ([plain_values(gradient) for gradient in gradients], None)
+        return WeightSample(parameters)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.kernels import Bounds
 
 RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)
 _RECTIFIER_NAMES = frozenset({"ReLUSquaredActivation", "ReLU2"})
@@ -35,59 +34,23 @@ def is_rectifier(module: nn.Module) -> bool:
 
 
 def features_last(producer: nn.Module) -> bool | None:
-    """Whether ``producer`` puts its units in the last dimension, in dimension 1 (False), or does not say (None)."""
+    """Whether ``producer`` puts its units in the last dimension, in dimension 1 (False), or implies neither (None)."""
     if isinstance(producer, _CHANNELS_FIRST):
         return False
     return True if isinstance(producer, _FEATURES_LAST) else None
 
 
-def fired_units(values: Tensor, units_last: bool | None) -> Tensor:
-    """Tell which units of a rectifier fired anywhere in ``values``.
+def unit_dimension(values: Tensor, units_last: bool | None) -> int:
+    """The dimension in which a rectifier's units lie; 0 for a single number.
 
     Args:
-        values: The rectifier's output. Units are in the last dimension for 1 to 3 dimensions and in dimension 1 for
-            more, unless ``units_last`` says otherwise (a convolution or a linear layer came before).
-        units_last: What the layer before implies, or None.
-
-    Returns:
-        Boolean, shape ``(n_units,)``. A unit with a NaN counts as fired: it is ill, but not dead.
+        values: The rectifier's output. Units are in the last dimension for 1 to 3 dimensions and in dimension 1 for more, unless
+            ``units_last`` says otherwise.
+        units_last: What the layer before implies (a convolution or a linear layer), or None.
     """
-    unit_dim = unit_dimension(values, units_last)
-    others = [dim for dim in range(values.dim()) if dim != unit_dim]
-    peak = values.amax(dim=others) if others else values.reshape(-1)
-    return peak != 0
-
-
-def unit_dimension(values: Tensor, units_last: bool | None) -> int:
-    """The dimension in which a rectifier's units lie, as :func:`fired_units` says; 0 for a single number."""
     dims = values.dim()
     last = units_last if units_last is not None else dims < 4
     return max(dims - 1, 0) if last or dims < 2 else 1
-
-
-def fired_on_host(values: Tensor, units_last: bool | None, known: Tensor) -> int | None:
-    """Mark in ``known`` the units that fired in ``values``, by the compiled path.
-
-    Args:
-        values: A rectifier's output in CPU memory, not empty.
-        units_last: As for :func:`fired_units`.
-        known: Boolean, one for each unit of ``values``.
-
-    Returns:
-        How many have never fired; None if the compiled path cannot read these values, and nothing was done.
-    """
-    fast = native()
-    if fast is None or not values.is_cpu or values.dtype not in fast.types or values.is_neg():
-        return None
-    unit_dim = unit_dimension(values, units_last)
-    if values.dim() == 0:
-        values = values.reshape(1)
-    if not values.is_contiguous():
-        values = values.movedim(unit_dim, -1)  # channels_last
-        unit_dim = values.dim() - 1
-        if not values.is_contiguous():
-            return None
-    return fast.fired(values, unit_dim, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +69,10 @@ class Saturation:
     reads: Literal["input", "output"] = "output"
     dim: int | None = None
 
-    def count(self, values: Tensor) -> tuple[Tensor | int, int]:
-        """Return how many entries (distributions) are saturated, as a 0-d tensor or a number, and how many there are."""
-        if not torch.compiler.is_compiling() and values.is_cpu:
-            fast = native()
-            if fast is not None and fast.readable(values):
-                return fast.beyond(values, self.low, self.high), self.total(values)
-        scratch = torch.empty_like(values, dtype=torch.float32)
-        counts = []
-        if self.low is not None:
-            counts.append(_total(torch.le(values, self.low, out=scratch)))
-        if self.high is not None:
-            counts.append(_total(torch.ge(values, self.high, out=scratch)))
-        return (counts[0] + counts[1] if len(counts) == 2 else counts[0]), self.total(values)
-
-    def total(self, values: Tensor) -> int:
-        """How many entries (distributions) ``values`` has."""
+    def bounds(self, values: Tensor) -> Bounds:
+        """The bounds of the activation's output or input, whichever it reads."""
         distribution = values.shape[self.dim] if self.dim is not None and values.dim() else 1
-        return values.numel() // max(distribution, 1)
-
-
-def _total(ones: Tensor) -> Tensor:
-    # Exact beyond 2**24 ones: parts first in float32, then their sums in float64.
-    if ones.numel() < 1 << 24:
-        return ones.sum()
-    return torch.stack([part.sum() for part in torch.split(ones.flatten(), 1 << 23)]).to(torch.float64).sum()
+        return Bounds(values, self.low, self.high, values.numel() // max(distribution, 1))
 
 
 # Bounded activations: within 1 % of their range of a bound. Tails: where the slope's size falls below 0.01.
@@ -156,7 +98,7 @@ _SATURATION_NAMES: dict[str, Saturation] = {
 
 
 def saturation_of(module: nn.Module) -> Saturation | None:
-    """Return where ``module`` saturates, or None if it has no bounds (or overwrites the input that would tell).
+    """Return where ``module`` saturates, or None if it has no bounds (or overwrites the input that shows it).
 
     Bounded activations (sigmoid, tanh, softsign, hardtanh, ReLU6, hardsigmoid) saturate within 1 % of their range of a
     bound, hard ones at it; a softmax where one entry takes 99 % of a distribution; GELU, SiLU, Mish, softplus and the ELU

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from lightning_hooks.statistics import accumulate, empty_table
-from lightning_hooks.statistics.host import summarize_on_host
+from lightning_hooks.statistics import empty_table
+from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.kernels.host import summarize_on_host
 from lightning_hooks.statistics.rows import Clock
 from lightning_hooks.trackers import table_lines
 
@@ -43,7 +44,7 @@ def measure(megabytes: int, dtype: torch.dtype, repeats: int) -> tuple[Any, ...]
     ways: dict[str, Callable[[], Any]] = {
         "sum": lambda: values.sum(),
         "copy": lambda: target.copy_(values),
-        "ours": lambda: accumulate(table, 0, values, clock),
+        "ours": lambda: kernels_for(DEVICE).record(table, 0, values, clock),
         "torch": (lambda: summarize_on_host(values)) if DEVICE == "cpu" else (lambda: torch.var_mean(values.float())),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}

@@ -23,8 +23,7 @@ import torch
 from lightning.pytorch import Callback
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_hooks import monitors
-from lightning_hooks.statistics.native import native
+from lightning_hooks import kernels, monitors
 from lightning_hooks.trackers import table_lines
 from tests.benchmarks.peers import FLOORS, PEERS
 from tests.benchmarks.workloads import WORKLOADS, Task, Workload, batches
@@ -219,7 +218,7 @@ def machine() -> dict[str, Any]:
         "lightning": pl.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "compiled path": native() is not None,
+        "kernels": kernels()["cpu"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -17,11 +17,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, torch, lightning_hooks
-from lightning_hooks.statistics import accumulate, empty_table
+from lightning_hooks.statistics import empty_table
+from lightning_hooks.statistics.kernels import kernels_for
 
 table = empty_table(1)
 torch.manual_seed(0)
-accumulate(table, 0, torch.randn(300_000).relu())
+kernels_for("cpu").record(table, 0, torch.randn(300_000).relu())
 finite = [number for number in table[0].tolist() if abs(number) < 1e30]
 print(json.dumps([lightning_hooks.__file__, lightning_hooks.kernels(), finite]))
 """
@@ -77,7 +78,7 @@ def test_a_wheel_holds_the_library_and_without_a_compiler_torch_does_the_same(tm
     assert not built.name.endswith("-any.whl")
     assert pure.name.endswith("-py3-none-any.whl")
     assert "without its C library, and uses torch's kernels: no C compiler (/nonexistent) was found" in notice
-    library, code = "lightning_hooks/statistics/libnative.so", "lightning_hooks/statistics/native.c"
+    library, code = "lightning_hooks/statistics/kernels/libnative.so", "lightning_hooks/statistics/kernels/native.c"
     names = ZipFile(built).namelist()
     assert (names.count(library), code in names, library in ZipFile(pure).namelist()) == (1, True, False)
     assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("lightning_hooks/run_report/templates/**/*.*")} <= set(names)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipMonitor, GradientFlowMonitor, monitors
-from lightning_hooks.statistics.native import native
+from lightning_hooks.statistics.kernels import kernels_for
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", "1" if request.param == "compiled" else "0")
-    native.cache_clear()
+    kernels_for.cache_clear()
     yield
-    native.cache_clear()
+    kernels_for.cache_clear()
 
 
 class Conjugate(nn.Module):

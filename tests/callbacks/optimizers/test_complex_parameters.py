@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipper, monitors
+from lightning_hooks.statistics.kernels import kernels_for
 from tests.support.models import Classifier, loader, trainer
 
 N = 7
@@ -44,10 +46,16 @@ class Spectral(Classifier):
         self.after.append([p.grad.clone() for p in self.parameters()])
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_norms_zeros_and_update_ratios_of_complex_parameters(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr("lightning_hooks.statistics.gradients.native", lambda: None)
+@pytest.fixture(params=["0", "1"])
+def _native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LIGHTNING_HOOKS_NATIVE", request.param)
+    kernels_for.cache_clear()
+    yield
+    kernels_for.cache_clear()
+
+
+@pytest.mark.usefixtures("_native")
+def test_norms_zeros_and_update_ratios_of_complex_parameters() -> None:
     ours, model = monitors(every_n_steps=1, summary=False), Spectral()
     trainer(ours).fit(model, loader())
     found = ours[1].report.parameters["net.weight"]

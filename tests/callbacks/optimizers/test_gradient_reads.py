@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.statistics import step_reader
+from lightning_hooks.statistics import StepReader
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
@@ -30,14 +30,14 @@ class ClipsItself(Classifier):
 def looks(monkeypatch: pytest.MonkeyPatch, module: Any, callbacks: list[Any], **kwargs: Any) -> tuple[int, Any]:
     """How often gradients were read, and the clip monitor's statistics."""
     count = 0
-    read = step_reader.gradient_norms
+    read = StepReader.norms
 
-    def counting(gradients: Any, *places: Any) -> Any:
+    def counting(self: StepReader, gradients: Any) -> Any:
         nonlocal count
         count += 1
-        return read(gradients, *places)
+        return read(self, gradients)
 
-    monkeypatch.setattr(step_reader, "gradient_norms", counting)
+    monkeypatch.setattr(StepReader, "norms", counting)
     clips = [each for each in callbacks if isinstance(each, GradientClipMonitor)]
     clip = clips[0] if clips else GradientClipMonitor(summary=False)
     trainer(callbacks if clips else [clip, *callbacks], limit_train_batches=4, **kwargs).fit(module, loader())

@@ -1,4 +1,4 @@
-"""Both ways of summarising a tensor, against numpy in float64."""
+"""What kernels record of a tensor, against numpy in float64: torch's for any device, torch's for CPU memory, and those in C."""
 
 import math
 import sys
@@ -8,16 +8,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hooks.statistics import Column, accumulate, empty_table, merge, summarize
-from lightning_hooks.statistics.host import CHUNK, summarize_on_host
+from lightning_hooks.statistics import Column, empty_table, merge, summarize
+from lightning_hooks.statistics.kernels import Bounds, Kernels, Units, kernels_for
+from lightning_hooks.statistics.kernels.host import CHUNK, summarize_on_host
 from lightning_hooks.statistics.rows import Clock
 
 
 def on_host(values):
     """The row that the CPU kernels give."""
     table = empty_table(1)
-    accumulate(table, 0, values)
+    kernels_for("cpu").record(table, 0, values)
     return table[0]
+
+
+@pytest.fixture(params=["any device", "cpu"])
+def kernels(request):
+    """Those for accelerators run on the CPU too."""
+    return Kernels() if request.param == "any device" else kernels_for("cpu")
 
 
 @pytest.fixture(params=[summarize, on_host], ids=["summarize", "on_host"])
@@ -109,35 +116,38 @@ def test_extreme_float64_never_raises(summary, magnitude):
 
 
 @pytest.mark.parametrize("batches", [[1000], [1, 999], [64, 64, 7], [2] * 20, [0, 5, 0], [3 * CHUNK, 10]], ids=str)
-def test_accumulated_batches_equal_the_whole(batches, assert_row):
+def test_recorded_batches_equal_the_whole(batches, assert_row):
     parts = [torch.randn(size) * (1 + i) + 5 * i for i, size in enumerate(batches)]
     table = empty_table(3)
     for part in parts:
-        accumulate(table, 1, part)
+        kernels_for("cpu").record(table, 1, part)
     assert_row(table[1], *parts)
     assert torch.equal(table[[0, 2]], empty_table(2))
 
 
-@pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
-def test_both_paths_agree_when_accumulating(make):
-    """The path for accelerators is taken here by pretending to compile."""
-    host, device = empty_table(1), empty_table(1)
-    for values in (torch.randn(30), make()):
-        accumulate(host, 0, values, saturated=(torch.tensor(2.0), 5), units=values.dim())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.compiler, "is_compiling", lambda: True)
-            accumulate(device, 0, values, saturated=(torch.tensor(2.0), 5), units=values.dim())
-    std = math.sqrt(host[0, Column.M2] / host[0, Column.COUNT])
-    torch.testing.assert_close(host, device, rtol=2e-6, atol=1e-6 * std)
-    assert host[0, [Column.SATURATED, Column.SATURABLE, Column.UNITS]].tolist() == [4.0, 10.0, max(1, values.dim())]
+@pytest.mark.parametrize("make", [make for name, make in ORDINARY.items() if name != "empty"], ids=ORDINARY.keys() - {"empty"})
+def test_all_kernels_agree(make):
+    found = []
+    for kernels in (Kernels(), kernels_for("cpu")):
+        torch.manual_seed(1)
+        table, fired = empty_table(1), []
+        for values in (torch.randn(30), make()):
+            dim = max(values.dim() - 1, 0)
+            fired.append(torch.zeros(values.shape[dim] if values.dim() else 1, dtype=torch.bool))
+            units = Units(len(fired[-1]), dim, fired[-1])
+            kernels.record(table, 0, values, None, True, Bounds(values, -0.5, 0.7, values.numel()), units)
+        found.append((table, torch.cat(fired)))
+    (table, fired), (other, also_fired) = found
+    std = math.sqrt(table[0, Column.M2] / table[0, Column.COUNT])
+    torch.testing.assert_close(table, other, rtol=2e-6, atol=1e-6 * std)
+    assert torch.equal(fired, also_fired)
+    assert table[0, Column.SATURABLE] == 30 + values.numel()
 
 
-@pytest.mark.parametrize("compiling", [True, False])
-def test_further_tensors_of_one_call_are_no_calls(compiling, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+def test_further_tensors_of_one_call_are_no_calls(kernels):
     table = empty_table(1)
-    accumulate(table, 0, torch.ones(3))
-    accumulate(table, 0, torch.ones(4), new_call=False)
+    kernels.record(table, 0, torch.ones(3))
+    kernels.record(table, 0, torch.ones(4), new_call=False)
     assert table[0, [Column.CALLS, Column.COUNT]].tolist() == [1, 7]
 
 
@@ -168,12 +178,11 @@ def test_summarize_has_no_host_sync(name):
     assert syncs.seen == []
 
 
-@pytest.mark.parametrize("compiling", [True, False])
-def test_accumulate_has_no_item(compiling, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    table, values = empty_table(1), torch.randn(100)
+def test_recording_has_no_item(kernels):
+    table, values = empty_table(1), torch.randn(10, 10)
+    units = Units(10, 1, torch.zeros(10, dtype=torch.bool))
     with Syncs() as syncs:
-        accumulate(table, 0, values, saturated=(torch.tensor(1.0), 9))
+        kernels.record(table, 0, values, None, True, Bounds(values, -1.0, None, 100), units)
     assert syncs.seen == []
 
 
@@ -184,25 +193,24 @@ def test_host_summary_of_nothing():
 def test_calls_of_one_site_from_several_threads_all_count():
     """Large enough that the compiled path lets other threads run while it reads."""
     table, values, calls = empty_table(1), torch.ones(1 << 16, dtype=torch.bfloat16), 1500
+    record = kernels_for("cpu").record
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(lambda _: [accumulate(table, 0, values) for _ in range(calls)], range(3)))
+            list(pool.map(lambda _: [record(table, 0, values) for _ in range(calls)], range(3)))
     finally:
         sys.setswitchinterval(before)
     assert (table[0, Column.CALLS], table[0, Column.COUNT]) == (3 * calls, 3 * calls * values.numel())
 
 
-@pytest.mark.parametrize("compiling", [True, False])
-def test_the_first_batch_with_a_nan_or_an_infinity_is_noted(compiling, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+def test_the_first_batch_with_a_nan_or_an_infinity_is_noted(kernels):
     table, clock = empty_table(2), Clock()
     bad = {3: math.inf, 5: math.nan}
     for batch in range(7):
         clock.set(batch)
-        accumulate(table, 0, torch.tensor([1.0, bad.get(batch, 2.0)]), clock)
-        accumulate(table, 1, torch.ones(2), clock)
+        kernels.record(table, 0, torch.tensor([1.0, bad.get(batch, 2.0)]), clock)
+        kernels.record(table, 1, torch.ones(2), clock)
     assert table[:, Column.FIRST_NONFINITE].tolist() == [3.0, math.inf]
     other = table.clone()
     other[0, Column.FIRST_NONFINITE] = 1.0

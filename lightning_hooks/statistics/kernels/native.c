@@ -26,20 +26,6 @@ enum { F32 = 0, F64 = 1, BF16 = 2, F16 = 3 };
 
 /* The columns of rows.py, in its order. */
 enum { CALLS, COUNT, MEAN, M2, MIN, MAX, ZEROS, NONFINITE, SATURATED, SATURABLE, NORM, NORM_MAX, UNITS, FIRST_NONFINITE, COLUMNS };
-enum {
-    PARAMETER_STEPS,
-    PARAMETER_NORM,
-    PARAMETER_SQUARE,
-    PARAMETER_NORM_MAX,
-    PARAMETER_ZEROS,
-    PARAMETER_ELEMENTS,
-    PARAMETER_NONFINITE_STEPS,
-    PARAMETER_MISSING_STEPS,
-    PARAMETER_RATIO,
-    PARAMETER_RATIO_STEPS,
-    PARAMETER_FIRST_NONFINITE,
-    PARAMETER_COLUMNS
-};
 
 /* What the library was built from, and whether it reads float16. */
 uint32_t source(void) { return SOURCE; }
@@ -301,7 +287,7 @@ int64_t beyond(const void *data, int64_t n, int type, double low, double high) {
 /* Mark the units that have a value other than zero; returns how many have not fired yet. The values lie as
  * (outer, units, inner). A unit marked before is not read again. A NaN fires. */
 WIDTHS int64_t fired(const void *data, int type, int64_t outer, int64_t units, int64_t inner, uint8_t *known) {
-    int64_t asleep = 0;
+    int64_t never_fired = 0;
 #define MARK(WORD, SIGN)                                                                                             \
     {                                                                                                               \
         const WORD *p = data;                                                                                       \
@@ -321,8 +307,8 @@ WIDTHS int64_t fired(const void *data, int type, int64_t outer, int64_t units, i
     if (type == F32) MARK(uint32_t, 0x7fffffffu)
     else if (type == F64) MARK(uint64_t, 0x7fffffffffffffffu)
     else MARK(uint16_t, 0x7fffu)
-    for (int64_t u = 0; u < units; u++) asleep += !known[u];
-    return asleep;
+    for (int64_t u = 0; u < units; u++) never_fired += !known[u];
+    return never_fired;
 }
 
 /* The sum of squares of a block, in float, and its zeros, where they are asked for. */
@@ -406,38 +392,5 @@ WIDTHS void ratios(const int64_t *addresses, const int64_t *counts, const int64_
         else COMPARE(float)
         out[t] = sqrt(update) / sqrt(weight); /* 0 / 0 for a weight of zeros */
         then += n * (type == F64 ? 8 : 4);
-    }
-}
-
-/* Enter k measured gradients into the rows of their parameters (indices[t] is the row of the t-th), and the norm of them all into
- * the total of their optimizer: (finite steps, sum of norms). */
-void enter(double *rows, const int64_t *indices, int64_t k, const double *norm, const double *zeros, const double *sizes,
-           double global_step, double *total) {
-    double square = 0;
-    for (int64_t t = 0; t < k; t++) square += norm[t] * norm[t];
-    if (finite64(square)) total[0] += 1, total[1] += sqrt(square);
-    for (int64_t t = 0; t < k; t++) {
-        double *row = rows + indices[t] * PARAMETER_COLUMNS;
-        row[PARAMETER_ZEROS] += zeros[t];
-        row[PARAMETER_ELEMENTS] += sizes[t];
-        if (!finite64(norm[t])) {
-            row[PARAMETER_NONFINITE_STEPS] += 1;
-            if (global_step < row[PARAMETER_FIRST_NONFINITE]) row[PARAMETER_FIRST_NONFINITE] = global_step;
-            continue;
-        }
-        row[PARAMETER_STEPS] += 1;
-        row[PARAMETER_NORM] += norm[t];
-        row[PARAMETER_SQUARE] += norm[t] * norm[t];
-        if (norm[t] > row[PARAMETER_NORM_MAX]) row[PARAMETER_NORM_MAX] = norm[t];
-    }
-}
-
-/* Enter k update ratios; those that are not finite do not count. */
-void enter_ratios(double *rows, const int64_t *indices, int64_t k, const double *ratio) {
-    for (int64_t t = 0; t < k; t++) {
-        if (!finite64(ratio[t])) continue;
-        double *row = rows + indices[t] * PARAMETER_COLUMNS;
-        row[PARAMETER_RATIO] += ratio[t];
-        row[PARAMETER_RATIO_STEPS] += 1;
     }
 }

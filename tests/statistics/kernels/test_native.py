@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_hooks.statistics import Column, empty_table
-from lightning_hooks.statistics import native as module
-from lightning_hooks.statistics.native import LIBRARY, SOURCE, native
-from lightning_hooks.statistics.rows import ParameterColumn
+from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.kernels import native as module
+from lightning_hooks.statistics.kernels.native import LIBRARY, SOURCE
 
 
 @pytest.fixture(autouse=True)
@@ -20,16 +20,13 @@ def fast(path):
     """The compiled path; nothing here is about torch's."""
     if path == "torch":
         pytest.skip("about the C library")
-    return native()
+    return kernels_for("cpu")
 
 
 def test_the_columns_are_those_of_the_rows():
     """The C file is built where the package cannot be imported, and has its own list of them."""
     lists = [re.findall(r"\w+", names) for names in re.findall(r"enum \{([^}=]*)\}", SOURCE.read_text())]
-    assert lists == [
-        [*Column.__members__, "COLUMNS"],
-        [*(f"PARAMETER_{name}" for name in ParameterColumn.__members__), "PARAMETER_COLUMNS"],
-    ]
+    assert lists == [[*Column.__members__, "COLUMNS"]]
 
 
 def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
@@ -38,7 +35,7 @@ def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
     for _ in range(8):
         table = empty_table(1)
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(lambda place: [fast.accumulate(values, place, 1.0, 0.0) for _ in range(6000)], [table.data_ptr()] * 3))
+            list(pool.map(lambda _, table=table: [fast.record(table, 0, values) for _ in range(6000)], range(3)))
         assert (table[0, Column.CALLS], table[0, Column.COUNT] / values.numel()) == (18_000, 18_000)
 
 
@@ -54,24 +51,24 @@ def test_a_library_from_another_source_is_not_used(tmp_path, monkeypatch):
     changed = tmp_path / "native.c"
     changed.write_text(SOURCE.read_text() + "\n")
     monkeypatch.setattr(module, "SOURCE", changed)
-    native.cache_clear()
+    kernels_for.cache_clear()
     with pytest.warns(UserWarning, match=r"libnative.so is not used: it was built from another native.c.*python hatch_build.py"):
-        assert native() is None
+        assert kernels_for("cpu").name == "torch"
 
 
 def test_a_file_that_is_no_library_is_not_used(tmp_path, monkeypatch):
     broken = tmp_path / "libnative.so"
     broken.write_bytes(b"no library")
     monkeypatch.setattr(module, "LIBRARY", broken)
-    native.cache_clear()
-    with pytest.warns(UserWarning, match=r"torch's kernels do its work, more slowly"):
-        assert native() is None
+    kernels_for.cache_clear()
+    with pytest.warns(UserWarning, match=r"torch's kernels do the same work, more slowly"):
+        assert kernels_for("cpu").name == "torch"
 
 
 def test_without_a_library_torch_does_the_work_without_a_word(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LIBRARY", tmp_path / "libnative.so")
-    native.cache_clear()
-    assert native() is None
+    kernels_for.cache_clear()
+    assert kernels_for("cpu").name == "torch"
 
 
 def test_without_openmp_one_thread_reads_everything(fast):
@@ -87,5 +84,5 @@ def test_without_openmp_one_thread_reads_everything(fast):
     openmp, norm = done.stdout.split()
     assert openmp == "False"
     values = [torch.tensor([3.0, 4.0]).repeat(1 << 17)]
-    assert float(norm) == pytest.approx(fast.norms(fast.places(values))[0].item(), rel=1e-6)
+    assert float(norm) == pytest.approx(fast.norms(values).norms.item(), rel=1e-6)
     assert float(norm) == pytest.approx((12.5 * (1 << 18)) ** 0.5, rel=1e-6)

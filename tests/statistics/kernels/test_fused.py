@@ -14,7 +14,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not CUDA and not INTERPRETED:
     pytest.skip("no CUDA device; with Triton installed, TRITON_INTERPRET=1 runs these on the CPU", allow_module_level=True)
 
-from lightning_hooks.statistics.fused import BLOCK, Fused  # noqa: E402
+from lightning_hooks.statistics.kernels import Bounds, Units  # noqa: E402
+from lightning_hooks.statistics.kernels.fused import BLOCK, FusedKernels  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 pytestmark = [pytest.mark.filterwarnings("ignore:.*invalid value.*:RuntimeWarning")]  # the interpreter's numpy
@@ -29,13 +30,14 @@ def path():
 
 @pytest.fixture(scope="module")
 def fast():
-    return Fused()
+    return FusedKernels()
 
 
 def row_of(fast, *tensors, clock=None, **options):
     table = empty_table(3, DEVICE)
     for tensor in tensors:
-        fast.accumulate(table, 1, tensor.to(DEVICE), clock or Clock(DEVICE), **options)
+        tensor = tensor.to(DEVICE)
+        fast.record(table, 1, tensor, clock or Clock(DEVICE), **{name: make(tensor) for name, make in options.items()})
     assert torch.equal(table[[0, 2]].cpu(), empty_table(2))
     return table[1].cpu()
 
@@ -69,7 +71,7 @@ def test_the_first_batch_with_a_nan_is_noted(fast):
     table, clock = empty_table(1, DEVICE), Clock(DEVICE)
     for batch, value in enumerate([1.0, math.inf, math.nan]):
         clock.set(batch + 4)
-        fast.accumulate(table, 0, torch.tensor([value, 1.0], device=DEVICE), clock)
+        fast.record(table, 0, torch.tensor([value, 1.0], device=DEVICE), clock)
     assert table[0, Column.FIRST_NONFINITE].item() == 5
 
 
@@ -78,19 +80,19 @@ def test_values_at_a_bound(low, high, fast):
     values = torch.randn(10_000)
     values[:3] = torch.tensor([math.nan, math.inf, -math.inf])
     expected = sum(([] if low is None else [(values <= low).sum()]) + ([] if high is None else [(values >= high).sum()]))
-    row = row_of(fast, values, low=low, high=high, saturable=values.numel())
+    row = row_of(fast, values, bounds=lambda tensor: Bounds(tensor, low, high, tensor.numel()))
     assert row[[Column.SATURATED, Column.SATURABLE]].tolist() == [expected, 10_000]
 
 
 @pytest.mark.parametrize(("shape", "unit_dim"), [((40, 30), 1), ((6, 30, 11, 7), 1), ((5, 9, 30), 2), ((30,), 0)])
 def test_units_that_fired(shape, unit_dim, fast):
     values = torch.randn(shape)
-    asleep = torch.zeros(30, dtype=torch.bool)
-    asleep[[3, 17, 29]] = True
+    never_fired = torch.zeros(30, dtype=torch.bool)
+    never_fired[[3, 17, 29]] = True
     view = [1] * len(shape)
     view[unit_dim] = 30
-    values = torch.where(asleep.view(view), 0.0, values)
+    values = torch.where(never_fired.view(view), 0.0, values)
     known = torch.zeros(30, dtype=torch.bool, device=DEVICE)
-    row = row_of(fast, values, known=known, unit_dim=unit_dim)
-    assert torch.equal(~known.cpu(), asleep)
+    row = row_of(fast, values, units=lambda _: Units(30, unit_dim, known))
+    assert torch.equal(~known.cpu(), never_fired)
     assert row[Column.UNITS] == 30

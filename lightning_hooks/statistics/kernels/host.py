@@ -1,0 +1,283 @@
+"""torch's and numpy's kernels for tensors in CPU memory.
+
+On the CPU a hook runs after the numbers are there, so reading one through the tensor's memory waits for nothing; it is not the
+synchronisation that ``.item()`` is on an accelerator. A few kernels that read fast do almost all the work (``sum`` and ``dot`` of
+torch, extremes and comparisons of numpy; ``aminmax``, ``eq``, ``isfinite``, ``var_mean`` and ``count_nonzero`` of torch cost two to
+a hundred times as much), and only the tensors that need it go the careful ways.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.hooks.tensors import as_real, plain_values
+from lightning_hooks.statistics.host_copies import number
+from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
+from lightning_hooks.statistics.rows import Clock, ParameterColumn
+
+CHUNK = 1 << 17
+"""Values handled at a time: the chunk stays in the cache between kernels, and float32 sums stay short and exact."""
+
+_CANCELLATION = 16.0
+"""Where the mean square is more than this many variances, the deviations are summed in float64 instead."""
+
+_SQUARES_SAFE = (1e-15, 1e15)
+"""Magnitudes between which squares neither overflow nor vanish in float32."""
+
+_TOGETHER = CHUNK // 4
+"""Up to so many values the norms of several tensors are taken in one call."""
+
+_local = threading.local()
+_ROWS = Lock()  # a layer may be called in several threads: a row is for one at a time
+
+
+class HostSummary(NamedTuple):
+    """The numbers of one tensor, over its finite values."""
+
+    finite: int
+    mean: float
+    m2: float
+    min: float
+    max: float
+    zeros: int
+    nonfinite: int
+    norm: float
+
+
+_EMPTY = HostSummary(0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
+
+
+class HostKernels(Kernels):
+    """For tables in CPU memory, and tensors that are there too."""
+
+    @override
+    def record(
+        self,
+        table: Tensor,
+        index: int,
+        values: Tensor,
+        clock: Clock | None = None,
+        new_call: bool = True,
+        bounds: Bounds | None = None,
+        units: Units | None = None,
+    ) -> bool:
+        if not values.is_cpu:
+            return super().record(table, index, values, clock, new_call, bounds, units)
+        now = 0 if clock is None else clock.batch
+        at_bound, boundable = (0, 0) if bounds is None else (int(self.beyond(bounds)), bounds.total)
+        if units is not None:
+            self.mark(values, units)
+        new = summarize_on_host(values)
+        with _ROWS:
+            _enter(table.numpy()[index], new, now, at_bound, boundable, 0 if units is None else units.n, new_call)
+        return units is not None and units.fired is not None and bool(units.fired.numpy().all())
+
+    @override
+    def beyond(self, bounds: Bounds) -> Tensor | int:
+        if not bounds.values.is_cpu:
+            return super().beyond(bounds)
+        flat = flatten(bounds.values).numpy()
+        low = 0 if bounds.low is None else _count(np.less_equal, flat, bounds.low)
+        return low if bounds.high is None else low + _count(np.greater_equal, flat, bounds.high)
+
+    @override
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
+        plain = [plain_values(tensor) for tensor in tensors]
+        found = torch.tensor(list(_norms([as_real(values) for values in plain])), dtype=torch.float64)
+        counts = torch.tensor([_zeros(values) for values in plain], dtype=torch.float64) if zeros else None
+        return Norms(found, counts, [values.numel() for values in plain])
+
+    @override
+    def enter(
+        self,
+        rows: Tensor,
+        total: Tensor,
+        indices: Tensor,
+        norms: Tensor,
+        zeros: Tensor,
+        sizes: Tensor,
+        global_step: int,
+        valid: Tensor | None = None,
+    ) -> None:
+        if valid is not None and not number(valid):
+            return
+        table, at, found = rows.numpy(), indices.numpy(), norms.numpy()
+        finite = np.isfinite(found)
+        kept = np.where(finite, found, 0.0)
+        new = table[at]
+        with np.errstate(over="ignore"):
+            squares = kept * kept
+            whole = math.sqrt(squares.sum()) if finite.all() else math.nan
+        new[:, ParameterColumn.STEPS] += finite
+        new[:, ParameterColumn.NORM] += kept
+        new[:, ParameterColumn.SQUARE] += squares
+        np.maximum(new[:, ParameterColumn.NORM_MAX], kept, out=new[:, ParameterColumn.NORM_MAX])
+        new[:, ParameterColumn.ZEROS] += zeros.numpy()
+        new[:, ParameterColumn.ELEMENTS] += sizes.numpy()
+        if not finite.all():
+            new[:, ParameterColumn.NONFINITE_STEPS] += ~finite
+            first = new[:, ParameterColumn.FIRST_NONFINITE]
+            np.minimum(first, np.where(finite, np.inf, global_step), out=first)
+        table[at] = new
+        if math.isfinite(whole):
+            totals = total.numpy()
+            totals += (1.0, whole)
+
+    @override
+    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+        if valid is not None and not number(valid):
+            return
+        table, at, found = rows.numpy(), indices.numpy(), ratios.numpy()
+        counted = np.isfinite(found)
+        table[at, ParameterColumn.RATIO] += np.where(counted, found, 0.0)
+        table[at, ParameterColumn.RATIO_STEPS] += counted
+
+
+def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
+    # In Python's numbers: to read and write single entries of an array costs more than the arithmetic. The order is Column's.
+    (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = row.tolist()
+    if new.finite:
+        total = count + new.finite
+        delta = new.mean - mean
+        mean += delta * (new.finite / total)
+        m2 += new.m2 + delta * delta * (count * new.finite / total)
+        count = total
+    row[:] = (
+        calls + new_call,
+        count,
+        mean,
+        m2,
+        min(low, new.min),
+        max(high, new.max),
+        zeros + new.zeros,
+        nonfinite + new.nonfinite,
+        saturated + at_bound,
+        saturable + boundable,
+        norm + new.norm,
+        max(norm_max, new.norm),
+        max(most_units, units),
+        min(first, now) if new.nonfinite else first,
+    )
+
+
+def summarize_on_host(values: Tensor) -> HostSummary:
+    """Summarise a plain CPU tensor of any floating dtype, shape and strides."""
+    n = values.numel()
+    if n == 0:
+        return _EMPTY
+    flat = flatten(values)
+    total = square = 0.0
+    low, high = math.inf, -math.inf
+    zeros = 0
+    for chunk in _chunks(flat):
+        array = chunk.numpy()
+        part = number(torch.dot(chunk, chunk))
+        if not math.isfinite(part) and not np.isfinite(array).all():  # it also overflows
+            return _with_nonfinite(flat)
+        chunk_low, chunk_high = float(np.minimum.reduce(array)), float(np.maximum.reduce(array))
+        low, high = min(low, chunk_low), max(high, chunk_high)
+        total += number(chunk.sum())
+        square += part
+        if chunk_low <= 0.0 <= chunk_high:
+            zeros += _count(np.equal, array, 0)
+    mean = total / n
+    m2 = square - mean * total
+    peak = max(-low, high)
+    if m2 * _CANCELLATION < square or not _SQUARES_SAFE[0] < peak < _SQUARES_SAFE[1]:
+        mean, m2 = _careful(flat, mean, n) if peak else (0.0, 0.0)
+        square = m2 + n * mean * mean
+    return HostSummary(n, mean, m2, low, high, zeros, 0, math.sqrt(square))
+
+
+def flatten(values: Tensor) -> Tensor:
+    """Return the values in one dimension, float32 or float64, in memory order; a view wherever strides allow."""
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
+    if values.is_contiguous():
+        return values.view(-1)
+    order = sorted(range(values.dim()), key=values.stride, reverse=True)
+    return values.permute(order).reshape(-1)
+
+
+def _chunks(flat: Tensor) -> Sequence[Tensor]:
+    return (flat,) if flat.numel() <= CHUNK else torch.split(flat, CHUNK)
+
+
+def _count(compare: np.ufunc, flat: np.ndarray[Any, Any], value: float) -> int:
+    """How often a comparison holds, piece by piece: what it gives stays in the cache."""
+    flags: np.ndarray[Any, Any] | None = getattr(_local, "flags", None)
+    if flags is None:
+        flags = _local.flags = np.empty(CHUNK, dtype=bool)
+    found = 0
+    for start in range(0, len(flat), CHUNK):
+        piece = flat[start : start + CHUNK]
+        found += int(np.count_nonzero(compare(piece, value, out=flags[: len(piece)])))
+    return found
+
+
+def _careful(flat: Tensor, pivot: float, n: int) -> tuple[float, float]:
+    """Mean and M2 from deviations in float64."""
+    if not math.isfinite(pivot):  # the float32 sum overflowed
+        pivot = sum(number(chunk.sum(dtype=torch.float64)) for chunk in _chunks(flat)) / n
+    shift = m2 = 0.0
+    for chunk in _chunks(flat):
+        deviation = chunk.to(torch.float64, copy=True).sub_(pivot)  # a copy also of float64: the values are the model's
+        shift += number(deviation.sum())
+        m2 += number(torch.dot(deviation, deviation))
+    return pivot + shift / n, max(m2 - shift * shift / n, 0.0)
+
+
+def _with_nonfinite(flat: Tensor) -> HostSummary:
+    """The rare way, for tensors that hold NaN or infinite values."""
+    array = flat.numpy()
+    kept = array[np.isfinite(array)].astype(np.float64)
+    if not kept.size:
+        return _EMPTY._replace(nonfinite=array.size)
+    mean = float(kept.mean())
+    m2 = float(np.square(kept - mean).sum())
+    return HostSummary(
+        finite=kept.size,
+        mean=mean,
+        m2=m2,
+        min=float(kept.min()),
+        max=float(kept.max()),
+        zeros=kept.size - int(np.count_nonzero(kept)),
+        nonfinite=array.size - kept.size,
+        norm=math.sqrt(m2 + kept.size * mean * mean),
+    )
+
+
+def _norms(tensors: Sequence[Tensor]) -> Iterator[float]:
+    """L2 norms of plain CPU tensors: the small float32 ones in one call, the others and the extreme ones each by itself."""
+    small = [tensor for tensor in tensors if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER]
+    # What clip_grad_norm_ itself calls; torch has no public name for many norms at once.
+    together = iter(torch._foreach_norm(small) if small else ())
+    for tensor in tensors:
+        norm = number(next(together)) if tensor.dtype == torch.float32 and tensor.numel() <= _TOGETHER else 0.0
+        yield norm if _SQUARES_SAFE[0] < norm < _SQUARES_SAFE[1] else _norm(tensor)
+
+
+def _norm(values: Tensor) -> float:
+    """L2 norm of a plain CPU tensor; NaN or infinite if it holds such a value."""
+    flat = flatten(values)
+    square = sum(number(torch.dot(chunk, chunk)) for chunk in _chunks(flat))
+    if square == 0.0 and not bool(flat.numpy().any()):  # a gradient of zeros is common, and needs no more
+        return 0.0
+    if not _SQUARES_SAFE[0] ** 2 < square < _SQUARES_SAFE[1] ** 2:
+        # Squares that overflow or vanish in float32, and NaN: float64 shows which.
+        square = sum(number(torch.dot(wide, wide)) for wide in (chunk.double() for chunk in _chunks(flat)))
+    return math.sqrt(square)
+
+
+def _zeros(values: Tensor) -> int:
+    """How many values of a plain CPU tensor are exactly zero; of complex ones those with both parts zero."""
+    return _count(np.equal, (values.resolve_conj().reshape(-1) if values.is_complex() else flatten(values)).numpy(), 0)

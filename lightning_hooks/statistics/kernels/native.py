@@ -1,0 +1,221 @@
+"""The kernels in C for tensors in CPU memory: ``native.c``, built when the package is installed.
+
+One read of a tensor gives everything a row needs, where torch's own kernels need one read for each number. Nothing is compiled
+here; in a checkout, ``python hatch_build.py`` builds the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.hooks.tensors import dense, in_memory
+from lightning_hooks.statistics.kernels.host import HostKernels
+from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, empty_table, fixed
+
+SOURCE = Path(__file__).with_suffix(".c")
+LIBRARY = Path(__file__).with_name("libnative.so")  # not native.so, which would be an import of its own
+
+WHAT = str(LIBRARY)
+REMEDY = "Install lightning_hooks again, or in a checkout run `python hatch_build.py`."
+
+_ROW_BYTES = 8 * N_COLUMNS
+_BOUNDLESS = torch.finfo(torch.float64).max
+_LARGE = 1 << 16  # values from which the interpreter is let go while they are read
+_Part = ctypes.c_double * 7  # the summary of a tensor, as native.c keeps it
+
+
+class _Located(NamedTuple):
+    """Where dense tensors of one type lie in memory, their sizes, the type, and its number in ``native.c``."""
+
+    addresses: array[int]
+    sizes: Tensor
+    dtype: torch.dtype
+    kind: int
+
+    @property
+    def address(self) -> int:
+        """Where the addresses lie, as long as this lives."""
+        return self.addresses.buffer_info()[0]
+
+
+class _Taken(NamedTuple):
+    """What was copied of the tensors at some addresses, one after the other: how many values of each, and how far apart."""
+
+    located: _Located
+    counts: Tensor
+    strides: Tensor
+    values: Tensor
+
+
+class NativeKernels(HostKernels):
+    """The functions of ``native.c``.
+
+    Args:
+        path: The shared library.
+
+    Raises:
+        OSError: It cannot be loaded, or was built from another ``native.c`` than the one next to it.
+    """
+
+    name = "c"
+
+    def __init__(self, path: Path) -> None:
+        freely = ctypes.CDLL(str(path))  # lets other threads run meanwhile, which for a small tensor costs more than the work
+        at_once = ctypes.PyDLL(str(path))
+        freely.source.restype = ctypes.c_uint32
+        if freely.source() != zlib.crc32(SOURCE.read_bytes()):  # its functions may take other arguments
+            raise OSError("it was built from another native.c")
+        address, integer, real, kind = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
+        self._accumulate = at_once.accumulate
+        self._accumulate.argtypes = (address, integer, kind, address, real, real, real, real, real)
+        self._measure = freely.measure
+        self._measure.argtypes = (address, integer, kind, address)
+        self._merge = at_once.merge
+        self._merge.argtypes = (address, address, real, real, real, real, real)
+        self._beyond = freely.beyond
+        self._beyond.argtypes, self._beyond.restype = (address, integer, kind, real, real), integer
+        self._fired = at_once.fired
+        self._fired.argtypes, self._fired.restype = (address, kind, integer, integer, integer, address), integer
+        self._norms = freely.norms
+        self._norms.argtypes = (address, address, integer, kind, address, address)
+        self._sample = freely.sample
+        self._sample.argtypes = (address, address, address, integer, kind, address)
+        self._ratios = freely.ratios
+        self._ratios.argtypes = (address, address, address, integer, kind, address, address)
+        self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+        if freely.reads_half():
+            self.types[torch.float16] = 3
+
+    @override
+    def reads(self, found: object) -> bool:
+        return in_memory(found) and found.is_cpu and found.dtype in self.types and found.is_contiguous()
+
+    def _kind(self, values: Tensor) -> int | None:
+        """The number of the type of plain values; None where they cannot be read as they are."""
+        return self.types.get(values.dtype) if values.is_cpu and dense(values) else None
+
+    @override
+    def record(
+        self,
+        table: Tensor,
+        index: int,
+        values: Tensor,
+        clock: Clock | None = None,
+        new_call: bool = True,
+        bounds: Bounds | None = None,
+        units: Units | None = None,
+    ) -> bool:
+        kind = self._kind(values)
+        if kind is None:
+            return super().record(table, index, values, clock, new_call, bounds, units)
+        n, row, count, complete = values.numel(), table.data_ptr() + index * _ROW_BYTES, 0, False
+        if units is not None:
+            count, complete = units.n, units.fired is not None and self._mark(values, kind, units)
+        at_bound, boundable = (0, 0) if bounds is None else (self.beyond(bounds), bounds.total)
+        entered = (new_call, 0 if clock is None else clock.batch, count, at_bound, boundable)
+        if n < _LARGE:
+            self._accumulate(values.data_ptr(), n, kind, row, *entered)
+        else:
+            found = _Part()  # while values are read other threads run, perhaps in the same layer: the row is for one at a time
+            self._measure(values.data_ptr(), n, kind, found)
+            self._merge(found, row, *entered)
+        return complete
+
+    def _mark(self, values: Tensor, kind: int, units: Units) -> bool:
+        """Mark the units that fired; whether all have."""
+        unit_dim = units.dim
+        if not values.is_contiguous():
+            values, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
+            if not values.is_contiguous():
+                self.mark(values, units._replace(dim=unit_dim))
+                return False
+        assert units.fired is not None
+        shape = values.shape
+        sizes = (math.prod(shape[:unit_dim]), units.n, math.prod(shape[unit_dim + 1 :]))
+        return int(self._fired(values.data_ptr(), kind, *sizes, units.fired.data_ptr())) == 0
+
+    @override
+    def beyond(self, bounds: Bounds) -> Tensor | int:
+        values, low, high, _ = bounds
+        kind = self._kind(values)
+        if kind is None:
+            return super().beyond(bounds)
+        limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
+        return int(self._beyond(values.data_ptr(), values.numel(), kind, *limits))
+
+    def _locate(self, tensors: Sequence[Tensor]) -> _Located | None:
+        """Where tensors lie; None if one of them cannot be read as it is, or is of another type."""
+        dtype = tensors[0].dtype
+        found = [
+            tensor.data_ptr()
+            for tensor in tensors
+            if in_memory(tensor) and tensor.dtype is dtype and tensor.is_cpu and (tensor.is_contiguous() or dense(tensor))
+        ]
+        if len(found) != len(tensors) or dtype not in self.types:
+            return None
+        return _Located(array("q", found), fixed(tuple([tensor.numel() for tensor in tensors])), dtype, self.types[dtype])
+
+    @override
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
+        located = self._locate(tensors)
+        if located is None:
+            return super().norms(tensors, zeros)
+        norms = torch.empty(len(tensors), dtype=torch.float64)
+        counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
+        at_counts = None if counts is None else counts.data_ptr()
+        self._norms(located.address, located.sizes.data_ptr(), len(tensors), located.kind, norms.data_ptr(), at_counts)
+        return Norms(norms, counts, located.sizes.tolist())
+
+    @override
+    def sample(self, tensors: Sequence[Tensor], strides: Sequence[int]) -> Any:
+        located = self._locate(tensors)
+        if located is None or located.dtype not in (torch.float32, torch.float64):
+            return super().sample(tensors, strides)
+        counts = [-(-tensor.numel() // stride) for tensor, stride in zip(tensors, strides, strict=True)]
+        values = torch.empty(sum(counts), dtype=located.dtype)
+        taken = _Taken(located, fixed(tuple(counts)), fixed(tuple(strides)), values)
+        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
+        self._sample(*at, len(tensors), located.kind, values.data_ptr())
+        return taken
+
+    @override
+    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: Sequence[int]) -> Tensor:
+        if not isinstance(taken, _Taken):
+            return super().ratios(taken, tensors, strides)
+        located = self._locate(tensors)
+        if located is None or located.dtype is not taken.located.dtype or not torch.equal(located.sizes, taken.located.sizes):
+            return torch.full((len(tensors),), math.nan, dtype=torch.float64)  # they became others, or were freed
+        ratios = torch.empty(len(tensors), dtype=torch.float64)
+        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
+        self._ratios(*at, len(tensors), located.kind, taken.values.data_ptr(), ratios.data_ptr())
+        return ratios
+
+
+def load() -> NativeKernels | None:
+    """The kernels; None where there is no library.
+
+    Raises:
+        OSError: It cannot be loaded, or computes wrong numbers.
+    """
+    if not LIBRARY.exists():
+        return None
+    found = NativeKernels(LIBRARY)
+    rows = []
+    for each in (found, HostKernels()):  # before anything relies on it
+        rows.append(empty_table(1))
+        values = torch.tensor([0.0, 1.0, -3.0, math.nan, math.inf, 4.0])
+        each.record(rows[-1], 0, values, bounds=Bounds(values, -2.0, 3.0, 6))
+    if not torch.allclose(rows[0], rows[1]):
+        raise OSError("it computes wrong numbers")
+    return found

@@ -1,0 +1,243 @@
+"""torch's kernels, for every device: what the faster ones do, written out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import as_real, plain_values
+from lightning_hooks.statistics.parameter_rows import merge_parameter_rows, parameter_rows
+from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, empty_table, merge, row_dtype
+
+
+class Bounds(NamedTuple):
+    """Where values count as saturated.
+
+    Attributes:
+        values: What is compared: the output that is recorded, or the input that it was computed from.
+        low: Values at or below it are saturated; None for none.
+        high: Values at or above it are saturated; None for none.
+        total: How many values (or distributions) could be saturated.
+    """
+
+    values: Tensor
+    low: float | None
+    high: float | None
+    total: int
+
+
+class Units(NamedTuple):
+    """The units of a rectifier's output.
+
+    Attributes:
+        n: How many.
+        dim: The dimension that they lie in.
+        fired: Boolean, shape ``(n,)``: those with a value other than zero are to be marked. None: all have fired already.
+    """
+
+    n: int
+    dim: int
+    fired: Tensor | None
+
+
+class Norms(NamedTuple):
+    """What is read of several tensors.
+
+    Attributes:
+        norms: L2 norms, shape ``(n,)``, in the row's dtype; not finite where a tensor holds such a value.
+        zeros: How many elements are exactly zero, shape ``(n,)``, in the row's dtype; None where that was not asked for.
+        sizes: How many elements each stores.
+    """
+
+    norms: Tensor
+    zeros: Tensor | None
+    sizes: list[int]
+
+
+class Kernels:
+    """Reads tensors and enters what it finds into tables. No host sync, and no tensor is kept.
+
+    This class does it with torch's operators, wherever the tensors are. Its subclasses do the same faster for one kind of device,
+    and leave to it what they cannot read.
+
+    Attributes:
+        name: ``"torch"``, ``"c"`` or ``"triton"``.
+    """
+
+    name = "torch"
+
+    def reads(self, found: object) -> bool:
+        """Whether :meth:`record` takes ``found`` as it is: a tensor that needs no :func:`~.plain_values`."""
+        return False
+
+    def record(
+        self,
+        table: Tensor,
+        index: int,
+        values: Tensor,
+        clock: Clock | None = None,
+        new_call: bool = True,
+        bounds: Bounds | None = None,
+        units: Units | None = None,
+    ) -> bool:
+        """Merge the summary of ``values`` into row ``index`` of ``table``, in place.
+
+        Args:
+            table: Shape ``(n_sites, n_columns)``, contiguous.
+            index: The site.
+            values: Floating point, of any shape and device; what :meth:`reads` agrees to, or :func:`~.plain_values` gave.
+            clock: Of the training batch; None for batch 0.
+            new_call: False for the second and later tensors of one call's output.
+            bounds: Of an activation that has some; ``values`` are not empty then.
+            units: Of a rectifier; ``values`` are not empty then.
+
+        Returns:
+            Whether the host knows that all units have fired.
+        """
+        row = summarize(values)
+        if bounds is not None:
+            row[Column.SATURATED] = self.beyond(bounds)
+            row[Column.SATURABLE] = bounds.total
+        if units is not None:
+            row[Column.UNITS] = units.n
+            self.mark(values, units)
+        if not new_call:
+            row[Column.CALLS] = 0
+        batch = torch.zeros_like(row[0]) if clock is None else clock.tensor.to(row.device, non_blocking=True)
+        row[Column.FIRST_NONFINITE] = torch.where(row[Column.NONFINITE] > 0, batch, math.inf)
+        target = table[index]
+        target.copy_(merge(torch.stack((target, row.to(target.device, non_blocking=True)))))
+        return False
+
+    def beyond(self, bounds: Bounds) -> Tensor | int:
+        """How many values are at a bound: 0-d, or a number."""
+        values, low, high, _ = bounds
+        counts = [*([] if low is None else [(values <= low).sum()]), *([] if high is None else [(values >= high).sum()])]
+        return counts[0] + counts[-1] if len(counts) == 2 else counts[0]
+
+    def mark(self, values: Tensor, units: Units) -> None:
+        """Mark the units with a value other than zero. One with a NaN counts as fired: it has a problem, but it is not dead."""
+        if units.fired is not None:
+            others = [dim for dim in range(values.dim()) if dim != units.dim]
+            peak = values.amax(dim=others) if others else values.reshape(-1)
+            units.fired.logical_or_(peak != 0)
+
+    def norms(self, tensors: Sequence[Tensor], zeros: bool = False) -> Norms:
+        """L2 norms of tensors, and how many of their elements are zero if that is asked for.
+
+        Args:
+            tensors: On one device, of any layout or subclass (of a distributed one the shard is read); at least one.
+            zeros: Whether to count zeros; of a complex element both parts must be zero.
+        """
+        plain = [plain_values(tensor) for tensor in tensors]
+        # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
+        norms = torch.stack(torch._foreach_norm([as_real(values) for values in plain]))
+        found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
+        return Norms(norms.to(row_dtype(norms.device)), found, [values.numel() for values in plain])
+
+    def sample(self, tensors: Sequence[Tensor], strides: Sequence[int]) -> Any:
+        """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`ratios`."""
+        return torch._foreach_mul(_spread(tensors, strides), 1.0)  # copies in one call
+
+    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: Sequence[int]) -> Tensor:
+        """‖now - then‖ / ‖then‖ of each tensor, over the elements that :meth:`sample` took.
+
+        Args:
+            taken: What it gave.
+            tensors: The same.
+            strides: The same.
+
+        Returns:
+            Shape ``(n,)``, in the row's dtype; NaN or infinite for zeros, and for what has another shape now.
+        """
+        pairs = zip(_spread(tensors, strides), taken, strict=True)
+        now, then = zip(*((a, b) if a.shape == b.shape else (a.new_empty(0),) * 2 for a, b in pairs), strict=True)
+        norms = torch.stack((*torch._foreach_norm(torch._foreach_sub(now, then)), *torch._foreach_norm(then)))
+        updates, weights = norms.to(row_dtype(norms.device)).view(2, -1)
+        ratios: Tensor = updates / weights
+        return ratios
+
+    def enter(
+        self,
+        rows: Tensor,
+        total: Tensor,
+        indices: Tensor,
+        norms: Tensor,
+        zeros: Tensor,
+        sizes: Tensor,
+        global_step: int,
+        valid: Tensor | None = None,
+    ) -> None:
+        """Enter the gradients of one optimizer step into the rows of their parameters, and into the optimizer's total.
+
+        Args:
+            rows: The parameter table.
+            total: Finite steps and sum of norms, shape ``(2,)``.
+            indices: Which rows, each once, int64, shape ``(k,)``.
+            norms: L2 norms, shape ``(k,)``; not finite where a gradient is not.
+            zeros: Zero elements, shape ``(k,)``.
+            sizes: Elements, shape ``(k,)``.
+            global_step: The trainer's, before the step.
+            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+        """
+        known = rows[indices]
+        merged = merge_parameter_rows(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
+        rows[indices] = merged if valid is None else torch.where(valid, merged, known)
+        whole = torch.linalg.vector_norm(norms)
+        finite = torch.isfinite(whole)
+        total += torch.where(finite, torch.stack((finite.to(total.dtype), whole.to(total.dtype))), 0)
+
+    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+        """Enter update ratios, shape ``(k,)``; those that are not finite do not count."""
+        counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
+        rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)
+        rows[indices, ParameterColumn.RATIO_STEPS] += counted
+
+
+def _spread(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
+    """Every stride-th element of each tensor, outside autograd and in float32 at least; views where that can be."""
+    plain = [plain_values(tensor) for tensor in tensors]
+    flat = [values if stride == 1 else values.reshape(-1)[::stride] for values, stride in zip(plain, strides, strict=True)]
+    return [values if values.dtype in (torch.float32, torch.float64) else values.float() for values in flat]
+
+
+def summarize(values: Tensor) -> Tensor:
+    """Summarise one tensor as a row, without a host sync, on any device.
+
+    Two passes: the mean, then the deviations from it, both over finite values and summed in the row's dtype.
+
+    Args:
+        values: Floating point, any shape, also empty.
+
+    Returns:
+        Shape ``(n_columns,)``; the saturation columns are 0.
+    """
+    dtype = row_dtype(values.device)
+    row = empty_table(1, values.device)[0]
+    row[Column.CALLS] = 1
+    if values.numel() == 0:
+        return row
+    x = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    finite = torch.isfinite(x)
+    count = finite.sum(dtype=dtype)
+    safe_count = count.clamp(min=1)
+    kept = torch.where(finite, x, 0)
+    pivot = (kept.sum(dtype=dtype) / safe_count).to(x.dtype)
+    deviation = torch.where(finite, x - pivot, 0)
+    shift = deviation.sum(dtype=dtype)
+    spread = torch.linalg.vector_norm(deviation, dtype=dtype)
+    norm = torch.linalg.vector_norm(kept, dtype=dtype)
+    row[Column.COUNT] = count
+    row[Column.MEAN] = pivot.to(dtype) + shift / safe_count
+    row[Column.M2] = (spread * spread - shift * shift / safe_count).clamp(min=0)
+    row[Column.MIN] = torch.where(finite, x, math.inf).amin()
+    row[Column.MAX] = torch.where(finite, x, -math.inf).amax()
+    row[Column.ZEROS] = (x == 0).sum(dtype=dtype)
+    row[Column.NONFINITE] = values.numel() - count
+    row[Column.NORM] = norm
+    row[Column.NORM_MAX] = norm
+    return row
