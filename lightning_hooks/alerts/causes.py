@@ -2,7 +2,7 @@
 
 One fault makes many symptoms. A rectifier that died passes no gradient, so every parameter before it is ``zero``; a NaN in one
 layer is a NaN in all that come after. What is known of the order of events (the batch at which a value first was not finite, the
-order in which modules are called, the direction of the passes) tells which alert is the cause.
+order in which modules are called, the direction of the passes) determines which alert is the cause.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Node:
     place: float  # the site's place in the order of calls; of a parameter that of its module; infinite if unknown
     passing: int  # FORWARD, BACKWARD or STEP
     batch: float = math.inf  # of what is not finite, the batch at which it first was not; infinite if unknown
-    held: bool = False  # whether it was told before and lasts
+    held: bool = False  # whether it was raised before and lasts
     number: int = 0  # its number in the order of the reports
     cause: Node | None = None  # what it follows from
     follows: list[Node] = field(default_factory=list)  # what follows from it
@@ -62,8 +62,8 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
 
     Args:
         reports: The reports of one epoch, of different monitors.
-        held: Whether an alert (the place of its report, and it) was told in an earlier epoch and lasts. It stays the cause of what
-            spread from it: once weights are NaN, the first module is the first to give one, and not why.
+        held: Whether an alert (the place of its report, and it) was raised in an earlier epoch and lasts. It stays the cause
+            of what spread from it: once weights are NaN, the first module is the first to give one, and not why.
     """
     places = _places(reports)
     nodes = [_node(number, report, alert, places) for number, report in enumerate(reports) for alert in report.alerts]
@@ -72,8 +72,8 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
         node.number = number
         node.held = held is not None and held(node.report, node.alert)
         by_kind.setdefault(node.kind, []).append(node)
-    well = _well_parameters(reports, places)
-    heads = {kind: _heads_of_all(kind, alike, well) for kind, alike in by_kind.items()}
+    unaffected = _unaffected_parameters(reports, places)
+    heads = {kind: _heads_of_all(kind, alike, unaffected) for kind, alike in by_kind.items()}
     for (cause_kind, kind), follows in _LINKS.items():
         for effect in heads.get(kind, ()):
             able = (cause for cause in heads.get(cause_kind, ()) if effect.cause is None and cause.serious >= effect.serious)
@@ -82,20 +82,20 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
     for node in nodes:
         if node.cause is not None:
             _root(node).follows.append(node)
-    told: list[list[Alert]] = [[] for _ in reports]
+    ordered: list[list[Alert]] = [[] for _ in reports]
     roots = []
     for node in sorted((node for node in nodes if node.cause is None), key=_rank):
         alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
         earlier = _earlier_step(node, reports)
         if earlier:
             alert = dataclasses.replace(alert, diagnosis=alert.diagnosis + earlier, message="")
-        told[node.report].append(alert)
+        ordered[node.report].append(alert)
         roots.append((node.report, alert))
     for node in nodes:
         if node.cause is not None:
             cause = _root(node).alert.name
-            told[node.report].append(dataclasses.replace(node.alert, severity="info", cause=cause, consequences=()))
-    return Ordered([tuple(alerts) for alerts in told], roots)
+            ordered[node.report].append(dataclasses.replace(node.alert, severity="info", cause=cause, consequences=()))
+    return Ordered([tuple(alerts) for alerts in ordered], roots)
 
 
 def _root(node: Node) -> Node:
@@ -111,8 +111,8 @@ def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
     if node.kind != "nonfinite" or not first < node.batch < math.inf:
         return ""
     return (
-        f" A step with such a gradient was taken at training batch {first:.0f} already, before this was looked at: it may have "
-        "begun elsewhere. every_n_steps=1 tells where."
+        f" A step with such a gradient was taken at training batch {first:.0f}, before this site was sampled: the fault may have "
+        "begun elsewhere. Set every_n_steps=1 to find out."
     )
 
 
@@ -134,11 +134,11 @@ def _places(reports: Sequence[Report]) -> Mapping[str, float]:
     return {site: place for place, site in enumerate(longest)}
 
 
-def _well_parameters(reports: Sequence[Report], places: Mapping[str, float]) -> list[float]:
-    """The places of the parameters that have nothing, in order."""
-    ill = {alert.site for report in reports for alert in report.alerts if alert.kind in _IN_A_ROW}
+def _unaffected_parameters(reports: Sequence[Report], places: Mapping[str, float]) -> list[float]:
+    """The places of the parameters without an alert, in order."""
+    affected = {alert.site for report in reports for alert in report.alerts if alert.kind in _IN_A_ROW}
     flows = [report for report in reports if isinstance(report, GradientFlowReport)]
-    return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in ill)
+    return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in affected)
 
 
 def place_of(name: str, places: Mapping[str, float]) -> float:
@@ -157,7 +157,9 @@ def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]
     if isinstance(report, GradientFlowReport) and alert.site in report.modules:
         return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
     if isinstance(report, ClipReport) and alert.site in report.events:
-        return Node(number, alert, place, STEP)  # no layer: one that is looked at later says more, and is told with this batch
+        return Node(
+            number, alert, place, STEP
+        )  # no layer: a site that is sampled later is more precise, and is reported with this batch
     return Node(number, alert, place, STEP, _first(alert, "batch"))
 
 
@@ -208,16 +210,16 @@ _FIRST: Mapping[str, Callable[[Node], Any]] = {
 """Kinds that spread from one place over the rest of the model: what comes first along the pass is the cause of the others."""
 
 _IN_A_ROW = frozenset({"zero", "missing"})
-"""Kinds that spread from parameter to parameter, up to the one nearest the loss; where one in between is well, they are two."""
+"""Kinds that spread from parameter to parameter, up to the one nearest the loss, unless one in between is unaffected."""
 
 
-def _heads_of_all(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
-    """As :func:`_heads`; infos apart: no warning follows from one."""
+def _heads_of_all(kind: str, alike: list[Node], unaffected: Sequence[float]) -> list[Node]:
+    """As :func:`_heads`; infos separately: no warning follows from one."""
     groups = ([node for node in alike if node.serious is serious] for serious in (True, False))
-    return [head for group in groups if group for head in _heads(kind, group, well)]
+    return [head for group in groups if group for head in _heads(kind, group, unaffected)]
 
 
-def _heads(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
+def _heads(kind: str, alike: list[Node], unaffected: Sequence[float]) -> list[Node]:
     """Of the alerts of one kind, those that the others follow from."""
     if kind in _FIRST:
         first = _FIRST[kind]
@@ -236,7 +238,7 @@ def _heads(kind: str, alike: list[Node], well: Sequence[float]) -> list[Node]:
         alike = sorted(alike, key=lambda node: (node.place, node.number), reverse=True)
         head = alike[0]
         for node in alike[1:]:
-            if bisect_left(well, head.place) > bisect_right(well, node.place):
+            if bisect_left(unaffected, head.place) > bisect_right(unaffected, node.place):
                 head = node
             else:
                 node.cause = head

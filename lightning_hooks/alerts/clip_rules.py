@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import is_scale_free
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlwaysClipped(Rule):
-    """Clipping that acts at nearly every step is no safety net but a hidden learning rate.
+    """Clipping at nearly every step: it sets the step size instead of the learning rate.
 
-    Recipes do so on purpose, and where the optimizer's step does not depend on the size of the gradient, as Adam's, nothing is
-    lost. It is a warning where hardly anything is left for an optimizer whose steps do, and where the norm before clipping has
-    grown since training's first epoch.
+    Some recipes do this on purpose, and it is harmless where the step does not depend on the size of the gradient, as Adam's. It is
+    a warning where it does and little of the norm is left, and where the norm before clipping has grown since the first epoch.
 
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
@@ -44,16 +43,15 @@ class AlwaysClipped(Rule):
                 first = next((earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers), math.nan)
                 grown = stats.norm_before > self.growth * first
                 harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
-                since = f" The norm before clipping was {first:.3g} in training's first epoch: gradients grow." if grown else ""
+                usual = f"{stats.norm_before:.3g}"
+                since = f" In the first epoch the norm before clipping was {first:.3g}: gradients grow." if grown else ""
                 yield self.alert(
                     report, site, stats.rate, self.threshold,
                     "warning" if harmful else "info",
-                    f"{stats.rate:.0%} of its steps were clipped, to {stats.coefficient:.2g} of their norm on average, most of "
-                    f"it due to {top}: the threshold, not the learning rate, sets the step size.{since}",
-                    advice=(
-                        f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning "
-                        "rate instead",
-                    ),
+                    f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
+                    f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
+                    f"learning rate, sets the step size.{since}",
+                    advice=(f"Raise the clipping threshold above the usual norm ({usual}), or lower the learning rate",),
                 )  # fmt: skip
 
 
@@ -75,9 +73,9 @@ class ClipIneffective(Rule):
             if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
                 yield self.alert(
                     report, site, stats.norm_after_max, stats.limit, "warning",
-                    f"gradients are to be clipped to a norm of {stats.limit:.3g}, yet a step was taken with "
-                    f"{stats.norm_after_max:.3g}. Usually a configure_gradient_clipping override does not clip, or gradients "
-                    "change after clipping.",
+                    f"a step was taken with a gradient norm of {stats.norm_after_max:.3g}, although clipping is configured with a "
+                    f"limit of {stats.limit:.3g}. Common causes: a configure_gradient_clipping override that does not clip, or "
+                    "gradients that change after clipping.",
                 )  # fmt: skip
 
 
@@ -104,6 +102,6 @@ class StepsSkipped(Rule):
             if stats.skipped_steps >= self.min_skipped and share > self.threshold:
                 yield self.alert(
                     report, site, share, self.threshold, "warning",
-                    f"{stats.skipped_steps} of {attempted} optimizer steps ({share:.0%}) were skipped because gradients "
-                    "overflowed in half precision, so the model learned from fewer batches than it was given.",
+                    f"{stats.skipped_steps} of {attempted} optimizer steps ({percent(share)}, limit {percent(self.threshold)}) "
+                    "were skipped because gradients overflowed in half precision: the model did not learn from these batches.",
                 )  # fmt: skip

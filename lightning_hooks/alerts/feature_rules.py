@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
@@ -14,7 +14,7 @@ from lightning_hooks.statistics import FeatureStats
 
 
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
-    """Whether nothing but training's first batch was heard: what is initialised to zero is still zero then, as it should be."""
+    """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
     return report.epoch == 0 and report.sampled_batches == 1
 
 
@@ -48,9 +48,9 @@ class Dead(Rule):
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
                 yield self.alert(
                     report, site, stats.dead_fraction, limit, severity,
-                    f"{stats.dead_fraction:.0%} of its units gave zero for every sampled input of the epoch, so they pass "
-                    "no gradient and cannot recover. Usually a learning rate too high or a large negative bias pushed "
-                    "them there.",
+                    f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit {percent(limit)}): "
+                    "they pass no gradient and cannot recover. Common causes: a learning rate that is too high, or a large "
+                    "negative bias.",
                 )  # fmt: skip
 
 
@@ -75,15 +75,15 @@ class Saturated(Rule):
                 severity: Severity = "info" if site == last else "warning"
                 yield self.alert(
                     report, site, stats.saturated_fraction, self.threshold, severity,
-                    f"{stats.saturated_fraction:.0%} of its values are at a bound of the activation, where the slope is "
-                    "almost zero and gradients stop. Usually its inputs are too large: unnormalised data or weights "
-                    "initialised too wide.",
+                    f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
+                    f"{percent(self.threshold)}), where the slope is almost zero and gradients vanish. Common causes: inputs that "
+                    "are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant(Rule):
-    """A module that gives the same value whatever it is fed.
+    """A module whose output is the same value for every input.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
@@ -105,8 +105,8 @@ class Constant(Rule):
             if spread <= self.threshold:
                 yield self.alert(
                     report, site, spread, self.threshold, "warning",
-                    f"every value it put out is {stats.mean:.4g}: it tells nothing about the input. Usually its input is "
-                    "constant, its weights are all zero, or everything before it is dead.",
+                    f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
+                    f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
 
 
@@ -136,16 +136,16 @@ class NonfiniteFeatures(Rule):
             if stats.nonfinite_fraction > self.threshold:
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
-                    f"{stats.nonfinite_fraction:.2%} of its values are NaN or infinite, first seen in {_batch(stats, report)}. "
-                    "Usually the input has such values, weights have blown up, or an operation met a bad argument (log of 0, "
-                    "division by 0, overflow in half precision).",
+                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
+                    f"{_batch(stats, report)}. Common causes: such values in the input, weights that have diverged, or an "
+                    "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
                     batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Silent(Rule):
-    """A selected module whose hook never fired, or that put out no number."""
+    """A selected module whose hook never ran, or whose output holds no number."""
 
     kind: ClassVar[str] = "silent"
 
@@ -155,14 +155,14 @@ class Silent(Rule):
             if site in report.unmeasured:
                 yield self.alert(
                     report, site, 0.0, 1.0, "info",
-                    "it was called and put out no floating-point tensor (integers, None, or an object of its own): "
-                    "there is nothing to measure.",
+                    "it was called, but its output holds no floating-point tensor (integers, None, or another object): there is "
+                    "nothing to measure.",
                     advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
                 )  # fmt: skip
                 continue
             yield self.alert(
                 report, site, 0.0, 1.0, "info",
-                "it was never called in a sampled training batch, so nothing is known about it (it is not zero and not "
-                "dead). Usually the branch is not used, the module is called as .forward(x) instead of module(x), only its "
-                "weights are used, or it was compiled before the hooks came.",
+                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead). Common "
+                "causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights are used, "
+                "or a model that was compiled before the hooks were registered.",
             )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import all_scale_free, loss_falls
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import GradientFlowReport
@@ -59,9 +59,9 @@ class _Flow:
         place, most = max(enumerate(steps), key=lambda step: step[1] * total, default=(0, 0.0))
         if not total or (len(steps) > 1 and most / total < 0.5):
             factor = math.exp(-total / max(len(steps), 1))
-            return f"from a norm of {ends}, little by little (times {factor:.2g} a module)", None
+            return f"from a norm of {ends}, gradually (by a factor of {factor:.2g} per module)", None
         culprit = self.sites[low + place + 1]
-        return f"from a norm of {ends}, most of it on the way back through {culprit}", culprit
+        return f"from a norm of {ends}, mostly in the backward pass through {culprit}", culprit
 
 
 def _largest_alike_after(flow: _Flow) -> list[float]:
@@ -101,7 +101,7 @@ class Vanishing(Rule):
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient is lost, and one per module that has lost it.
 
-        None where gradients explode or are not finite: what is small beside those says nothing.
+        None where gradients explode or are not finite: compared with those any gradient is small.
         """
         if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report, history)):
             return
@@ -116,26 +116,27 @@ class Vanishing(Rule):
             if rms > self.alike * alike[place] > self.absolute:
                 continue
             if before < self.relative * after and norm_before < self.relative * norm_after:
-                lost.append((place, rms / after, self.relative, f"{rms / after:.1e} times that of a layer after it"))
+                what = f"{rms / after:.1e} times that of a layer after it (limit {self.relative:.0e})"
+                lost.append((place, rms / after, self.relative, what))
             elif before < self.absolute:
-                lost.append((place, rms, self.absolute, f"below {self.absolute:.0e}"))
+                lost.append((place, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
         if not lost:
             return
         frontier, value, threshold, _ = lost[-1]
         largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
         course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
-        told = f" It falls {course}." if largest > frontier else ""
-        if culprit is not None and culprit not in flow.sites[: frontier + 1] and told:
-            yield self._found(report, culprit, value, threshold, "and hardly anything of it comes out before it", told)
+        course = f" It falls {course}." if largest > frontier else ""
+        if culprit is not None and culprit not in flow.sites[: frontier + 1] and course:
+            yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
         for place, value, threshold, what in lost:
-            yield self._found(report, flow.sites[place], value, threshold, what, told)
+            yield self._found(report, flow.sites[place], value, threshold, what, course)
 
     def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
         return self.alert(
             report, site, value, threshold, "warning",
-            f"the gradient at its output has an RMS of {report.modules[site].rms:.1e}, {what}: the layers from here back to the "
-            f"input hardly learn.{course} Usual causes are saturating activations (sigmoid, tanh) in a deep stack, an "
-            "initialisation too small, or depth without shortcuts.",
+            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn."
+            f"{course} Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
+            "connections.",
         )  # fmt: skip
 
 
@@ -176,26 +177,21 @@ class Exploding(Rule):
                 grown.append(place)
             elif rms > absolute:
                 huge.append(place)
-        told = ""
+        sites = [(flow.sites[place], flow.rms[place]) for place in grown]
+        course = ""
         if grown:
             course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
-            told = f" It grows {course}."
             if culprit is not None and flow.sites.index(culprit) not in grown:
-                value = flow.rms[grown[-1]] / near_loss
-                yield self._found(
-                    report, culprit, value, self.relative, flow.rms[grown[-1]], "grows on the way back through it", told, "critical"
-                )
-        for place in grown:
-            rms = flow.rms[place]
-            yield self._found(
-                report, flow.sites[place], rms / near_loss, self.relative, rms, "grows on the way back", told, "critical"
-            )
-        for place in huge:
-            rms = flow.rms[place]
-            yield self._found(report, flow.sites[place], rms, self.absolute, rms, "is huge")
-        for site, gradient in report.parameters.items():
-            if gradient.rms > absolute:
-                yield self._found(report, site, gradient.rms, self.absolute, gradient.rms, "is huge")
+                sites.insert(0, (culprit, flow.rms[grown[-1]]))
+        for site, rms in sites:
+            ratio = rms / near_loss
+            what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
+            yield self._found(report, site, ratio, self.relative, what, f" It grows {course}.", "critical")
+        large = [(flow.sites[place], flow.rms[place]) for place in huge]
+        large += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
+        for site, rms in large:  # a warning: it may be in the units of the loss
+            what = f"is very large (RMS {rms:.1e}, limit {self.absolute:.0e})"
+            yield self._found(report, site, rms, self.absolute, what, "", "warning")
 
     def _found(
         self,
@@ -203,16 +199,14 @@ class Exploding(Rule):
         site: str,
         value: float,
         threshold: float,
-        rms: float,
         what: str,
-        course: str = "",
-        severity: Severity = "warning",  # a gradient that is only large may be in the units of the loss
+        course: str,
+        severity: Severity,
     ) -> Alert:
         return self.alert(
             report, site, value, threshold, severity,
-            f"its gradient {what} (RMS {rms:.1e}; {value:.1e} against a limit of {threshold:.0e}): steps become wild and "
-            f"weights may end as NaN.{course} Usual causes are a learning rate or an initialisation too large, or a recurrent net "
-            "without clipping.",
+            f"its gradient {what}: weights may become NaN.{course} Common causes: a learning rate or an initialisation that is too "
+            "large, or a recurrent network without clipping.",
         )  # fmt: skip
 
 
@@ -249,9 +243,9 @@ class Stretching(Rule):
             if norm > threshold * arriving:
                 yield self.alert(
                     report, site, norm / arriving, threshold, "warning",
-                    f"the gradient's norm grows {norm / arriving:.2g} times on the way back through it, from {arriving:.1e} to "
-                    f"{norm:.1e}. Usually it is recurrent and its weights stretch, step by step, or it divides by something very "
-                    "small.",
+                    f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
+                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}. Common causes: a recurrent layer whose weights amplify "
+                    "it at each time step, or a division by a very small number.",
                 )  # fmt: skip
 
 
@@ -270,7 +264,7 @@ class NonfiniteGradients(Rule):
         """Yield an alert per module and parameter with such gradients."""
         for site, stats in report.modules.items():
             if stats.nonfinite_fraction > 0:
-                batch, what = stats.first_nonfinite_batch, f"{stats.nonfinite_fraction:.2%} of the gradient"
+                batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
                 first = "" if batch is None else f", first in training batch {batch} of the epoch"
                 yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
         for site, gradient in report.parameters.items():
@@ -284,8 +278,8 @@ class NonfiniteGradients(Rule):
     def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
         return self.alert(
             report, site, value, 0.0, "critical",
-            f"{what} is NaN or infinite{first}; in a parameter's gradient one such step ruins the weights. Usually the loss or "
-            "an operation met a bad argument (log or sqrt of 0, division by 0, overflow), or the weights have blown up.",
+            f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN. Common causes: a loss or an "
+            "operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or weights that have diverged.",
             **when,
         )  # fmt: skip
 
@@ -311,9 +305,9 @@ class Zero(Rule):
             if gradient.zero_fraction >= self.threshold:
                 yield self.alert(
                     report, site, gradient.zero_fraction, self.threshold, "warning",
-                    "its gradient is exactly zero at every measured step: it is connected to the loss but does not learn. "
-                    "Usually the units after it are dead or saturated, its output is multiplied by zero or masked, or its "
-                    "input is all zeros.",
+                    f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
+                    "connected to the loss but does not learn. Common causes: dead or saturated units after it, an output that is "
+                    "masked or multiplied by zero, or an input of zeros.",
                 )  # fmt: skip
 
 
@@ -335,13 +329,13 @@ class Missing(Rule):
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
                 last = next((earlier.epoch for earlier in history[::-1] if _had_gradient(earlier, site)), None)
                 spare = report.setups[site].spare if site in report.setups and last is None else ""
-                told = f" Here that seems meant: it is {spare}." if spare else ""
-                told = f" It last had one in epoch {last}." if last is not None else told
+                known = f" This seems intended: it is {spare}." if spare else ""
+                known = f" It last had one in epoch {last}." if last is not None else known
                 yield self.alert(
                     report, site, gradient.missing_steps, 0.0, "info" if spare else "warning",
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
-                    f"on it.{told} Usually its layer is not used in forward, or a detach(), .item(), .data or no_grad() cuts the "
-                    "path.",
+                    f"on it.{known} Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
+                    "breaks the path.",
                 )  # fmt: skip
 
 

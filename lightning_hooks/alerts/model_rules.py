@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import loss_falls
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 
@@ -57,12 +57,12 @@ class PoorInit(Rule):
             alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
             low, high = self.textbook
             if ratio > self.factor and alone and not low <= gain <= high:
-                size = f"{gain / usual:.2g} times" if gain > usual else f"1/{usual / gain:.2g} of"
+                size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
                 yield self.alert(
                     report, site, gain / usual, self.factor, "warning",
-                    f"its weights started {size} the size of its siblings' (gain {gain:.2g} against a median of {usual:.2g}), "
-                    "and no layer of its role is near it: signals through it grow or shrink by as much. Usually an initialisation "
-                    "was scaled by mistake or made for another fan-in.",
+                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
+                    f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
+                    "this factor. Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
                 )  # fmt: skip
 
 
@@ -79,8 +79,8 @@ class Shared(Rule):
             numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
             yield self.alert(
                 report, site, len(others) + 1, 1, "warning" if numbered else "info",
-                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Usually a list "
-                "was multiplied ([layer] * n repeats one layer).",
+                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Common cause: a list "
+                "that was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
 
 
@@ -95,8 +95,8 @@ class DoubleSoftmax(Rule):
         if report.squashed_twice:
             yield self.alert(
                 report, report.squashed_twice, 2.0, 1.0, "warning",
-                "the loss applies a softmax or sigmoid to what comes out of one already (cross_entropy and "
-                "binary_cross_entropy_with_logits take logits): gradients are small and the loss cannot reach 0.",
+                "the loss applies a softmax or sigmoid to the output of another one (cross_entropy and "
+                "binary_cross_entropy_with_logits expect logits): gradients are small and the loss cannot reach 0.",
             )  # fmt: skip
 
 
@@ -111,10 +111,10 @@ class SameSamples(Rule):
         for site in _first_called(report) if report.same_samples else ():
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
-                f"all samples of a batch (its tensor at {report.input_place}) were the same to the last bit: the model is fed "
-                "one and the same sample, or zeros. Usually the dataset's __getitem__ ignores its index, or the data are lost on "
-                "the way (integer division, a mask).",
-                advice=("Look at a batch as the model gets it",),
+                f"all samples of a batch (its tensor at {report.input_place}) are identical: the model is given one sample again "
+                "and again, or zeros. Common causes: a __getitem__ that ignores its index, or data that are lost before the model "
+                "(integer division, a mask).",
+                advice=("Check a batch as the model receives it",),
             )  # fmt: skip
 
 
@@ -153,10 +153,10 @@ class ConstantTargets(Rule):
         stuck = lasts and (learned or not loss_falls(report, history))
         yield self.alert(
             report, site, agreement, self.threshold, "warning" if cancels or stuck else "info",
-            f"the gradient at its output points the same way for all samples ({agreement:.0%} of what complete agreement would "
-            "give), batch after batch: whatever the input, the target is the same. Usually the labels are constant: one "
-            "class only, a column mixed up, or targets that are not shuffled. In a regression targets may be far from 0.",
-            advice=("Look at the targets of a batch", "Standardise the targets of a regression"),
+            f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
+            f"{percent(self.threshold)}), batch after batch: the target does not depend on the input. Common causes: constant "
+            "labels (one class only, a wrong column), data that are not shuffled, or targets of a regression that are far from 0.",
+            advice=("Check the targets of a batch", "Standardise the targets of a regression"),
         )  # fmt: skip
 
     def _agreement(self, report: GradientFlowReport) -> tuple[str, float, bool] | None:
@@ -200,8 +200,8 @@ class ValidationShift(Rule):
             yield self.alert(
                 report, site, ratio, self.factor, "warning",
                 f"its input (the batch's tensor at {report.input_place}) has a root mean square of {validation.rms:.3g} in "
-                f"validation and {training.rms:.3g} in training: the validation data are prepared in another way. Usually one of "
-                "the two is not normalised, or in other units.",
+                f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
+                "differently. Common causes: one of them is not normalised, or has other units.",
             )  # fmt: skip
 
 

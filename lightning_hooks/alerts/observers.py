@@ -1,4 +1,4 @@
-"""Whoever wants to be told of alerts."""
+"""The subscribers of alerts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Observer = Callable[[Alert], object]
 
 
 class AlertObservers:
-    """Functions that are told of each alert, in the order in which they subscribed.
+    """Functions that are called with each alert, in the order in which they subscribed.
 
-    One that raises harms neither the others nor training: its error goes to ``on_fault``.
+    An error of one affects neither the others nor training: it goes to ``on_fault``.
 
     Example:
         >>> from lightning_hooks.alerts import Alert, AlertObservers
@@ -27,7 +27,7 @@ class AlertObservers:
         self._observers: list[Observer] = []
 
     def subscribe(self, observer: Observer) -> None:
-        """Tell ``observer`` of every alert from now on; subscribing twice is subscribing once.
+        """Call ``observer`` with every alert from now on; a second subscription changes nothing.
 
         Raises:
             TypeError: If it cannot be called.
@@ -38,7 +38,7 @@ class AlertObservers:
             self._observers.append(observer)
 
     def unsubscribe(self, observer: Observer) -> None:
-        """Tell ``observer`` no more.
+        """Call ``observer`` no more.
 
         Raises:
             ValueError: If it is not subscribed.
@@ -48,11 +48,11 @@ class AlertObservers:
         self._observers.remove(observer)
 
     def notify(self, alert: Alert, on_fault: Callable[[Observer, Exception], None]) -> None:
-        """Tell everybody, in order."""
+        """Call all of them, in order."""
         for observer in list(self._observers):
             try:
                 observer(alert)
-            except Exception as error:  # noqa: BLE001  a subscriber's trouble is not the training's
+            except Exception as error:  # noqa: BLE001  an error of a subscriber must not end training
                 on_fault(observer, error)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What every built-in rule has: the sites it holds for, how often it must be found, how severe it is."""
+"""What every built-in rule has: the sites it applies to, how often a problem must be found, how severe it is."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Rule:
     argument decides which reports it gets; without one, all. Its thresholds are fields.
 
     Attributes:
-        sites: Glob patterns of the places it holds for. Elsewhere the rule of the same class that was there before holds on.
-        times: It is told only after it was found in ``times`` …
+        sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
+        times: The alert counts only after it was found in ``times`` …
         of: … of the last ``of`` reports.
-        severity: The severity of its alerts, in place of the rule's own judgement.
+        severity: The severity of its alerts, instead of the one that the rule chooses.
 
     Example:
         >>> from lightning_hooks.alerts import Dead
@@ -33,7 +33,7 @@ class Rule:
 
     kind: ClassVar[str] = ""
     advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
-    urgent: ClassVar[bool] = False  # whether it is asked within an epoch too, where check_every_n_steps is set
+    urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
 
     sites: str | Sequence[str] = "*"
@@ -45,7 +45,7 @@ class Rule:
         check_patterns(self.sites, type(self).__name__)
         if not 1 <= self.times <= self.of:
             raise ValueError(
-                f"{type(self).__name__} is told when found in `times` of the last `of` reports, with 1 <= times <= of; "
+                f"{type(self).__name__} needs 1 <= times <= of: an alert counts when found in `times` of the last `of` reports; "
                 f"got times={self.times!r}, of={self.of!r}."
             )
         if self.severity is not None and self.severity not in SEVERITIES:
@@ -54,7 +54,7 @@ class Rule:
             check_share(getattr(self, field), f"{type(self).__name__}: {field}")
 
     def matches(self, site: str) -> bool:
-        """Whether the rule holds for a site."""
+        """Whether the rule applies to a site."""
         return matches(self.sites, site)
 
     def alert(
@@ -75,8 +75,8 @@ class Rule:
             report: The report.
             site: Where.
             value: What was measured.
-            threshold: What it was held against.
-            severity: The rule's own judgement.
+            threshold: The limit of the rule.
+            severity: How severe it is, unless the user has set that.
             diagnosis: What was seen and the likely cause.
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
@@ -88,8 +88,13 @@ class Rule:
         )  # fmt: skip
 
 
+def percent(share: float) -> str:
+    """A share in percent, in at most three significant digits: ``0.0123`` is ``1.23%``."""
+    return f"{100 * share:.3g}%"
+
+
 def check_share(value: Any, what: str) -> None:
-    """Raise if a value is not a share, from 0 to 1: one given as percent would never be reached, without a word."""
+    """Raise if a value is not a share, from 0 to 1: a limit in percent would never be reached."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a share, from 0 to 1; got {value!r}.")
     if not 0 <= value <= 1:

@@ -17,11 +17,11 @@ from lightning_hooks.reports.kinds import SEVERITIES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mute:
-    """Silences alerts: they are not told, not counted, and not in the report.
+    """Mutes alerts: they are not delivered, not counted, and not in the report.
 
     Attributes:
         kind: A kind of alert, or ``*`` for all.
-        sites: Glob patterns of the places.
+        sites: Glob patterns of the sites.
     """
 
     kind: str = "*"
@@ -32,20 +32,20 @@ class Mute:
             raise TypeError(f"Mute: kind must be a kind of alert such as 'silent', or '*'; got {self.kind!r}.")
         check_patterns(self.sites, "Mute")
 
-    def silences(self, alert: Alert) -> bool:
-        """Whether an alert is silenced."""
+    def mutes(self, alert: Alert) -> bool:
+        """Whether an alert is muted."""
         return self.kind in ("*", alert.kind) and matches(self.sites, alert.site)
 
 
 RuleLike = Rule | Callable[..., Iterable[Alert]]
 RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
-"""What may stand in ``rules=[…]``: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
+"""What ``rules=[…]`` may hold: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
 ``{"mute": "dead", "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or
 ``"-dead at encoder.*"``; or a function from a report to alerts."""
 
 
 class Finding(NamedTuple):
-    """An alert, and how often its rule wants to see it before it counts."""
+    """An alert, and in how many reports it must be found before it counts."""
 
     alert: Alert
     times: int = 1
@@ -53,10 +53,10 @@ class Finding(NamedTuple):
 
 
 class RuleBook:
-    """Holds reports against rules.
+    """Applies rules to reports.
 
-    Of several rules of one class the last whose ``sites`` match a place decides there, so that a rule in ``given`` replaces the
-    built-in one, everywhere or at some sites. A function is added beside them. Mutes come last, wherever they stand.
+    Of several rules of one class, the last one whose ``sites`` match a site applies to it, so that a rule in ``given`` replaces the
+    built-in one, everywhere or at some sites. A function is added to them. Mutes are applied last, whatever the order.
 
     Args:
         defaults: The built-in rules.
@@ -88,7 +88,7 @@ class RuleBook:
 
     @property
     def wants_history(self) -> bool:
-        """Whether any rule looks at earlier reports."""
+        """Whether any rule uses earlier reports."""
         return any(_takes_history(rule) for rule in self.rules)
 
     def judge(
@@ -98,13 +98,13 @@ class RuleBook:
         on_fault: Callable[[RuleLike, Exception], None] | None = None,
         urgent: bool = False,
     ) -> list[Finding]:
-        """Hold a report against the rules.
+        """Apply the rules to a report.
 
         Args:
             report: The report.
             history: Those of the epochs before, oldest first.
             on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
-            urgent: Ask only the rules that are urgent and need be found once only.
+            urgent: Apply only rules that are urgent and whose alerts count at once.
         """
         found = []
         for group in self._groups.values():
@@ -121,7 +121,7 @@ class RuleBook:
                     continue
                 times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
                 found += [Finding(alert, times, of) for alert in alerts if _decides(group, place, alert.site)]
-        return [finding for finding in found if not any(mute.silences(finding.alert) for mute in self.mutes)]
+        return [finding for finding in found if not any(mute.mutes(finding.alert) for mute in self.mutes)]
 
     def _add(self, rule: RuleLike) -> None:
         key = type(rule) if isinstance(rule, Rule) else object()

@@ -38,11 +38,11 @@ class Spike(Rule):
             if enough and events.jump > self.ratio:
                 yield self.alert(
                     report, site, events.jump, self.ratio, "warning",
-                    f"at training batch {events.jump_batch} of the epoch the gradient's norm was {events.jump_norm:.3g}, "
-                    f"{events.jump:.3g} times the largest before and {events.jump_sigmas:.3g} standard deviations above the mean "
-                    f"({events.jump_mean:.3g}) of the {events.jump_before} steps before; most of it in {events.jump_parameter}. "
-                    "Usually that batch holds data unlike the rest (not normalised, corrupt), or the weights took a wild step "
-                    "just before.",
+                    f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
+                    f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
+                    f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
+                    f"{events.jump_parameter}. Common causes: a batch unlike the others (not normalised, corrupt), or a step just "
+                    "before that changed the weights too much.",
                     batch=events.jump_batch,
                 )  # fmt: skip
 
@@ -71,9 +71,10 @@ class Diverging(Rule):
             if events.growth > self.threshold:
                 yield self.alert(
                     report, site, events.growth, self.threshold, "critical",
-                    f"at training batch {events.growth_batch} of the epoch the gradient's norm was {events.growth_norm:.3g}, "
-                    f"{events.growth:.1e} times the largest of the training's first steps: it diverges, and weights may end as "
-                    "NaN. Usual causes are a learning rate too large, or a recurrent net without clipping.",
+                    f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
+                    f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}). Training "
+                    "diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a recurrent "
+                    "network without clipping.",
                     batch=events.growth_batch,
                 )  # fmt: skip
 
@@ -100,21 +101,20 @@ class NonfiniteSteps(Rule):
                 last = events.first_nonfinite_parameters[-1]
                 yield self.alert(
                     report, last, events.nonfinite_share, 0.0, "critical",
-                    f"{where} a step was taken with a gradient that is NaN or infinite here and in the layers before, and finite "
-                    "in those after: it broke on the way back, between this layer and the next. Usually the slope of an "
-                    "operation there is infinite (sqrt at 0, a norm of zeros, a power below 1, division) though its value is "
-                    "not.",
+                    f"{where} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
+                    "backward pass fails between this layer and the next. Common cause: an operation with an infinite slope but a "
+                    "finite value (sqrt at 0, norm of zeros, power below 1, division).",
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
             else:
                 yield self.alert(
                     report, site, events.nonfinite_share, 0.0, "critical",
-                    f"{where} a step was taken with gradients none of which was finite: the loss was not, or the forward pass "
-                    "before it; the weights are lost from there on.",
+                    f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
+                    "pass before it. The weights are lost from this step on.",
                     advice=(
-                        "Look at that batch and at the loss's arguments (log of 0, division by 0)",
-                        "Look at the steps before for a learning rate too large",
+                        "Check that batch and the arguments of the loss (log of 0, division by 0)",
+                        "Check the steps before for a learning rate that is too large",
                     ),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
@@ -138,9 +138,9 @@ class NotZeroed(Rule):
             if events.unzeroed_steps >= self.threshold:
                 yield self.alert(
                     report, site, events.unzeroed_steps, self.threshold, "warning",
-                    f"at {events.unzeroed_steps} steps its gradients had not been zeroed since the step before: each step follows "
-                    "the sum of all gradients so far. Usually a manual loop without optimizer.zero_grad(), or an "
-                    "optimizer_zero_grad override that does nothing.",
+                    f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
+                    "before: each step follows the sum of all gradients so far. Common causes: a manual loop without "
+                    "optimizer.zero_grad(), or an optimizer_zero_grad override that does nothing.",
                 )  # fmt: skip
 
 
@@ -162,8 +162,8 @@ class WastedClip(Rule):
             if events.wasted_clips >= self.threshold:
                 yield self.alert(
                     report, site, events.wasted_clips, self.threshold, "warning",
-                    f"{events.wasted_clips} times its gradients were changed between a step and the next zero_grad, so that the "
-                    "change was thrown away. Usually clip_grad_norm_ is called in training_step, where the gradients are still "
-                    "those of the last step.",
+                    f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
+                    "zero_grad: the change had no effect. Common cause: clip_grad_norm_ is called in training_step, where the "
+                    "gradients are still those of the last step.",
                     advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
                 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import is_scale_free
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
@@ -65,8 +65,9 @@ class UpdateTooSmall(Rule):
                 rate = report.setups[largest].lr
                 yield self.alert(
                     report, optimizer, ratios[largest], self.threshold, "warning",
-                    f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}); around 1e-3 "
-                    f"is usual, and below 6e-8 a float32 weight does not move at all. The learning rate is {rate:.1e}.",
+                    f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
+                    f"{self.threshold:.0e}). About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The "
+                    f"learning rate is {rate:.1e}.",
                 )  # fmt: skip
 
 
@@ -106,9 +107,9 @@ class NotUpdated(Rule):
             which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
-                f"{which} did not change by one bit in {stats.steps} measured steps, while other weights of {setup.optimizers[0]} "
-                f"moved: it has a gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Usually something "
-                "puts the weights back after the step, or the step is less than a rounding of them.",
+                f"{which} did not change in {stats.steps} measured steps, while other weights of {setup.optimizers[0]} did, "
+                f"although it has a gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Common causes: "
+                "code that restores the weights after the step, or a step that is smaller than their rounding.",
             )  # fmt: skip
 
     def _could_move(self, report: GradientFlowReport, name: str) -> bool:
@@ -142,7 +143,7 @@ class UpdateTooLarge(Rule):
             healthy training. A weight that starts at zero is not judged in the first epoch in which it moves: until it has grown
             the ratio means nothing.
         decay: The share of a weight that decoupled weight decay takes at each step, above which it counts: at 0.02, 50 steps take
-            what is not learned anew down to a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
+            what is not learned again down to a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
 
     kind: ClassVar[str] = "update_too_large"
@@ -157,9 +158,9 @@ class UpdateTooLarge(Rule):
         for optimizer, decay in decays.items():
             yield self.alert(
                 report, optimizer, decay, self.decay, "warning",
-                f"its weight decay takes {decay:.2g} of every weight at each step (learning rate times weight_decay): what is "
-                "learned is forgotten faster than it can be learned again. Usually weight_decay was meant for another optimizer "
-                "or another learning rate.",
+                f"its weight decay removes {percent(decay)} of every weight at each step (learning rate times weight_decay; limit "
+                f"{percent(self.decay)}): weights are forgotten faster than they are learned. Common cause: a weight_decay that "
+                "was meant for another optimizer or learning rate.",
                 advice=("Try weight_decay=0.01",),
             )  # fmt: skip
         if only_the_first_step(report):
@@ -174,8 +175,9 @@ class UpdateTooLarge(Rule):
                 rate = report.setups[name].lr
                 yield self.alert(
                     report, name, ratios[name], self.threshold, "warning",
-                    f"a step changes it by {ratios[name]:.2g} of its size (the median of all weights is {usual:.1g}; around 1e-3 "
-                    f"is usual): what it had learned is overwritten. Its learning rate is {rate or 0.0:.2g}.",
+                    f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
+                    f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten. Its learning rate "
+                    f"is {rate or 0.0:.2g}.",
                 )  # fmt: skip
 
 
@@ -195,7 +197,7 @@ class NotOptimized(Rule):
             elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
             yield self.alert(
                 report, "the model", float(elements), 0.0, "info",
-                "there is no optimizer: parameters change only where the program does that itself, and update ratios and clipping "
+                "there is no optimizer: parameters change only where your own code changes them, and update ratios and clipping "
                 "are not measured.",
                 advice=("Return an optimizer from configure_optimizers to have them measured",),
             )  # fmt: skip
@@ -204,16 +206,16 @@ class NotOptimized(Rule):
             if not any(report.setups[name].trains or _moved(report, name) for name in names):
                 yield self.alert(
                     report, optimizer, float(len(names)), 0.0, "warning",
-                    f"all {len(names)} parameters that it holds are frozen (requires_grad is False): its steps change nothing. "
-                    "Usually a layer was frozen after the optimizer was made, or the optimizer has the wrong part of the model.",
+                    f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing. Common "
+                    "causes: a layer that was frozen after the optimizer was created, or the wrong part of the model passed to it.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
         for name, setup in report.setups.items():
             if setup.trains and not setup.optimizers:
                 yield self.alert(
                     report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                    "it requires a gradient and no optimizer holds it: it stays as it is. Usually configure_optimizers was given "
-                    "a part of the parameters, or it was unfrozen after the optimizer was made.",
+                    "it requires a gradient, but no optimizer holds it: it does not change. Common causes: configure_optimizers "
+                    "that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was created.",
                 )  # fmt: skip
 
 

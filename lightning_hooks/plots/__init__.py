@@ -1,7 +1,7 @@
-"""Pictures of reports, and of what layers put out: numbers in, a matplotlib Figure out.
+"""Figures of reports and of the outputs of layers, made by matplotlib.
 
-Figures are made without pyplot: nothing is registered, nothing stays open, no backend is touched. Colours can be told apart
-with any colour vision, alerts have a shape of their own each severity, and names are shown as they are, whatever they hold.
+Figures are made without pyplot: nothing is registered, nothing stays open, and the backend is not changed. Colours can be
+distinguished with any colour vision, each severity of alerts has a marker of its own, and names are shown literally.
 """
 
 from lightning_hooks.plots.clip import clip_history

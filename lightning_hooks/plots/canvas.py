@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008): eight colours that people with any colour vision tell apart.
+# Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
 INK, GREY, PALE, MISSING = "#1b1f24", "#6b7280", "#eef0f3", "#d7dae0"
 

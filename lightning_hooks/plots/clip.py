@@ -67,7 +67,7 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
         for column, name in enumerate(optimizers):
             rows = [report.optimizers.get(name) for report in ordered]
             norms, rates = grid[0, column], grid[1, column]
-            heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _told(rows))
+            heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _summary(rows))
             _norms(norms, rows, handles)
             _rates(rates, rows, handles)
             name_epochs(rates, [report.epoch for report in ordered])
@@ -76,17 +76,17 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
         _norm_axis(grid[0, 0], ordered)
         grid[0, 0].set_ylabel("total gradient norm (L2)")
         grid[1, 0].set_ylabel("share of steps")
-        told = alert_handles(kinds_by_severity(alert for report in ordered for alert in report.alerts if alert.site in optimizers))
-        legend(figure, [*handles.values(), *told])
+        shown = (alert for report in ordered for alert in report.alerts if alert.site in optimizers)
+        legend(figure, [*handles.values(), *alert_handles(kinds_by_severity(shown))])
     return figure
 
 
-def _told(rows: Sequence[Any]) -> str:
-    heard = [row for row in rows if row is not None]
-    steps = sum(row.steps for row in heard)
+def _summary(rows: Sequence[Any]) -> str:
+    observed = [row for row in rows if row is not None]
+    steps = sum(row.steps for row in observed)
     if not steps:
         return "no step was taken"
-    return f"{sum(row.clipped_steps for row in heard) / steps:.0%} of {steps} steps clipped"
+    return f"{sum(row.clipped_steps for row in observed) / steps:.0%} of {steps} steps clipped"
 
 
 def _numbers(rows: Sequence[Any], stat: str) -> np.ndarray:

@@ -48,7 +48,7 @@ DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
 def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
-    Each role of layers (what its name says after the number of its block, weights and biases apart) has a line of its own: queries
+    Each role of layers (what its name says after the number of its block; weights and biases differ) has its own line: queries
     and normalisations differ a hundredfold in health. Drawn is the root mean square per element, comparable between layers of any
     size. Where there is one role only, a band shows the spread. For modules it reaches from the
     mean's magnitude up to the largest single value, for parameters from the mean norm to the largest, per root of the
@@ -70,7 +70,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
     title = f"Gradient flow, epoch {report.epoch}"
     with style():
         if not table:
-            return nothing(sheet(6.4, 2.0), title, f"No gradient was seen at any of the {of}.")
+            return nothing(sheet(6.4, 2.0), title, f"No gradient arrived at any of the {of}.")
         names, stats = list(table), list(table.values())
         rms = np.array([entry.rms for entry in stats], dtype=float)
         if of == "modules":
@@ -84,7 +84,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
             band = "RMS to that of the largest step"
             line = "RMS of each parameter's gradient at the optimizer step, before clipping"
         if report.silent and of == "modules":
-            line += f"; no gradient came to {len(report.silent)} more"
+            line += f"; no gradient arrived at {len(report.silent)} more"
         if not (np.isfinite(rms) & (rms > 0)).any():
             line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
         figure, axes = _wide(len(names))
@@ -114,14 +114,14 @@ def _band(axes: Axes, x: np.ndarray, shown: np.ndarray, low: np.ndarray, high: n
 
 
 def _role_lines(axes: Axes, roles: Mapping[str, Sequence[int]], values: np.ndarray, layers: int) -> list[Any]:
-    """A line for each role along the model: between layers of different roles a line would be a saw-tooth that says nothing."""
+    """A line for each role along the model: a line through layers of different roles would zigzag without meaning."""
     handles = []
     named = [role for role in roles if role != OTHER]
     bases = list(dict.fromkeys(_base(role) for role in named))
     for role in named:
         cycle, number = divmod(bases.index(_base(role)), len(COLORS))
         color, dashes = COLORS[number], DASHES[role.rpartition(".")[2] == "bias"][min(cycle, 1)]
-        if cycle > 1:  # more than anyone can tell apart
+        if cycle > 1:  # more than can be distinguished
             color = GREY
         at = np.array(roles[role])
         (line,) = axes.plot(at, values[at], color=color, ls=dashes, marker="o", ms=_dot(layers), lw=1.3, zorder=3)

@@ -95,7 +95,7 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
     title = "Dead units of rectifiers"
     with style():
         if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
-            return nothing(sheet(6.4, 2.0), title, "No rectifier (nn.ReLU, nn.ReLU6) was heard.")
+            return nothing(sheet(6.4, 2.0), title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
         table = series(ordered, "dead_fraction")
         several = len(ordered) > 1
         figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
@@ -130,7 +130,7 @@ def _bars(axes: Axes, shares: np.ndarray, epoch: int, limit: float) -> None:
     axes.set_xlabel(f"dead units in epoch {epoch}")
     if len(y) <= 40:
         for row, share in enumerate(shares):
-            text = "not heard" if np.isnan(share) else f"{share:.0%}"
+            text = "not observed" if np.isnan(share) else f"{share:.0%}"
             inside = share > 0.8
             axes.text(
                 share - 0.02 if inside else np.nan_to_num(share) + 0.02, row, text, va="center", ha="right" if inside else "left",
@@ -170,8 +170,8 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
     places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
-    told = FuncFormatter(lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x")
-    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", {"ticks": FixedLocator(places), "format": told}
+    text = FuncFormatter(lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x")
+    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", {"ticks": FixedLocator(places), "format": text}
 
 
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
@@ -203,12 +203,12 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     step = max(1, -(-(last - first) // 7))
     if last - first >= 2:
         places = [10.0**power for power in range(first, last + 1) if power % step == 0]
-        told = FuncFormatter(lambda value, _: power_of_ten(value))
+        text = FuncFormatter(lambda value, _: power_of_ten(value))
     else:  # few decades: numbers between them, too
         places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
-        told = FuncFormatter(lambda value, _: f"{value:.3g}")
+        text = FuncFormatter(lambda value, _: f"{value:.3g}")
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
-    return shown, LogNorm(lowest, highest), "viridis", {"ticks": FixedLocator(places), "format": told}
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": FixedLocator(places), "format": text}
 
 
 def _subject(report: Report) -> str:

@@ -56,7 +56,7 @@ def colourful_dimension(
     if len(lengths) > 1:
         raise ValueError(f"each layer needs one histogram per epoch (None where there is none); got {sorted(lengths)} of them.")
     if len(histograms) > MOST_PANELS:
-        raise ValueError(f"at most {MOST_PANELS} layers can be told apart in one picture; got {len(histograms)}: choose some.")
+        raise ValueError(f"one figure shows at most {MOST_PANELS} layers; got {len(histograms)}. Choose some of them.")
     n_epochs = lengths.pop() if lengths else 0
     named = list(range(n_epochs)) if epochs is None else list(epochs)
     if len(named) != n_epochs:
@@ -125,11 +125,11 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
 
     axes.set_facecolor(MISSING)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    heard = [column for column in columns if column is not None]
-    if not heard:
+    known = [column for column in columns if column is not None]
+    if not known:
         axes.set_yticks([])
         return None
-    grid, linear = _axis(heard)
+    grid, linear = _axis(known)
     shares = np.full((grid.size - 1, len(columns)), np.nan)
     for index, column in enumerate(columns):
         if column is not None:

@@ -1,4 +1,4 @@
-"""What a layer puts out for a few samples, as pictures: maps, tokens, attention."""
+"""The outputs of a layer for a few samples, as pictures: maps, tokens, attention."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def feature_map(
     max_maps: int = 8,
     when: str = "",
 ) -> Figure:
-    """Draw what one module put out for a few samples.
+    """Draw the output of one module for a few samples.
 
     Args:
         name: The module's.
         values: ``(n, channels, height, width)`` or with depth before the height, of which the middle is shown; ``(n, heads,
             queries, keys)`` or without heads; ``(n, tokens, features)``; ``(n, channels, positions)``; ``(n, features)``.
         kind: What :func:`kind_of` says of them.
-        images: The samples, uint8 of shape ``(n, height, width, 3)``, drawn beside maps; None for none.
+        images: The samples, uint8 of shape ``(n, height, width, 3)``, drawn next to the maps; None for none.
         max_maps: The first channels or heads are shown, no more than these.
         when: Said in the title, such as ``epoch 3``.
 

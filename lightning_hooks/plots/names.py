@@ -15,7 +15,7 @@ LONGEST = 34
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """A name that fits: its middle left out, since its end tells most."""
+    """A name that fits: its middle is left out, since its end matters most."""
     if len(name) <= longest:
         return name
     head = longest // 3

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figure:
-    """Draw reports: one statistic as a heat map, or what tells most of their kind.
+    """Draw reports: one statistic as a heat map, or the default figure of their kind.
 
     That is the gradient flow of the last epoch, the history of clipping, the width of quantisation steps, and of outputs the dead
     units of rectifiers, or, where there is no rectifier, the spread of every module's output.

@@ -29,7 +29,7 @@ def role(name: str) -> str:
 def by_role(names: Sequence[str]) -> dict[str, list[int]]:
     """Role to the places of its layers, the roles with most layers first; roles of fewer than three share the name ``other``.
 
-    Where no role has three, all is one: weights and biases apart.
+    Where no role has three, there are two: weights and biases.
     """
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):

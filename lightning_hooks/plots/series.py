@@ -1,4 +1,4 @@
-"""Numbers of several reports side by side: layers by epochs."""
+"""The numbers of several reports: layers by epochs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
 
 
 def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Series:
-    """Lay one statistic of several reports side by side.
+    """Put one statistic of several reports into an array.
 
     Args:
         reports: Of one kind, in the order of epochs.

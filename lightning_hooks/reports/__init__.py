@@ -1,1 +1,1 @@
-"""What monitors report: one frozen dataclass per window, the alerts in it, and both as plain types."""
+"""What monitors report: one frozen dataclass per window, its alerts, and both as plain types."""

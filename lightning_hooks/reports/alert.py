@@ -1,4 +1,4 @@
-"""The alert: which site is ill, of what, since when, what follows from it, and what to try."""
+"""The alert: which site has which problem, since when, its consequences, and what to try."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + GRADIENT_KIND
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One finding of a rule.
+    """One problem that a rule found.
 
     Attributes:
         kind: What is wrong, one of ``ALERT_KINDS`` or a kind of the user's own rule.
         site: Where: the name of a module, a parameter or an optimizer.
         value: What was measured.
-        threshold: What it was held against.
+        threshold: The limit of the rule.
         epoch: The epoch whose report showed it.
         step: The global step at the end of that epoch.
         severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
             something changes).
         message: What was seen, the likely cause, and what to try: the diagnosis and the advice, unless given otherwise.
         since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
-            end of the epoch that showed it first. None in what a rule returns; filled in when the alert is taken up.
-        cause: The alert that this one follows from, as ``kind at site``; empty for a root.
-        consequences: Of a root: the alerts that follow from it, as ``kind at site``.
+            end of the epoch that showed it first. None in what a rule returns; set when the alert is accepted.
+        cause: The root cause of this one, as ``kind at site``; empty for a root cause.
+        consequences: Of a root cause: its consequences, as ``kind at site``.
         batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
         title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.reports.kinds.KINDS`.
         diagnosis: What was seen and the likely cause; empty for the message.
         advice: What to try, as short imperatives, the most likely remedy first.
-        also: Of a root: the other sites with the same problem that do not follow from it.
+        also: Of a root cause: the other sites with the same problem that do not follow from it.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Alert:
         return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
 
     def __str__(self) -> str:
-        follows = f" What follows: {_grouped(self.consequences)}." if self.consequences else ""
+        follows = f" Consequences: {_grouped(self.consequences)}." if self.consequences else ""
         return " ".join(
             f"[{self.severity}] {self.kind} at {self.where}: {self.message}{follows}".split()
         )  # one line, whoever wrote the message
@@ -94,15 +94,15 @@ class Alert:
 
 
 def _grouped(names: Sequence[str], most: int = 3) -> str:
-    """``zero at 12 places (a, b, c, …), vanishing at x``: what follows, in a line."""
+    """``zero at 12 sites (a, b, c, …), vanishing at x``: consequences in a line."""
     sites: dict[str, list[str]] = {}
     for name in names:
         kind, _, site = name.partition(" at ")
         sites.setdefault(kind, []).append(site)
     parts = []
-    for kind, places in sites.items():
-        shown = ", ".join(places[:most]) + (", …" if len(places) > most else "")
-        parts.append(f"{kind} at {shown}" if len(places) == 1 else f"{kind} at {len(places)} places ({shown})")
+    for kind, affected in sites.items():
+        shown = ", ".join(affected[:most]) + (", …" if len(affected) > most else "")
+        parts.append(f"{kind} at {shown}" if len(affected) == 1 else f"{kind} at {len(affected)} sites ({shown})")
     return "; ".join(parts)
 
 

@@ -14,7 +14,7 @@ from lightning_hooks.reports.kinds import gravity
 TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
 """The tables of reports, and what their rows are."""
 SHOWN = ("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale")
-"""What is said of a site, as far as it has it: the first three."""
+"""What is shown of a site: the first three of these that it has."""
 
 
 def brief(report: Any) -> list[str]:
@@ -26,7 +26,7 @@ def brief(report: Any) -> list[str]:
     sampled = f"; {report.sampled_batches} of {batches} batches sampled" if batches else ""
     lines = [f"{type(report).__name__}: epoch {report.epoch}, step {report.step}"]
     lines.append(f"  {counts or 'nothing'} measured" + (f", {silent} silent" if silent else "") + sampled)
-    lines += [f"  {site}: {_said(stats)}" for site, stats in _worst(report, tables)]
+    lines += [f"  {site}: {_described(stats)}" for site, stats in _worst(report, tables)]
     return [*lines, f"  alerts: {_alerts(report)}"]
 
 
@@ -58,7 +58,7 @@ def found_tables(report: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) -> list[tuple[str, Any]]:
-    """Sites with the gravest alerts; then those whose size is farthest from the median of their table."""
+    """Sites with the most severe alerts; then those whose size is farthest from the median of their table."""
     grave: dict[str, int] = {}
     for alert in getattr(report, "alerts", ()):
         grave[alert.site] = min(grave.get(alert.site, 3), gravity(alert.severity))
@@ -74,7 +74,7 @@ def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) 
 
 
 def _size(stats: Any) -> float:
-    """The decade of what tells most of a site's size."""
+    """The decade of a site's size."""
     for field in ("std", "rms", "norm", "norm_before", "scale"):
         value = getattr(stats, field, None)
         if value is not None:
@@ -82,7 +82,7 @@ def _size(stats: Any) -> float:
     return math.nan
 
 
-def _said(stats: Any) -> str:
+def _described(stats: Any) -> str:
     parts = []
     for field in SHOWN:
         value = getattr(stats, field, None)
@@ -98,5 +98,5 @@ def _alerts(report: Any) -> str:
     if not alerts:
         return "none"
     counts = Counter(alert.severity for alert in alerts)
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-    return f"{told} ({alerts[0].name}{', …' if len(alerts) > 1 else ''})"
+    counted = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+    return f"{counted} ({alerts[0].name}{', …' if len(alerts) > 1 else ''})"

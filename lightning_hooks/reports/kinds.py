@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "silent": Kind(
-        "Modules of which nothing is known",
+        "Modules that were not measured",
         (
             "Remove it if it is not used",
             "Call it as module(x) instead of module.forward(x)",
@@ -71,11 +71,11 @@ KINDS: dict[str, Kind] = {
         "nothing",
     ),
     "poor_init": Kind(
-        "Initial weights unlike those of the other layers",
+        "Initial weights unlike those of similar layers",
         ("Use the initialisation of the other layers",),
     ),
     "shared": Kind(
-        "One layer in several places",
+        "One layer used in several places",
         (
             "Make each its own: [make_layer() for _ in range(n)]",
             "Where weights are shared on purpose, mute this with rules=['-shared']",
@@ -104,14 +104,14 @@ KINDS: dict[str, Kind] = {
     ),
     "zero": Kind(
         "Gradients that are exactly zero",
-        ("Look at the layers after it: dead units, masks, a multiplication by zero",),
+        ("Check the layers after it: dead units, masks, a multiplication by zero",),
         "share",
     ),
     "missing": Kind(
         "Parameters without a gradient",
         (
             "Use it in forward",
-            "Remove what cuts the path to the loss",
+            "Remove what breaks the path to the loss",
             "Freeze it with requires_grad_(False) if it is not to learn",
         ),
         "nothing",
@@ -120,13 +120,13 @@ KINDS: dict[str, Kind] = {
         "Updates too small to learn from",
         (
             "Raise the learning rate",
-            "Look for what makes the gradients so small",
+            "Find out why the gradients are so small",
         ),
     ),
     "not_updated": Kind(
-        "Weights that do not move",
+        "Weights that do not change",
         (
-            "Look for code that writes weights: an average copied back, a parametrization, a step of your own",
+            "Find code that writes weights: an average copied back, a parametrization, a step of your own",
             "Raise its learning rate, or keep the weights in float32",
             "Freeze it with requires_grad_(False) if it is not to learn",
         ),
@@ -136,7 +136,7 @@ KINDS: dict[str, Kind] = {
         "Updates as large as the weights",
         (
             "Try a lower learning rate, a warm-up, or less weight decay",
-            "Look at its parameter group if only this weight is named",
+            "Check its parameter group if only this weight is named",
         ),
     ),
     "not_optimized": Kind(
@@ -154,26 +154,26 @@ KINDS: dict[str, Kind] = {
     ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
-        ("Raise the clipping threshold above the usual norm, or lower the learning rate instead",),
+        ("Raise the clipping threshold above the usual norm, or lower the learning rate",),
         "share",
     ),
     "clip_ineffective": Kind(
-        "Clipping that does not hold",
+        "Clipping without effect",
         ("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
     ),
     "steps_skipped": Kind(
         "Skipped optimizer steps",
         (
             "Try precision='bf16-mixed' or a lower learning rate",
-            "Look for the layer whose outputs are largest",
+            "Find the layer with the largest outputs",
         ),
         "share",
     ),
     "spike": Kind(
-        "A gradient far larger than any before",
+        "A gradient much larger than any before",
         (
-            "Look at the batch",
-            "Set gradient_clip_val, which bounds what such a step does",
+            "Check the data of this batch",
+            "Set gradient_clip_val to limit such a step",
         ),
     ),
     "not_zeroed": Kind(

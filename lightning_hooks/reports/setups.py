@@ -1,4 +1,4 @@
-"""What a training is told to do with each parameter."""
+"""How each parameter is trained."""
 
 from __future__ import annotations
 

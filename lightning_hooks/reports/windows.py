@@ -30,15 +30,15 @@ class FeatureReport(PlainReport):
 
     Attributes:
         sites: Module name to its statistics, in the order of their first call; only modules that were called.
-        silent: Selected modules whose hook never fired in a sampled batch, on any rank.
-        unmeasured: Of these, the modules that were called and put out no floating-point number, on any rank.
+        silent: Selected modules whose hook never ran in a sampled batch, on any rank.
+        unmeasured: Of these, the modules that were called and whose output holds no floating-point number, on any rank.
         sampled_batches: Training batches that were sampled, on the rank with the most.
         batches: Training batches of the epoch, on the rank with the most.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
-        inputs: ``training`` and ``validation`` to the statistics of what the model was fed, in the sampled training batches and
+        inputs: ``training`` and ``validation`` to the statistics of the model's inputs, in the sampled training batches and
             in the first validation batches of the epoch; empty where batches hold no floating-point tensor.
         input_place: Where in a batch that was found, such as ``[0]``.
-        same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not looked at.
+        same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
             fan-in.
         initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
@@ -126,8 +126,8 @@ class RangeReport(PlainReport):
 
     Attributes:
         sites: Module name to the range of its output, in model order; only modules that were called.
-        silent: Selected modules whose hook never fired in a sampled batch, on any rank, or put out no floating-point tensor.
-        sampled_batches: Batches that were listened to, on this rank.
+        silent: Selected modules whose hook never ran in a sampled batch, on any rank, or put out no floating-point tensor.
+        sampled_batches: Batches that were sampled, on this rank.
         batches: Batches of the epoch, on this rank.
     """
 

@@ -1,4 +1,4 @@
-"""The health report of a run: read from its file, judged, written as a page, as Markdown, and beside another run."""
+"""The health report of a run: read from its file, judged, written as HTML and Markdown, and compared with another run."""
 
 from lightning_hooks.run_report.page import health_page
 from lightning_hooks.run_report.run import Run, read_run

@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: a run's report made again, and two runs side by side."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: makes a run's report again, and compares two runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
     report.add_argument("run", type=Path, help="its log directory, such as lightning_logs/version_0")
     report.add_argument("--output", type=Path, help="the folder to write to (default: where the run's reports are)")
-    both = commands.add_parser("compare", help="put two runs side by side: what differs, layer by layer, the most first")
+    both = commands.add_parser("compare", help="compare two runs: what differs, layer by layer, largest differences first")
     both.add_argument("run_a", type=Path, help="the log directory of the first")
     both.add_argument("run_b", type=Path, help="the log directory of the second")
     both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
-    both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html beside the second's reports)")
+    both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html next to the second's reports)")
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs, layer by layer, the most first."""
+"""A comparison of two runs: what differs, layer by layer, the largest differences first."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs side by side."""
+    """A comparison of two runs."""
 
     a: Run  # the first
     b: Run  # the second
@@ -114,7 +114,7 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
-    """Put two runs side by side.
+    """Compare two runs.
 
     Args:
         a: The first.
@@ -140,7 +140,7 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
             only[0].update(dict.fromkeys(name for name in names[0] if name not in names[1]))
             only[1].update(dict.fromkeys(name for name in names[1] if name not in names[0]))
     found.sort(key=lambda difference: -difference.size)  # stable: of the same size, in the order of COMPARED and of the model
-    mine, theirs = ({(course.alert.kind, course.alert.site): course for course in courses(run) if _told(course)} for run in (a, b))
+    mine, theirs = ({(course.alert.kind, course.alert.site): course for course in courses(run) if _shown(course)} for run in (a, b))
     return Comparison(
         a, b, at, (judge(a), judge(b)), tuple(found), _outermost(only[0]), _outermost(only[1]),
         tuple(course for key, course in mine.items() if key not in theirs),
@@ -166,7 +166,7 @@ def _within(name: str, site: str) -> bool:
     return name == site or name.startswith(f"{site}.")
 
 
-def _told(course: Course) -> bool:
+def _shown(course: Course) -> bool:
     return course.lasts and course.severity != "info"
 
 

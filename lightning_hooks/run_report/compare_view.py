@@ -1,4 +1,4 @@
-"""Two runs side by side as their page shows them, and as lines for a terminal."""
+"""The comparison of two runs as its page shows it, and as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """Two runs side by side; a section that has nothing to show is empty. Each is computed when a template asks for it."""
+    """The comparison of two runs; a section that has nothing to show is empty. Each is computed when a template asks for it."""
 
     found: Comparison
     limits: Limits
@@ -114,7 +114,7 @@ def groups(found: Comparison) -> list[Group]:
         most = MOST if course is None else MOST_OF_A_CAUSE
         title = "Without an alert that explains it" if len(by_cause) > 1 else ""
         if course is not None:
-            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and what follows"
+            title = f"{course.alert.name}, only in {'A' if course in found.alerts_a else 'B'}, and its consequences"
         cells = [(d.name, d.what, _shown(d, d.a), _shown(d, d.b), d.change) for d in differences[:most]]
         made.append(Group(title, cells, len(differences[most:])))
     return made
@@ -125,11 +125,11 @@ def _shown(difference: Difference, value: float) -> str:
 
 
 def compare_lines(found: Comparison) -> list[str]:
-    """Two runs side by side as plain lines."""
+    """The comparison of two runs as plain lines."""
     lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
     different = groups(found)
     if different:
-        lines.append(f"What differs most, epoch {found.epoch}:")
+        lines.append(f"Largest differences, epoch {found.epoch}:")
     for group in different:
         cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
         lines += [f"  {group.title}:"] * bool(group.title)

@@ -1,4 +1,4 @@
-"""A run's report on disk: ``report.html`` and ``report.md`` beside ``reports.jsonl``."""
+"""A run's report on disk: ``report.html`` and ``report.md`` next to ``reports.jsonl``."""
 
 from __future__ import annotations
 

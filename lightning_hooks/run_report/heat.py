@@ -23,10 +23,10 @@ VIRIDIS = (
     *("440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e"),
     *("1f988b", "22a884", "35b779", "54c568", "7ad151", "a5db36", "d2e21b", "fde725"),
 )
-# From blue (less) over grey to vermillion (more), as people with any colour vision tell them apart.
+# From blue (less) over grey to vermillion (more), which can be distinguished with any colour vision.
 DIVERGING = ("0a3d6b", "0072b2", "56a5d0", "a9cfe4", "e6e6e6", "f3c6a5", "e8935b", "d55e00", "7f2d00")
 SHADES = 48
-"""How many colours an image has, beside transparent for what was not measured: enough to see, few enough to compress."""
+"""How many colours an image has, not counting transparent (not measured): enough to see, few enough to compress."""
 MOST_TITLED_CELLS = 1200
 """Up to so many cells of a heat map have a title each; above, each row has one."""
 

@@ -41,7 +41,7 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
 
     Args:
         monitor: The monitor's prefix, such as ``features``.
-        modules: What it listens to, which tells two of a kind apart.
+        modules: The modules that it observes, which distinguishes two of a kind.
         report: The report.
         seconds: What its epoch's end took.
         memory: What the lines before hold; None for a line that holds all of itself.

@@ -1,4 +1,4 @@
-"""The report of a run, and two runs side by side: pages that need nothing else (no network, no script), and Markdown."""
+"""The report of a run, and the comparison of two: pages that need nothing else (no network, no script), and Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def health_page(run: Run) -> str:
 
 
 def compare_page(found: Comparison) -> str:
-    """Return two runs side by side: a whole HTML document of less than 2 MB."""
+    """Return the comparison of two runs: a whole HTML document of less than 2 MB."""
     return _page("compare.html.j2", ComparisonView(found, Limits()))
 
 

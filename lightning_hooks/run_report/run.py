@@ -1,4 +1,4 @@
-"""A run as its file tells it: what each monitor said in each epoch, how training went and ended."""
+"""A run read from its file: what each monitor reported in each epoch, how training went and ended."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
 
 @dataclass(slots=True)
 class MonitorRecord:
-    """What one monitor said."""
+    """What one monitor reported."""
 
     prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
-    modules: str  # what it listens to
+    modules: str  # the modules that it observes
     alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
     seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
     columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
@@ -39,7 +39,7 @@ class MonitorRecord:
 
     @property
     def epochs(self) -> list[int]:
-        """All epochs that it reported of."""
+        """All epochs with a report."""
         return list(self.alerts)
 
     def series(self, table: str, stat: str) -> Series:
@@ -74,7 +74,7 @@ class Run:
         path: The folder that holds its files.
         name: What it is called: its place in the log directory.
         fit: What the last ``fit`` event says: model, versions, the monitors.
-        monitors: What each monitor said, in the trainer's order.
+        monitors: What each monitor reported, in the trainer's order.
         timing: Epoch to the ``epoch`` event: what it took.
         end: The ``end`` event; None if training goes on, or was killed.
     """
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def epochs(self) -> list[int]:
-        """All epochs that any monitor reported of."""
+        """All epochs with a report of any monitor."""
         return sorted({epoch for record in self.monitors for epoch in record.epochs})
 
 
@@ -280,7 +280,7 @@ def _numbers(column: list[Any]) -> np.ndarray:
 
 
 def _forget(run: Run, found: Found, epoch: int) -> None:
-    """Training starts again from an epoch: what a former fit said of it and of later ones is past."""
+    """Training starts again from an epoch: what a former fit reported of it and of later ones is removed."""
     for key in list(found):
         record = found[key]
         for kept in (record.alerts, record.seconds, record.columns):

@@ -83,7 +83,7 @@ def _round(low: float, high: float) -> list[float]:
 
 
 def numbered(count: int, most: int = MOST_TICKS) -> list[int]:
-    """Which of so many columns get a label: the first, the last, and round ones between that stand well apart."""
+    """Which of so many columns get a label: the first, the last, and round ones between them with enough room."""
     if count <= most:
         return list(range(count))
     raw = (count - 1) / (most - 1)

@@ -68,9 +68,9 @@ def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
 def rates_by_group(run: Run) -> dict[str, list[float]]:
     """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
     epochs = _epochs(run)
-    told: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
-    groups = dict.fromkeys(group for rates in told for group in rates)
-    return {group: [_number(rates.get(group)) for rates in told] for group in groups}
+    known: list[Mapping[str, Any]] = [found if isinstance(found := run.timing[epoch].get("lr"), dict) else {} for epoch in epochs]
+    groups = dict.fromkeys(group for rates in known for group in rates)
+    return {group: [_number(rates.get(group)) for rates in known] for group in groups}
 
 
 def _epochs(run: Run, most: int = 300) -> list[int]:

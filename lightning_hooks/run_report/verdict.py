@@ -20,7 +20,7 @@ LONGEST_ERROR = 160
 """Characters of an error's text in the headline."""
 
 URGENT = ("nonfinite", "exploding", "dead", "vanishing")
-"""What is told first where several kinds are equally grave: what breaks the rest of training, then what stops a layer."""
+"""The order of kinds that are equally severe: what breaks the rest of training, then what stops a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Alerts of one kind that are told together.
+    """Alerts of one kind, shown as one problem.
 
     Attributes:
         kind: Of the alerts.
         title: The kind in a few plain words.
         severity: The gravest among them.
-        sites: Where, in the order in which they are told.
+        sites: Where, the root causes first.
         since: The first epoch.
         until: The last.
         lasts: Whether the run ended with it.
         seen: What was seen at the first site, and its likely cause.
         advice: What to try, as short imperatives; may be empty.
-        consequences: What follows from it, as ``kind at site``.
+        consequences: Its consequences, as ``kind at site``.
         first: The alert as it was passed on first: its batch, step and value are those of the problem.
         again: The first and the last epoch of each earlier stretch.
     """
@@ -96,7 +96,7 @@ class Verdict:
         status: ``failed`` if training ended with an error, else ``critical``, ``warning``, ``healthy``, or ``unknown`` if nothing
             was reported.
         headline: It in a sentence.
-        details: What must be known beside it, a sentence each.
+        details: More about the run, a sentence each.
         problems: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
     """
 
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def courses(run: Run) -> list[Course]:
-    """Follow every alert over the epochs, in the order in which the monitors tell them."""
+    """Follow every alert over the epochs, in the order of the monitors."""
     found: list[Course] = []
     last = max(run.epochs, default=-1)
     for record in run.monitors:
@@ -121,7 +121,7 @@ def judge(run: Run) -> Verdict:
     problems = tuple(sorted(found, key=_order))
     status, headline = _headline(run, problems)
     if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
-        before = "No alert before that." if status == "healthy" and not problems else headline
+        before = "There was no alert before." if status == "healthy" and not problems else headline
         status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {before}"
     return Verdict(status, headline, (*_ending(run), *_extent(run)), problems if run.epochs else ())
 
@@ -130,16 +130,16 @@ def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
     if not run.epochs:
-        return "unknown", "Nothing was reported: no epoch was completed."
-    if not any(_heard(record) for record in run.monitors):
-        return "unknown", "Nothing was heard: no module, no parameter, no optimizer."
+        return "unknown", "No report: no epoch was completed."
+    if not any(_observed(record) for record in run.monitors):
+        return "unknown", "Nothing was observed: no module, no parameter and no optimizer."
     if present:
         first = present[0]
-        more = f"; {len(present) - 1} more finding{'s' * (len(present) > 2)} below" if len(present) > 1 else ""
+        more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)} below" if len(present) > 1 else ""
         status: Status = "critical" if first.severity == "critical" else "warning"
         return status, f"{_capital(first.what)} at {first.where}, {first.when}{more}."
     if past:
-        return "healthy", f"Nothing is wrong at the end. {_capital(past[0].what)} at {past[0].where}, {past[0].when}, passed."
+        return "healthy", f"No problem at the end. {_capital(past[0].what)} at {past[0].where}, {past[0].when}, ended."
     return "healthy", "Nothing was found wrong."
 
 
@@ -245,11 +245,11 @@ def _shortened(text: str) -> str:
 
 def _ending(run: Run) -> list[str]:
     if run.end is None:
-        return ["Training had not ended when this was written, or was killed."]
+        return ["Training was still running when this was written, or was killed."]
     how, error = run.end.get("how"), str(run.end.get("error", ""))
     if how == "exception":
-        return [f"Training was ended by {error}."]
-    return [] if how != "interrupted" else ["Training was interrupted by its user."]
+        return [f"Training ended with {error}."]
+    return [] if how != "interrupted" else ["Training was interrupted by the user."]
 
 
 def _extent(run: Run) -> list[str]:
@@ -263,11 +263,11 @@ def _extent(run: Run) -> list[str]:
             parts.append(_count(len(last.sites), "module"))
         elif last is not None and record.prefix == "gradient_flow":
             parts.append(_count(len(last.parameters), "parameter"))
-    heard = f"{' and '.join(parts)} heard over " if parts else "Heard over "
-    return [f"{_capital(heard)}{_count(len(epochs), 'epoch')}."]
+    observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
+    return [f"{_capital(observed)}{_count(len(epochs), 'epoch')}."]
 
 
-def _heard(record: MonitorRecord) -> bool:
+def _observed(record: MonitorRecord) -> bool:
     """Whether the last report is of anything; one of a kind that is not known here is taken to be."""
     tables = [getattr(record.last, table) for table in TABLES if hasattr(record.last, table)]
     return any(tables) or not tables

@@ -1,4 +1,4 @@
-"""What is read off a histogram, and how it is made smaller."""
+"""Quantiles of a histogram, and a coarser one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Read quantiles off a histogram, taking values to lie evenly in each bin.
+    """Compute quantiles of a histogram; values are taken as spread evenly in each bin.
 
     Args:
         edges: Ascending, one more than counts.
@@ -32,7 +32,7 @@ def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[
 
 
 def coarsened(edges: Sequence[float], counts: Sequence[float], parts: int = 256) -> tuple[list[float], list[float]]:
-    """Join bins narrower than the eye can tell: than a part of the whole range, of which a chart shows some thirty.
+    """Join bins that are narrower than one of ``parts`` of the whole range: a chart shows about thirty.
 
     Args:
         edges: Rising, one more than counts.

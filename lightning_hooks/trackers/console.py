@@ -95,7 +95,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def visible(text: str) -> str:
-    """Text without control, formatting and surrogate characters, which could hide or turn what stands beside them."""
+    """Text without control, formatting and surrogate characters, which could hide or reverse the text next to them."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char.encode("unicode_escape").decode() if unicodedata.category(char) in _INVISIBLE else char for char in text)

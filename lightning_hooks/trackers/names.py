@@ -54,7 +54,7 @@ def markdown_text(text: str) -> str:
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out rows as a Markdown table, numbers in 4 significant digits.
 
-    Sentences stand in a list below it: beside them a browser would leave the other columns no room.
+    Sentences are listed below it: in the table they would leave the other columns no room.
     """
     sentences = [place for place in range(len(columns)) if any(_is_sentence(row[place]) for row in rows)]
     short = [place for place in range(len(columns)) if place not in sentences]

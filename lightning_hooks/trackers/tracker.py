@@ -11,7 +11,7 @@ Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
 
 FOLDER = "lightning_hooks"
-"""Where files of ours are put, in a log directory or among a run's artifacts."""
+"""The folder of our files, in a log directory or among a run's artifacts."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ class Tracker:
     """
 
     shows_pictures = False
-    """Whether figures need be drawn at all."""
+    """Whether it shows pictures: figures need not be drawn otherwise."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
@@ -48,7 +48,7 @@ class Tracker:
 
     @cached_property
     def name(self) -> str:
-        """What a fault is told under."""
+        """The name under which a fault is reported."""
         return type(self.logger).__name__
 
     @property
@@ -89,7 +89,7 @@ class Tracker:
         """Keep a file with the run."""
 
     def alert(self, title: str, text: str, severity: str) -> None:
-        """Tell the run's owner, where the tracker sends messages."""
+        """Send the run's owner a message, where the tracker can."""
 
     def layout(self, layout: Layout) -> None:
         """Arrange charts; once per run."""

@@ -1,4 +1,4 @@
-"""All of the trainer's loggers behind one face."""
+"""All of the trainer's loggers as one object."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowT
 
 
 class Trackers:
-    """The trainer's loggers behind one face.
+    """The trainer's loggers as one object.
 
-    Each is written to by the adapter that suits what it can do; any logger gets scalars, and what it cannot show is left out
-    without a word. A logger that raises is told once to ``on_fault`` and harms neither the others nor training.
+    Each is written to by the adapter that suits it. Any logger gets scalars; what a logger cannot show is skipped. The first error
+    of a logger is passed to ``on_fault``; it affects neither the others nor training.
 
     Args:
         loggers: The trainer's loggers, of whichever package; none is fine.
@@ -38,7 +38,7 @@ class Trackers:
     def __init__(self, loggers: Iterable[object], on_fault: Callable[[str, Exception], None]) -> None:
         self._loggers = list(loggers)
         self._on_fault = on_fault
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._found: list[Tracker] | None = None
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class Trackers:
         self._each("alert", title, text, severity)
 
     def layout(self, layout: Layout) -> None:
-        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, which the first one wins."""
+        """Arrange charts, category to title to chart (TensorBoard's Custom Scalars); once per run, only the first layout counts."""
         self._each("layout", layout)
 
     def save(self) -> None:
@@ -135,7 +135,7 @@ class Trackers:
         for tracker in self._trackers():
             try:
                 getattr(tracker, method)(*args)
-            except Exception as error:  # noqa: BLE001  a tracker's trouble is not the training's
+            except Exception as error:  # noqa: BLE001  an error of a tracker must not end training
                 self._fault(tracker.logger, error)
             else:
                 done.append(tracker)
@@ -160,8 +160,8 @@ class Trackers:
             yield adapter(logger)
 
     def _fault(self, logger: object, error: Exception) -> None:
-        if id(logger) not in self._told:
-            self._told.add(id(logger))
+        if id(logger) not in self._reported:
+            self._reported.add(id(logger))
             self._on_fault(type(logger).__name__, error)
 
 

@@ -27,8 +27,8 @@ LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 class WandbTracker(Tracker):
     """Writes to a ``wandb.Run``.
 
-    Everything goes by the logger's ``log_metrics``, which puts Lightning's step beside it as a value: a step of ours in
-    ``run.log`` would have W&B drop every row that goes back.
+    Everything goes by the logger's ``log_metrics``, which adds Lightning's step as a value: with a step in
+    ``run.log``, W&B would drop every row whose step is lower than the last one.
     """
 
     shows_pictures = True
@@ -84,7 +84,7 @@ class WandbTracker(Tracker):
 
     @override
     def alert(self, title: str, text: str, severity: str) -> None:
-        if os.environ.get(ALERTS_VARIABLE) != "1":  # nobody gets mail who did not ask for it
+        if os.environ.get(ALERTS_VARIABLE) != "1":  # off unless asked for: it sends mail
             return
         self.experiment.alert(title=title[:63], text=markdown_text(text), level=LEVELS.get(severity, "WARN"))
 

@@ -1,10 +1,13 @@
 """Reports of one healthy site, changed at one number."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, Rule
 from lightning_hooks.clipping import ClipStats
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
 
@@ -23,6 +26,24 @@ CLIP = ClipStats(
     steps=100, clipped_steps=10, rate=0.1, norm_before=2.0, norm_before_max=9.0, norm_after=0.9, norm_after_max=1.0,
     coefficient=0.9, nonfinite_steps=0, skipped_steps=0, top_parameters=(("head.weight", 0.8),), limit=1.0,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def short_diagnoses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test makes a rule raise: its diagnosis has at most 60 words, and no number more than three significant digits."""
+    made: list[Alert] = []
+    alert = Rule.alert
+
+    def kept(self: Rule, *args: Any, **kwargs: Any) -> Alert:
+        made.append(alert(self, *args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(Rule, "alert", kept)
+    yield
+    for diagnosis in (one.diagnosis for one in made):
+        assert len(diagnosis.split()) <= 60, diagnosis
+        for number in re.findall(r"(?<![\w.])\d+\.\d+(?!\.)", diagnosis):
+            assert len(number.replace(".", "").lstrip("0")) <= 3, f"{number} in: {diagnosis}"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def alert(kind="dead", site="a", epoch=0):
     return Alert(kind, site, 0.9, 0.5, epoch, 10, "warning", "seen; cause; remedy")
 
 
-def told(window, *epochs):
+def delivered(window, *epochs):
     """Which of the sites of each epoch (one letter each) were news."""
     return ["".join(new.site for new in window.news([alert(site=site) for site in sites])) for sites in epochs]
 
@@ -43,11 +43,11 @@ def told(window, *epochs):
         (2, ["aa"], ["a"]),
     ],
 )
-def test_an_alert_is_told_holds_and_rearms(rearm, epochs, news):
-    assert told(AlertWindow(rearm), *epochs) == news
+def test_an_alert_is_delivered_holds_and_rearms(rearm, epochs, news):
+    assert delivered(AlertWindow(rearm), *epochs) == news
 
 
-def test_kinds_at_one_site_are_told_apart():
+def test_kinds_at_one_site_are_distinguished():
     window = AlertWindow()
     assert len(window.news([alert("dead"), alert("nonfinite")])) == 2
     assert [new.kind for new in window.news([alert("dead"), alert("constant")])] == ["constant"]
@@ -61,11 +61,11 @@ def test_news_are_the_alerts_themselves():
 @pytest.mark.parametrize("cut", range(7))
 def test_a_window_resumes_from_plain_state(cut):
     epochs = ["a", "ab", "b", "", "a", "ab", "b"]
-    whole = told(AlertWindow(), *epochs)
+    whole = delivered(AlertWindow(), *epochs)
     first, second = AlertWindow(), AlertWindow()
-    before = told(first, *epochs[:cut])
+    before = delivered(first, *epochs[:cut])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert before + told(second, *epochs[cut:]) == whole
+    assert before + delivered(second, *epochs[cut:]) == whole
 
 
 @pytest.mark.parametrize("rearm", [0, -1])

@@ -13,7 +13,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.clipping import StepEvents
 
 
-def ill(report: Any, *names: str, values: dict[str, float] | None = None) -> Any:
+def with_alerts(report: Any, *names: str, values: dict[str, float] | None = None) -> Any:
     """The report with alerts of these names, in this order."""
     parts = [name.split(" at ") for name in names]
     alerts = [Alert(kind, site, (values or {}).get(site, 1.0), 0.5, 3, 120, "warning", "seen") for kind, site in parts]
@@ -45,17 +45,17 @@ def model(features: Any, gradients: Any) -> tuple[Any, Any]:
     ],
 )
 def test_forward(model: Any, names: list[str], values: Any, expected: Any) -> None:
-    assert roots(ill(model[0], *names, values=values)) == expected
+    assert roots(with_alerts(model[0], *names, values=values)) == expected
 
 
 def test_one_report_explains_another(model: Any) -> None:
-    features = ill(model[0], "dead at site2")
-    flow = ill(model[1], *(f"zero at site{i}.weight" for i in range(4)), "vanishing at site0")
+    features = with_alerts(model[0], "dead at site2")
+    flow = with_alerts(model[1], *(f"zero at site{i}.weight" for i in range(4)), "vanishing at site0")
     ordered = in_order_of_cause([features, flow])
     ((place, root),) = ordered.roots
     assert (place, root.name) == (0, "dead at site2")
     assert str(root) == (
-        "[warning] dead at site2: seen What follows: zero at 4 places (site0.weight, site1.weight, site2.weight, …); "
+        "[warning] dead at site2: seen Consequences: zero at 4 sites (site0.weight, site1.weight, site2.weight, …); "
         "vanishing at site0."
     )
     assert [(alert.name, alert.severity, alert.cause) for alert in ordered.of_report[1]] == [
@@ -68,8 +68,8 @@ def test_one_report_explains_another(model: Any) -> None:
     }
 
 
-def test_what_was_told_before_stays_the_cause_of_what_spread_from_it(model: Any) -> None:
-    report = ill(model[0], *(f"nonfinite at site{i}" for i in range(4)))
+def test_what_was_delivered_before_stays_the_cause_of_what_spread_from_it(model: Any) -> None:
+    report = with_alerts(model[0], *(f"nonfinite at site{i}" for i in range(4)))
     assert list(roots(report)) == ["nonfinite at site0"]
     ordered = in_order_of_cause([report], lambda place, alert: (place, alert.site) == (0, "site2"))
     ((_, root),) = ordered.roots
@@ -78,36 +78,38 @@ def test_what_was_told_before_stays_the_cause_of_what_spread_from_it(model: Any)
 
 
 def test_a_parameter_counts_from_its_batch_where_that_is_known(model: Any) -> None:
-    features = ill(model[0], "nonfinite at site0")
+    features = with_alerts(model[0], "nonfinite at site0")
     features.sites["site0"] = replace(features.sites["site0"], first_nonfinite_batch=20)
-    flow = ill(model[1], "nonfinite at site3.weight")
+    flow = with_alerts(model[1], "nonfinite at site3.weight")
     assert list(roots(features, flow)) == ["nonfinite at site0"]
     known = replace(flow, alerts=(replace(flow.alerts[0], batch=13),))
     assert list(roots(features, known)) == ["nonfinite at site3.weight"]
 
 
 def test_the_path_is_cut_at_the_last_of_a_row(model: Any) -> None:
-    assert roots(ill(model[1], "missing at site0.weight", "missing at site1.weight")) == {
+    assert roots(with_alerts(model[1], "missing at site0.weight", "missing at site1.weight")) == {
         "missing at site1.weight": ("missing at site0.weight",)
     }
-    apart = ill(model[1], "missing at site0.weight", "missing at site2.weight")
-    assert set(roots(apart)) == {"missing at site0.weight", "missing at site2.weight"}  # site1 is well: two causes
+    separate = with_alerts(model[1], "missing at site0.weight", "missing at site2.weight")
+    assert set(roots(separate)) == {"missing at site0.weight", "missing at site2.weight"}  # site1 is unaffected: two causes
 
 
 def test_it_is_quick_for_large_models(features: Any, gradients: Any) -> None:
-    sick = features(*[{}] * 5000)
-    sick = ill(sick, *(f"nonfinite at {site}" for site in sick.sites), *(f"dead at {site}" for site in sick.sites))
+    affected = features(*[{}] * 5000)
+    affected = with_alerts(
+        affected, *(f"nonfinite at {site}" for site in affected.sites), *(f"dead at {site}" for site in affected.sites)
+    )
     flow = gradients(*[{}] * 5000, parameters=[{}] * 5000)
-    flow = ill(flow, *(f"{kind} at {name}" for name in flow.parameters for kind in ("zero", "missing")))
+    flow = with_alerts(flow, *(f"{kind} at {name}" for name in flow.parameters for kind in ("zero", "missing")))
     start = time.process_time()
-    ordered = in_order_of_cause([sick, flow])
+    ordered = in_order_of_cause([affected, flow])
     assert time.process_time() - start < 5  # comparing each with each would take minutes
     assert [alert.kind for _, alert in ordered.roots] == ["missing", "nonfinite", "dead"]
 
 
 def test_kinds_that_nothing_is_known_of_and_optimizers_stand_alone(model: Any) -> None:
-    clip = ill(ClipReport(3, 120, {}), "steps_skipped at 0-SGD")
-    features = ill(model[0], "loud at site3", "dead at site0")
+    clip = with_alerts(ClipReport(3, 120, {}), "steps_skipped at 0-SGD")
+    features = with_alerts(model[0], "loud at site3", "dead at site0")
     assert roots(features, clip) == {"dead at site0": (), "steps_skipped at 0-SGD": (), "loud at site3": ()}
     assert roots(clip) == {"steps_skipped at 0-SGD": ()}
     assert in_order_of_cause([]) == ([], [])
@@ -134,7 +136,7 @@ def test_kinds_that_nothing_is_known_of_and_optimizers_stand_alone(model: Any) -
     ],
 )
 def test_updates(model: Any, names: list[str], values: Any, expected: Any) -> None:
-    found = roots(ill(model[0], *names, values=values))
+    found = roots(with_alerts(model[0], *names, values=values))
     assert found == expected
     assert list(found) == list(expected)
 
@@ -142,7 +144,7 @@ def test_updates(model: Any, names: list[str], values: Any, expected: Any) -> No
 def test_what_was_built_wrongly_comes_before_what_it_did(model: Any) -> None:
     late = ["silent at site3", "vanishing at site0", "nonfinite at site1", "update_too_large at site1.weight"]
     early = ["missing at site3.weight", "double_softmax at site3", "shared at site1", "poor_init at site2"]
-    assert list(roots(ill(model[0], *late, *early))) == [*early[::-1], *late[::-1]]
+    assert list(roots(with_alerts(model[0], *late, *early))) == [*early[::-1], *late[::-1]]
 
 
 def nonfinite_step(share: float, batch: int, *parameters: str) -> ClipReport:
@@ -153,7 +155,7 @@ def nonfinite_step(share: float, batch: int, *parameters: str) -> ClipReport:
 
 def nonfinite_modules(model: Any, **batches: int) -> Any:
     sites = {name: replace(stats, first_nonfinite_batch=batches.get(name)) for name, stats in model[0].sites.items()}
-    return ill(replace(model[0], sites=sites), *(f"nonfinite at {name}" for name in batches))
+    return with_alerts(replace(model[0], sites=sites), *(f"nonfinite at {name}" for name in batches))
 
 
 def test_the_step_at_which_a_nan_was_born(model: Any) -> None:
@@ -165,21 +167,21 @@ def test_the_step_at_which_a_nan_was_born(model: Any) -> None:
 
 
 @pytest.mark.parametrize("batch", [3, 10])
-def test_a_step_that_names_no_layer_is_told_with_the_first_that_is_found(model: Any, batch: int) -> None:
+def test_a_step_that_names_no_layer_is_reported_with_the_first_that_is_found(model: Any, batch: int) -> None:
     whole = nonfinite_step(1.0, batch, "site0.weight", "site3.weight")
     assert roots(whole) == {"nonfinite at 0-SGD": ()}
     ((_, root),) = in_order_of_cause([nonfinite_modules(model, site1=10), whole]).roots
     assert (root.name, root.consequences) == ("nonfinite at site1", ("nonfinite at 0-SGD",))
     earlier = (
-        " A step with such a gradient was taken at training batch 3 already, before this was looked at: it may have begun "
-        "elsewhere. every_n_steps=1 tells where."
+        " A step with such a gradient was taken at training batch 3, before this site was sampled: the fault may have begun "
+        "elsewhere. Set every_n_steps=1 to find out."
     )
     assert root.message == "seen" + (earlier if batch == 3 else "")
 
 
 def test_no_warning_follows_from_an_info(model: Any) -> None:
     """An unused part of a library's model, nearer to the loss than what the user cut off."""
-    report = ill(model[1], "missing at weight0", "missing at weight1")
+    report = with_alerts(model[1], "missing at weight0", "missing at weight1")
     unused, cut = report.alerts[1], report.alerts[0]
     report = replace(report, alerts=(cut, replace(unused, severity="info")))
     assert [alert.name for _, alert in in_order_of_cause([report]).roots] == ["missing at weight0", "missing at weight1"]

@@ -30,11 +30,11 @@ def test_always_clipped(clips, change, severity):
 
 def test_always_clipped_names_the_cause_and_the_remedy(clips):
     (alert,) = AlwaysClipped()(clips({"rate": 1.0, "coefficient": 0.25, "norm_before": 3.21}))
-    assert alert.message.startswith("100% of its steps were clipped, to 0.25 of their norm on average")
-    assert "due to head.weight" in alert.message
+    assert alert.message.startswith("100% of its steps were clipped (limit 95%), on average to 25% of their norm, mostly")
+    assert "because of head.weight: " in alert.message
     assert "Raise the clipping threshold above the usual norm (3.21), or lower the learning rate" in alert.message
     (unknown,) = AlwaysClipped()(clips({"rate": 1.0, "top_parameters": ()}))
-    assert "due to ?" in unknown.message
+    assert "because of ?: " in unknown.message
 
 
 @pytest.mark.parametrize("optimizer", ["0-Adam", "0-AdamW", "1-RMSprop", "0-Adafactor", "0-Lion", "0-AdamW8bit"])
@@ -51,7 +51,7 @@ def test_a_step_that_does_not_depend_on_the_gradients_size_may_be_clipped(clips,
     assert [alert.severity for alert in AlwaysClipped()(later(20.0), [adam, later(0.1)])] == ["info"]
     (grown,) = AlwaysClipped()(later(21.0), [adam, later(20.0)])
     assert grown.severity == "warning"
-    assert "The norm before clipping was 2 in training's first epoch: gradients grow." in grown.message
+    assert "In the first epoch the norm before clipping was 2: gradients grow." in grown.message
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ RULES = [
     (Saturated(0.1), {"saturated_fraction": None}, {"saturated_fraction": 0.2}, 0.2, 0.1, "warning", "smaller initialisation"),
     (Saturated(), {"saturated_fraction": math.nan}, {"saturated_fraction": 1.0}, 1.0, 0.5, "warning", "Normalise the inputs"),
     (Constant(), {"std": 1.1e-6}, {"std": 0.9e-6}, 0.9e-6, 1e-6, "warning", "Check the data that reaches it"),
-    (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "weights are all zero"),
+    (Constant(0.1), {"std": 0.101}, {"std": 0.1}, 0.1, 0.1, "warning", "weights that are all zero"),
     (Constant(), {"count": 1, "std": 0.0}, {"std": 0.0, "rms": 0.0, "mean": 0.0}, 0.0, 1e-6, "warning", "layers before it"),
-    (Constant(), {"std": math.nan, "rms": math.nan, "count": 0}, {"std": 0.0}, 0.0, 1e-6, "warning", "every value it put out"),
+    (Constant(), {"std": math.nan, "rms": math.nan, "count": 0}, {"std": 0.0}, 0.0, 1e-6, "warning", "every value of its output"),
     (
         NonfiniteFeatures(), {"nonfinite_fraction": 0.0}, {"nonfinite_fraction": 1e-6}, 1e-6, 0.0, "critical",
         "Try a lower learning rate or gradient clipping",
@@ -30,9 +30,9 @@ RULES = [
 KINDS = {Dead: "dead", Saturated: "saturated", Constant: "constant", NonfiniteFeatures: "nonfinite"}
 
 
-@pytest.mark.parametrize(("rule", "fine", "ill", "value", "threshold", "severity", "remedy"), RULES)
-def test_a_rule_at_its_threshold(features, rule, fine, ill, value, threshold, severity, remedy):
-    (alert,) = rule(features({}, fine, ill, {}))
+@pytest.mark.parametrize(("rule", "fine", "faulty", "value", "threshold", "severity", "remedy"), RULES)
+def test_a_rule_at_its_threshold(features, rule, fine, faulty, value, threshold, severity, remedy):
+    (alert,) = rule(features({}, fine, faulty, {}))
     assert (alert.kind, alert.site, alert.severity) == (KINDS[type(rule)], "site2", severity)
     assert (alert.value, alert.threshold, alert.epoch, alert.step) == (pytest.approx(value), threshold, 3, 120)
     assert remedy in alert.message
@@ -54,7 +54,7 @@ def test_alerts_come_in_model_order(features):
     assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]
 
 
-def test_silent_sites_are_told_apart_from_dead_ones(features):
+def test_silent_sites_are_distinguished_from_dead_ones(features):
     alerts = list(Silent()(features({}, silent=("branch", "aux"))))
     assert [(alert.kind, alert.site, alert.severity, alert.epoch) for alert in alerts] == [
         ("silent", "branch", "info", 3),
@@ -67,10 +67,14 @@ def test_silent_sites_are_told_apart_from_dead_ones(features):
 @pytest.mark.parametrize(
     ("rule", "change", "seen"),
     [
-        (Dead(), {"dead_fraction": 0.72}, "72% of its units gave zero"),
-        (Saturated(), {"saturated_fraction": 0.75}, "75% of its values are at a bound"),
-        (Constant(), {"std": 0.0, "mean": -0.25}, "every value it put out is -0.25"),
-        (NonfiniteFeatures(), {"nonfinite_fraction": 0.125}, "12.50% of its values are NaN or infinite"),
+        (Dead(), {"dead_fraction": 0.72}, "72% of its units output zero for every sampled input (limit 70%)"),
+        (Saturated(), {"saturated_fraction": 0.75}, "75% of its values are at a bound of the activation (limit 50%)"),
+        (
+            Constant(),
+            {"std": 0.0, "mean": -0.25},
+            "every value of its output is -0.25, whatever the input (relative spread 0, limit 1e-06)",
+        ),
+        (NonfiniteFeatures(), {"nonfinite_fraction": 0.125}, "12.5% of its output values are NaN or infinite"),
     ],
 )
 def test_messages_say_what_was_seen(features, rule, change, seen):

@@ -35,25 +35,25 @@ def names(rule: Any, report: Any) -> list[tuple[str, str, float, str]]:
 
 
 @pytest.mark.parametrize(
-    ("gains", "ill"),
+    ("gains", "faulty"),
     [
         ({"a": 1.0, "b": 1.1, "c": 7.6}, {}),
         ({"a": 1.0, "b": 1.1, "c": 7.8}, {"c": 7.8 / 1.1}),
         ({"a": 1.0, "b": 1.1, "c": 0.14}, {"c": 0.14}),
         ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 9.0, "e": 10.0}, {}),  # two of a kind: a matter of design
         ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 9.0, "e": 20.0}, {"d": 9.0, "e": 20.0}),
-        ({"a": 1.0, "b": 99.0}, {}),  # too few to tell
+        ({"a": 1.0, "b": 99.0}, {}),  # too few to judge
         ({"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0, "e": math.inf, "f": math.nan}, {}),
         ({}, {}),
     ],
 )
-def test_poor_init(gains: dict[str, float], ill: dict[str, float]) -> None:
+def test_poor_init(gains: dict[str, float], faulty: dict[str, float]) -> None:
     report = features(initial_gains=gains, initial_roles=dict.fromkeys(gains, "Linear"))
-    assert {alert.site: alert.value for alert in PoorInit()(report)} == pytest.approx(ill)
+    assert {alert.site: alert.value for alert in PoorInit()(report)} == pytest.approx(faulty)
     assert list(PoorInit()(replace(report, epoch=1))) == []
 
 
-def test_a_textbooks_gain_is_well_whatever_the_others_are() -> None:
+def test_a_textbooks_gain_is_fine_whatever_the_others_are() -> None:
     """A new head with PyTorch's initialisation on a small body with BERT's fixed one."""
     body = {f"layer{index}": 0.07 for index in range(5)}
 
@@ -75,9 +75,13 @@ def test_layers_are_compared_within_their_role() -> None:
 
 def test_poor_init_says_how_large() -> None:
     (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}, initial_roles=dict.fromkeys("abc", "fc")))
-    assert large.message.startswith("its weights started 10 times the size of its siblings' (gain 5 against a median of 0.5)")
+    assert large.message.startswith(
+        "its initial weights are 10 times the size of those of the layers of the same role (gain 5, median 0.5, limit: a"
+    )
     (small,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 0.05}, initial_roles=dict.fromkeys("abc", "fc")))
-    assert small.message.startswith("its weights started 1/10 of the size of its siblings' (gain 0.05 against a median of 0.5)")
+    assert small.message.startswith(
+        "its initial weights are 1/10 of the size of those of the layers of the same role (gain 0.05, median 0.5, limit"
+    )
 
 
 def test_shared() -> None:
@@ -95,7 +99,7 @@ def test_double_softmax() -> None:
     assert list(DoubleSoftmax()(report)) == []
     (alert,) = DoubleSoftmax()(replace(report, squashed_twice="net.softmax"))
     assert (alert.kind, alert.site, alert.severity) == ("double_softmax", "net.softmax", "warning")
-    assert "cross_entropy and binary_cross_entropy_with_logits take logits" in alert.message
+    assert "cross_entropy and binary_cross_entropy_with_logits expect logits" in alert.message
 
 
 def test_same_samples() -> None:
@@ -103,7 +107,7 @@ def test_same_samples() -> None:
     assert names(SameSamples(), features(same_samples=False)) == names(SameSamples(), features()) == []
     assert names(SameSamples(), features(same_samples=True, sites={})) == []
     (alert,) = SameSamples()(features(same_samples=True))
-    assert alert.message.startswith("all samples of a batch (its tensor at [0]) were the same to the last bit")
+    assert alert.message.startswith("all samples of a batch (its tensor at [0]) are identical")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_validation_shift(training: float, validation: float | None, found: floa
 def test_validation_shift_says_by_how_much() -> None:
     (alert,) = ValidationShift()(features(inputs={"training": FED, "validation": replace(FED, rms=255.0)}))
     assert alert.message.startswith(
-        "its input (the batch's tensor at [0]) has a root mean square of 255 in validation and 1 in training: the validation data"
+        "its input (the batch's tensor at [0]) has a root mean square of 255 in validation and 1 in training (limit: a factor of 5)"
     )
 
 
@@ -165,7 +169,7 @@ def test_constant_targets() -> None:
     assert names(ConstantTargets(), flow(1.0, modules={})) == []
     (alert,) = ConstantTargets()(flow(1.0))
     assert alert.message.startswith(
-        "the gradient at its output points the same way for all samples (100% of what complete agreement"
+        "the gradient at its output has the same direction for all samples (100% of full agreement, limit 90%)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Observers are told in order, may come and go, and harm nobody."""
+"""Observers are called in order, may come and go, and affect nobody else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_in_order_of_subscription_and_never_twice() -> None:
     assert len(observers) == 1
 
 
-def test_one_that_raises_or_leaves_while_told_harms_nobody() -> None:
+def test_one_that_raises_or_leaves_while_called_affects_nobody() -> None:
     seen: list[Any] = []
     observers = AlertObservers()
 
@@ -41,7 +41,7 @@ def test_one_that_raises_or_leaves_while_told_harms_nobody() -> None:
     assert faults == [(broken, KeyError)]
 
 
-def test_what_is_no_observer_is_refused() -> None:
+def test_what_is_no_observer_raises() -> None:
     with pytest.raises(TypeError, match="An observer is a function of an Alert; got 3"):
         AlertObservers().subscribe(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"print.* is not subscribed"):

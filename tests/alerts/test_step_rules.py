@@ -42,10 +42,10 @@ def test_spike(change: dict[str, Any], found: bool) -> None:
 def test_spike_says_where_and_how_large() -> None:
     (alert,) = Spike()(report(jump=50.0, jump_sigmas=30.0, jump_norm=40.0, jump_batch=17))
     assert alert.message == (
-        "at training batch 17 of the epoch the gradient's norm was 40, 50 times the largest before and 30 standard deviations "
-        "above the mean (0.8) of the 128 steps before; most of it in head.weight. Usually that batch holds data unlike the rest "
-        "(not normalised, corrupt), or the weights took a wild step just before. Look at the batch. Set gradient_clip_val, "
-        "which bounds what such a step does."
+        "at training batch 17 of the epoch the gradient norm was 40: 50 times the largest before (limit 10) and 30 standard "
+        "deviations above the mean (0.8) of 128 steps, mostly in head.weight. Common causes: a batch unlike the others (not "
+        "normalised, corrupt), or a step just before that changed the weights too much. Check the data of this batch. Set "
+        "gradient_clip_val to limit such a step."
     )
 
 
@@ -55,19 +55,21 @@ def test_diverging(growth: float, found: bool) -> None:
     assert names(Diverging(), **change) == ([("exploding", "1-Adam", growth, "critical")] if found else [])
     for alert in Diverging()(report(**change)):
         assert alert.message.startswith(
-            "at training batch 8 of the epoch the gradient's norm was 4.2e+05, 1.1e+03 times the largest of the training's first"
+            "at training batch 8 of the epoch the gradient norm was 4.2e+05: 1.1e+03 times the largest of the first steps"
         )
         assert "Try a lower learning rate or a warm-up. Set gradient_clip_val=1.0" in alert.message
 
 
 def test_a_step_with_a_gradient_that_is_not_finite() -> None:
-    ill = {"first_nonfinite_batch": 7, "first_nonfinite_parameters": ("stem.weight", "fc.bias")}
-    assert names(NonfiniteSteps(), **ill, nonfinite_share=1.0) == [("nonfinite", "1-Adam", 1.0, "critical")]
-    assert names(NonfiniteSteps(), **ill, nonfinite_share=0.5) == [("nonfinite", "fc.bias", 0.5, "critical")]
-    (whole,) = NonfiniteSteps()(report(**ill, nonfinite_share=1.0))
-    assert whole.message.startswith("at training batch 7 of the epoch a step was taken with gradients none of which was finite")
-    (part,) = NonfiniteSteps()(report(**ill, nonfinite_share=0.5))
-    assert "it broke on the way back, between this layer and the next" in part.message
+    faulty = {"first_nonfinite_batch": 7, "first_nonfinite_parameters": ("stem.weight", "fc.bias")}
+    assert names(NonfiniteSteps(), **faulty, nonfinite_share=1.0) == [("nonfinite", "1-Adam", 1.0, "critical")]
+    assert names(NonfiniteSteps(), **faulty, nonfinite_share=0.5) == [("nonfinite", "fc.bias", 0.5, "critical")]
+    (whole,) = NonfiniteSteps()(report(**faulty, nonfinite_share=1.0))
+    assert whole.message.startswith(
+        "at training batch 7 of the epoch a step was taken with gradients that were all NaN or infinite"
+    )
+    (part,) = NonfiniteSteps()(report(**faulty, nonfinite_share=0.5))
+    assert "the backward pass fails between this layer and the next" in part.message
     assert part.message.endswith("Add an eps inside it.")
 
 
@@ -78,15 +80,15 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
     assert names(rule, **{field: 1}) == []
     assert names(rule, **{field: 2}) == [(kind, "1-Adam", 2, "warning")]
     (alert,) = rule(report(**{field: 9}))
-    told = {
-        "not_zeroed": ("at 9 steps its gradients had not been zeroed", "Call zero_grad() before manual_backward()."),
+    expected = {
+        "not_zeroed": ("at 9 steps (limit 2) its gradients had not been zeroed", "Call zero_grad() before manual_backward()."),
         "clip_ineffective": (
-            "9 times its gradients were changed between a step and the next zero_grad",
+            "its gradients were changed 9 times (limit 2) between a step and the next zero_grad",
             "configure_gradient_clipping.",
         ),
     }[kind]
-    assert alert.message.startswith(told[0])
-    assert alert.message.endswith(told[1])
+    assert alert.message.startswith(expected[0])
+    assert alert.message.endswith(expected[1])
 
 
 @pytest.mark.parametrize("rule", [Spike(), Diverging(), NonfiniteSteps(), NotZeroed(), WastedClip()], ids=repr)

@@ -60,13 +60,13 @@ def test_update_too_small(ratios: tuple[float, ...], setups: dict[int, dict[str,
     ("first", "now", "found"), [(1.0, 1.0, True), (1.0, 0.011, True), (1.0, 0.01, False), (1.0, float("nan"), False)]
 )
 def test_what_has_converged_may_stand_still(first: float, now: float, found: bool) -> None:
-    ill = report(1e-8, total_norm=now)
-    assert bool(list(UpdateTooSmall()(ill, [report(1e-3, total_norm=first)]))) is found
+    faulty = report(1e-8, total_norm=now)
+    assert bool(list(UpdateTooSmall()(faulty, [report(1e-3, total_norm=first)]))) is found
     (alert,) = UpdateTooSmall()(report(1e-8))
     assert alert.message == (
-        "a step changes none of its weights by more than 1.0e-08 of their size (0.weight); around 1e-3 is usual, and below 6e-8 a "
-        "float32 weight does not move at all. The learning rate is 1.0e-03. Raise the learning rate. Look for what makes "
-        "the gradients so small."
+        "a step changes none of its weights by more than 1.0e-08 of their size (0.weight; limit 1e-06). About 1e-3 is usual, and "
+        "below 6e-8 a float32 weight does not change at all. The learning rate is 1.0e-03. Raise the learning rate. Find out why "
+        "the gradients are so small."
     )
 
 
@@ -81,17 +81,19 @@ def test_update_too_large() -> None:
     assert names(UpdateTooLarge(), 0.9, epoch=1, sampled_batches=1) != []
     (alert,) = UpdateTooLarge()(report(0.9, 1e-3, 1e-3))
     assert alert.message.startswith(
-        "a step changes it by 0.9 of its size (the median of all weights is 0.001; around 1e-3 is usual)"
+        "a step changes it by 90% of its size (limit 40%; the median of all weights is 0.1%, and about 0.1% is usual)"
     )
     assert "Its learning rate is 0.001." in alert.message
 
 
 def test_weight_decay_that_takes_too_much() -> None:
     assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.02}}) == []
-    ill = report(1e-3, 1e-3, setups={0: {"decay": 0.3}, 1: {"decay": 0.3}}, epoch=0, sampled_batches=1)
-    (alert,) = UpdateTooLarge()(ill)
+    faulty = report(1e-3, 1e-3, setups={0: {"decay": 0.3}, 1: {"decay": 0.3}}, epoch=0, sampled_batches=1)
+    (alert,) = UpdateTooLarge()(faulty)
     assert (alert.site, alert.value, alert.threshold) == ("0-Adam", 0.3, 0.02)
-    assert alert.message.startswith("its weight decay takes 0.3 of every weight at each step (learning rate times weight_decay)")
+    assert alert.message.startswith(
+        "its weight decay removes 30% of every weight at each step (learning rate times weight_decay; limit 2%)"
+    )
 
 
 def test_not_optimized() -> None:
@@ -102,11 +104,11 @@ def test_not_optimized() -> None:
         ("not_optimized", "1.weight", 100.0, "info"),  # nothing asks for it, as yet
     ]
     (alert, *_) = NotOptimized()(report(1e-3, 1e-3, setups={0: alone}))
-    assert alert.message.startswith("it requires a gradient and no optimizer holds it: it stays as it is.")
+    assert alert.message.startswith("it requires a gradient, but no optimizer holds it: it does not change.")
     assert "(optimizer.add_param_group). Freeze it with requires_grad_(False)" in alert.message
 
 
-def test_no_optimizer_at_all_is_said_once() -> None:
+def test_no_optimizer_at_all_is_reported_once() -> None:
     alone = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
     assert names(NotOptimized(), 1e-3, 1e-3, setups={0: alone, 1: alone}) == [("not_optimized", "the model", 200.0, "info")]
     assert names(NotOptimized()) == []  # nor anything to train
@@ -116,13 +118,11 @@ def test_an_optimizer_that_holds_only_frozen_parameters() -> None:
     """All was frozen but for the normalisation, then the head too, which is all that the optimizer holds."""
     frozen = {"trains": False, "has_gradient": False}
     norm = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
-    ill = report(None, None, setups={0: frozen, 1: norm})
-    ill = replace(ill, parameters={"1.weight": MEASURED})
-    (optimizer, parameter) = NotOptimized()(ill)
+    faulty = report(None, None, setups={0: frozen, 1: norm})
+    faulty = replace(faulty, parameters={"1.weight": MEASURED})
+    (optimizer, parameter) = NotOptimized()(faulty)
     assert (optimizer.kind, optimizer.site, optimizer.severity) == ("not_optimized", "0-Adam", "warning")
-    assert optimizer.message.startswith(
-        "all 1 parameters that it holds are frozen (requires_grad is False): its steps change nothing."
-    )
+    assert optimizer.message.startswith("all 1 of its parameters are frozen (requires_grad is False): its steps change nothing.")
     assert parameter.site == "1.weight"
     assert names(NotOptimized(), 1e-3, 1e-3, setups={0: frozen}) == []  # it holds one more
     assert names(NotOptimized(), 1e-3, setups={0: frozen}) == []  # it had a gradient: frozen in turn
@@ -141,7 +141,7 @@ def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of
     never = replace(report(1e-3, setups={0: spare}), parameters={"0.weight": replace(MEASURED, steps=0, missing_steps=4)})
     (alert,) = Missing()(never)
     assert alert.severity == "info"
-    assert "Here that seems meant: it is a part of Big (from library) that this task does not use." in alert.message
+    assert "This seems intended: it is a part of Big (from library) that this task does not use." in alert.message
     (alert,) = Missing()(never, [replace(report(1e-3), epoch=1), replace(never, epoch=2)])
     assert alert.severity == "warning"
     assert "It last had one in epoch 1." in alert.message
@@ -149,11 +149,11 @@ def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of
 
 def test_missing_asks_every_step() -> None:
     never = replace(MEASURED, steps=0, missing_steps=4)
-    ill = replace(report(1e-3), parameters={"0.weight": never})
-    assert list(Missing()(ill)) == []  # it had one at a step that was not sampled
-    ill = replace(ill, setups={"0.weight": replace(HELD, has_gradient=False)})
-    assert [alert.site for alert in Missing()(ill)] == ["0.weight"]
-    assert [alert.site for alert in Missing()(replace(ill, setups={}))] == ["0.weight"]
+    faulty = replace(report(1e-3), parameters={"0.weight": never})
+    assert list(Missing()(faulty)) == []  # it had one at a step that was not sampled
+    faulty = replace(faulty, setups={"0.weight": replace(HELD, has_gradient=False)})
+    assert [alert.site for alert in Missing()(faulty)] == ["0.weight"]
+    assert [alert.site for alert in Missing()(replace(faulty, setups={}))] == ["0.weight"]
 
 
 def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | None = None, **stats: Any) -> list[tuple[str, str]]:
@@ -164,14 +164,14 @@ def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | 
     return [(alert.site, alert.diagnosis) for alert in NotUpdated()(found)]
 
 
-def test_weights_that_stand_still_next_to_others_are_named_by_their_module() -> None:
+def test_weights_that_do_not_change_next_to_others_are_named_by_their_module() -> None:
     ratios = {"encoder.0.weight": 0.0, "encoder.2.weight": 0.0, "encoder.4.weight": None, "decoder.weight": 1e-3}
     ((site, message),) = still(ratios)
     assert site == "encoder"
     assert message == (
-        "encoder.0.weight and 1 more of its weights did not change by one bit in 4 measured steps, while other weights of 0-Adam "
-        "moved: it has a gradient (norm 0.5) and a learning rate of 0.001. Usually something puts the weights back after the "
-        "step, or the step is less than a rounding of them."
+        "encoder.0.weight and 1 more of its weights did not change in 4 measured steps, while other weights of 0-Adam did, "
+        "although it has a gradient (norm 0.5) and a learning rate of 0.001. Common causes: code that restores the weights after "
+        "the step, or a step that is smaller than their rounding."
     )
     assert [site for site, _ in still({**ratios, "encoder.2.weight": 1e-9})] == ["encoder.0.weight"]
 

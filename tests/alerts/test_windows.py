@@ -53,7 +53,7 @@ def test_since_is_the_first_step_of_the_spell() -> None:
     assert AlertWindow().confirmed([Finding(alert(epoch=3, since=27))])[0].since_step == 27
 
 
-def test_what_is_over_is_told_once_with_its_epochs() -> None:
+def test_what_is_over_is_reported_once_with_its_epochs() -> None:
     window = AlertWindow(rearm=2)
     cleared: list[Any] = []
     for epoch, sites in enumerate(["a", "ab", "b", "", "", "", "c"]):
@@ -91,11 +91,11 @@ def test_one_alert_names_the_sites_that_have_the_same_problem() -> None:
 
 def test_what_grows_graver_is_passed_on_again() -> None:
     window = AlertWindow()
-    told = []
+    delivered = []
     for epoch, severity in enumerate(["info", "info", "warning", "critical", "warning", "critical"]):
         graded = replace(alert("a", epoch, since=5), severity=severity)
-        told += [(entry.epoch, entry.severity) for entry in window.news(window.grouped([graded]))]
-    assert told == [(0, "info"), (2, "warning"), (3, "critical")]
+        delivered += [(entry.epoch, entry.severity) for entry in window.news(window.grouped([graded]))]
+    assert delivered == [(0, "info"), (2, "warning"), (3, "critical")]
     assert [(entry.epoch, entry.severity) for entry in window.open] == [(2, "critical")]  # as it was first, and as grave as it grew
 
 
@@ -111,7 +111,7 @@ def test_what_grows_graver_within_an_epoch_is_passed_on_at_its_end() -> None:
     assert milder.severity == "critical"
 
 
-def test_what_was_told_and_now_follows_from_another_is_not_over() -> None:
+def test_what_was_delivered_and_now_follows_from_another_is_not_over() -> None:
     window = AlertWindow(rearm=2)
     assert window.news([alert("b", 0)]) == [alert("b", 0)]
     other = replace(alert("a", 1), kind="constant")
@@ -120,10 +120,10 @@ def test_what_was_told_and_now_follows_from_another_is_not_over() -> None:
         assert window.news([replace(other, epoch=epoch), follows]) == ([other] if epoch == 1 else [])
         assert window.cleared == []
         assert window.open == [other]  # of the root causes
-    assert window.news([alert("b", 4)]) == []  # a root again, and told long ago
+    assert window.news([alert("b", 4)]) == []  # a root again, and delivered long ago
 
 
-def test_what_is_told_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:
+def test_what_is_found_within_an_epoch_is_held_at_its_end_and_ends_nothing() -> None:
     window = AlertWindow(rearm=1)
     window.news([alert("a", 0)])
     early = replace(alert("b", 1, since=13), kind="nonfinite", batch=3)

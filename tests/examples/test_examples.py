@@ -107,7 +107,7 @@ def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     printed = run_here("finetune", "--fault", "detached")
     text = " ".join(printed.split())
     assert "[warning] missing at backbone.conv2.bias: it requires a gradient but had none" in text
-    assert "What follows: missing at 3 places (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in text
+    assert "Consequences: missing at 3 sites (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in text
     missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
     assert len(missing) == 2
     assert min(missing) >= 1

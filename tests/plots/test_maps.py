@@ -38,8 +38,8 @@ def test_each_map_is_scaled_by_itself() -> None:
         assert [tuple(pixel) for pixel in picture[0]] == VIRIDIS_ENDS
     assert tuple(coloured(np.array([[0.5, 1.0]]), low=0.0)[0, 0]) not in VIRIDIS_ENDS
     assert (coloured(np.full((2, 3), 4.0)) == CONSTANT).all()
-    ill = coloured(np.array([[0.0, np.nan, np.inf, 1.0]]))
-    assert [tuple(pixel) for pixel in ill[0]] == [VIRIDIS_ENDS[0], (213, 94, 0), (213, 94, 0), VIRIDIS_ENDS[1]]
+    broken = coloured(np.array([[0.0, np.nan, np.inf, 1.0]]))
+    assert [tuple(pixel) for pixel in broken[0]] == [VIRIDIS_ENDS[0], (213, 94, 0), (213, 94, 0), VIRIDIS_ENDS[1]]
     assert tuple(coloured(np.full((1, 1), np.nan))[0, 0]) == (213, 94, 0)
 
 

@@ -61,7 +61,7 @@ def test_layers_beyond_the_top_share_a_bar():
     assert "recompute" not in widths(figure)
 
 
-def test_nothing_measured_is_said():
+def test_nothing_measured_is_reported():
     figure = layer_times(report({}, steps=0))
     assert any("Nothing was measured in 7 batches" in text.get_text() for text in figure.axes[0].texts)
 

@@ -16,8 +16,8 @@ def test_a_report_is_shown_in_six_lines(n):
 
 def test_the_lines_of_a_report():
     names = ["a", "b", "c", "d"]
-    told = (alert("dead", "c", 0, "critical"), alert("silent", "d", 0, "info"))
-    lines = repr(features(0, names, dead=[None, None, 1.0, None], alerts=told, silent=("e",))).splitlines()
+    raised = (alert("dead", "c", 0, "critical"), alert("silent", "d", 0, "info"))
+    lines = repr(features(0, names, dead=[None, None, 1.0, None], alerts=raised, silent=("e",))).splitlines()
     assert lines[1] == "  4 sites measured, 1 silent; 3 of 23 batches sampled"
     assert lines[2].startswith("  c: dead 100%, rms ")
     assert lines[3].startswith("  d: ")

@@ -55,7 +55,7 @@ def test_the_dict_mirrors_the_report():
     assert clips(0).to_dict()["optimizers"]["0-AdamW"]["top_parameters"] == [["head.weight", 0.8]]
 
 
-def test_what_is_not_finite_is_said_in_words():
+def test_what_is_not_finite_becomes_text():
     assert to_plain([math.nan, math.inf, -math.inf, 1.5]) == ["NaN", "Infinity", "-Infinity", 1.5]
     assert [float(word) for word in to_plain([math.inf, -math.inf])] == [math.inf, -math.inf]
 
@@ -82,6 +82,6 @@ def test_other_versions_can_be_read():
         (FeatureReport, {"sites": []}, r"expected dict\[.*\]; got \[\]"),
     ],
 )
-def test_what_is_no_report_is_refused(kind, plain, message):
+def test_what_is_no_report_raises(kind, plain, message):
     with pytest.raises(TypeError, match=message):
         kind.from_dict(plain)

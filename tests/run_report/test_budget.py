@@ -15,7 +15,7 @@ NAMES = layer_names(30)
 
 
 def alerts_of(epoch):
-    """One root cause whose site moves, and what follows from it; well at the end of each ten epochs."""
+    """One root cause whose site moves, and its consequences; none at the end of each ten epochs."""
     if epoch % 10 > 6:
         return ()
     root = alert("vanishing", NAMES[20 - epoch % 5], epoch)
@@ -51,7 +51,7 @@ def simulate(folder, epochs, most, names=NAMES, start=0):
     return file, largest
 
 
-def told(run, epoch):
+def alerts_in(run, epoch):
     (recorded,) = run.of("gradient_flow")
     return [(alert.kind, alert.site, alert.severity, alert.cause) for alert in recorded.alerts[epoch]]
 
@@ -71,7 +71,9 @@ def test_what_has_not_changed_is_left_out_and_read_again(tmp_path):
                 for stat, values in stats.items():
                     np.testing.assert_array_equal(one.columns[epoch][table][1][stat], values)
     for epoch in range(12):
-        assert told(short, epoch) == told(long, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
+        assert (
+            alerts_in(short, epoch) == alerts_in(long, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
+        )
     assert judge(short).headline == judge(long).headline
 
 
@@ -91,7 +93,7 @@ def test_a_long_run_keeps_its_size_its_alerts_and_evenly_spread_tables(tmp_path)
     assert run.epochs == list(range(150))
     assert len(run.timing) == 150
     for epoch in range(150):
-        assert told(run, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
+        assert alerts_in(run, epoch) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(epoch)]
     for recorded in run.monitors:
         kept = list(recorded.columns)
         assert (kept[0], kept[-1]) == (0, 149)
@@ -151,8 +153,8 @@ def test_a_file_goes_on_after_a_resume(tmp_path):
     file, _ = simulate(tmp_path, 60, 200_000, start=20)
     run = read_run(file)
     assert run.epochs == list(range(60))
-    assert told(run, 19) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(19)]
-    assert told(run, 45) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(45)]
+    assert alerts_in(run, 19) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(19)]
+    assert alerts_in(run, 45) == [(a.kind, a.site, a.severity, a.cause) for a in alerts_of(45)]
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.35, 0.77])

@@ -22,7 +22,7 @@ def test_report_makes_the_files_again(make_run, capsys):
     folder = make_run()
     assert main(["report", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more finding below.\n")
+    assert out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem below.\n")
     assert "  [warning] vanishing gradients at model.embed, since epoch 0." in out
     assert sorted(path.name for path in (folder / FOLDER).iterdir()) == ["report.html", "report.md", "reports.jsonl"]
     assert f"Written: {folder / FOLDER / 'report.html'}" in out
@@ -31,7 +31,7 @@ def test_report_makes_the_files_again(make_run, capsys):
     assert (folder / "elsewhere" / "report.html").read_text() == before
 
 
-def test_compare_writes_beside_the_second(make_run, capsys):
+def test_compare_writes_next_to_the_second(make_run, capsys):
     a, b = make_run("a", healthy=True), make_run("b")
     assert main(["compare", str(a), str(b), "--epoch", "3"]) == 0
     assert (b / FOLDER / "compare.html").read_text().startswith("<!doctype html>")

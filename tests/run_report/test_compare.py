@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""The comparison of two runs."""
 
 import dataclasses
 import math
@@ -58,7 +58,7 @@ def test_the_same_run_twice_is_the_same(make_run):
     assert "All numbers of epoch 4 that both runs have are the same." in compare_lines(found)
 
 
-def test_what_only_one_has_is_told(make_run):
+def test_what_only_one_has_is_shown(make_run):
     a = read_run(make_run("a", names=[*NAMES, "extra"], healthy=True))
     b = read_run(make_run("b", fit={**FIT, "precision": "16-mixed"}, broken=lambda epoch: epoch > 2, epochs=6))
     found = compare(a, b)
@@ -84,7 +84,7 @@ def test_an_epoch_can_be_chosen(make_run):
         compare(a, read_run(make_run("c", epochs=0)))
 
 
-def test_layers_are_told_in_the_models_order(make_run):
+def test_layers_are_in_the_models_order(make_run):
     found = compare(read_run(make_run("a")), read_run(make_run("b", names=NAMES[::-1])))
     assert [difference.name for difference in found.of("rms")] == NAMES
 
@@ -105,13 +105,13 @@ def test_a_layer_without_a_number_is_in_both(make_run):
 
 def test_what_differs_stands_under_its_cause(make_run):
     """A dead layer, and the gradients that vanish before it by more decades than anything differs at the layer itself."""
-    dead, before, apart = NAMES[5], NAMES[1:5], NAMES[7]
+    dead, before, separate = NAMES[5], NAMES[1:5], NAMES[7]
     follows = tuple(f"vanishing at {name}" for name in before)
     alert = Alert("dead", dead, 1.0, 0.6, 4, 50, "critical", "all units are dead", consequences=follows)
     a, b = make_run("a", healthy=True), make_run("b", epochs=4, healthy=True)
     seen, report = features(4, NAMES, alerts=()), flow(4, NAMES, alerts=())
     sites = {**seen.sites, dead: dataclasses.replace(seen.sites[dead], dead_fraction=1.0)}
-    sites[apart] = dataclasses.replace(sites[apart], std=sites[apart].std * 3)
+    sites[separate] = dataclasses.replace(sites[separate], std=sites[separate].std * 3)
     modules = {**report.modules, **{name: dataclasses.replace(report.modules[name], rms=1e-30) for name in before}}
     file = b / FOLDER / REPORTS
     append(file, report_line("features", "every leaf", dataclasses.replace(seen, sites=sites, alerts=(alert,)), 0.0))
@@ -122,10 +122,10 @@ def test_what_differs_stands_under_its_cause(make_run):
     assert under[0].name == dead
     assert sorted(difference.name for difference in under[1:]) == sorted(before)
     assert nothing is None
-    assert [(difference.name, difference.stat) for difference in others] == [(apart, "std")]
+    assert [(difference.name, difference.stat) for difference in others] == [(separate, "std")]
     lines = compare_lines(found)
-    title = lines.index(f"  dead at {dead}, only in B, and what follows:")
+    title = lines.index(f"  dead at {dead}, only in B, and its consequences:")
     assert lines[title + 2].split()[0] == dead
     rest = lines.index("  Without an alert that explains it:")
     assert rest == title + 2 + 5
-    assert lines[rest + 2].split()[0] == apart
+    assert lines[rest + 2].split()[0] == separate

@@ -159,7 +159,7 @@ def test_odd_runs_have_a_page(page, kwargs):
 def test_a_run_of_one_monitor_has_a_page(tmp_path):
     file = tmp_path / FOLDER / REPORTS
     append(file, line("fit", FIT))
-    assert "Nothing was reported" in Page(health_page(read_run(file))).text
+    assert "No report" in Page(health_page(read_run(file))).text
 
 
 def test_two_runs_with_hostile_names_side_by_side(make_run):

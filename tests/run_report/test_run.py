@@ -1,4 +1,4 @@
-"""A run as its file tells it."""
+"""A run read from its file."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_of_a_long_run_every_kth_epoch_is_kept_and_all_alerts(make_run):
     assert recorded.last.epoch == n - 1
 
 
-def test_two_monitors_of_a_kind_are_told_apart(make_run):
+def test_two_monitors_of_a_kind_are_distinguished(make_run):
     folder = make_run(epochs=0)
     for modules in ("encoder.*", "head"):
         append(folder / FOLDER / REPORTS, report_line("features", modules, features(0, [modules]), 0.0))
@@ -103,7 +103,7 @@ def test_a_broken_report_costs_only_itself(make_run):
     assert read_run(folder).epochs == [0, 1, 2, 3, 4]
 
 
-def test_what_is_no_run_is_said(make_run, tmp_path):
+def test_what_is_no_run_is_reported(make_run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no lightning_hooks/reports\.jsonl in .*nowhere.* logger=False only where"):
         read_run(tmp_path / "nowhere")
     make_run("a")

@@ -17,8 +17,8 @@ def written(tmp_path, fit=FIT):
     for epoch, (loss, rates) in enumerate(
         [(2.0, {"0-SGD": 0.1}), (float("nan"), {"0-SGD": 0.01, "1-Adam/pg2": 1e-3}), (None, None)]
     ):
-        told = {} if loss is None else {"loss": loss, "lr": rates}
-        append(file, line("epoch", {"epoch": epoch, "seconds": 1.0, **told}))
+        known = {} if loss is None else {"loss": loss, "lr": rates}
+        append(file, line("epoch", {"epoch": epoch, "seconds": 1.0, **known}))
     return read_run(tmp_path)
 
 

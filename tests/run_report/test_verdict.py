@@ -14,8 +14,8 @@ ADVICE = ("Try a lower learning rate", "Use a GELU")
 
 
 @pytest.fixture
-def told(tmp_path):
-    """The verdict of a run whose features monitor told of (kind, site, severity) in each epoch."""
+def verdict_of(tmp_path):
+    """The verdict of a run whose features monitor raised (kind, site, severity) in each epoch."""
 
     def make(*epochs, end="finished", prefix="features"):
         file = tmp_path / "run" / FOLDER / REPORTS
@@ -33,14 +33,14 @@ def told(tmp_path):
 DEAD = ("dead", "a", "critical")
 
 
-def test_nothing_wrong(told):
-    verdict = told([], [], [])
+def test_nothing_wrong(verdict_of):
+    verdict = verdict_of([], [], [])
     assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "Nothing was found wrong.", ())
-    assert verdict.details == ("2 modules heard over 3 epochs.",)
+    assert verdict.details == ("2 modules observed over 3 epochs.",)
 
 
-def test_what_lasts_is_told_since_when(told):
-    verdict = told([], [DEAD], [DEAD, ("dead", "b", "warning")])
+def test_what_lasts_is_reported_since_when(verdict_of):
+    verdict = verdict_of([], [DEAD], [DEAD, ("dead", "b", "warning")])
     assert (verdict.status, verdict.headline) == ("critical", "Dead units at a and 1 more, since epoch 1.")
     (problem,) = verdict.problems
     assert (problem.sites, problem.since, problem.until, problem.lasts) == (("a", "b"), 1, 2, True)
@@ -48,24 +48,24 @@ def test_what_lasts_is_told_since_when(told):
     assert problem.advice == ADVICE
 
 
-def test_what_came_back_counts_from_then(told):
-    (problem,) = told([DEAD], [], [], [DEAD], [DEAD]).problems
+def test_what_came_back_counts_from_then(verdict_of):
+    (problem,) = verdict_of([DEAD], [], [], [DEAD], [DEAD]).problems
     assert problem.when == "since epoch 3 (also in epoch 0)"
 
 
-def test_all_that_came_before_is_told(told):
-    (problem,) = told([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).problems
+def test_all_that_came_before_is_reported(verdict_of):
+    (problem,) = verdict_of([DEAD], [DEAD], [], [], [DEAD], [], [], [DEAD]).problems
     assert problem.when == "since epoch 7 (also in epochs 0 to 1 and 4)"
 
 
-def test_one_epoch_without_it_is_no_end(told):
-    (problem,) = told([DEAD], [], [DEAD], [DEAD]).problems
+def test_one_epoch_without_it_is_no_end(verdict_of):
+    (problem,) = verdict_of([DEAD], [], [DEAD], [DEAD]).problems
     assert problem.when == "since epoch 0"
 
 
-def test_a_problem_whose_site_moves_is_one_finding_from_its_first_epoch(told):
+def test_a_problem_whose_site_moves_is_one_problem_from_its_first_epoch(verdict_of):
     wandering = [("vanishing", site, "warning") for site in ("b.133.1", "b.133.0", "b.132.1")]
-    verdict = told([], *([one] for one in wandering))
+    verdict = verdict_of([], *([one] for one in wandering))
     (problem,) = verdict.problems
     assert problem.sites == ("b.133.1", "b.133.0", "b.132.1")
     assert (problem.when, problem.first.epoch) == ("since epoch 1", 1)
@@ -85,58 +85,58 @@ def test_the_first_alert_says_what_where_and_when(tmp_path):
     assert (course.since, course.alert.value, course.alert.batch) == (0, 0.5102, 10)
 
 
-def test_what_passed_is_no_verdict_but_told(told):
-    verdict = told([], [DEAD], [DEAD], [])
+def test_what_passed_is_no_verdict_but_reported(verdict_of):
+    verdict = verdict_of([], [DEAD], [DEAD], [])
     assert verdict.status == "healthy"
-    assert verdict.headline == "Nothing is wrong at the end. Dead units at a, in epochs 1 to 2, passed."
-    assert told([DEAD], []).headline.endswith("in epoch 0, passed.")
+    assert verdict.headline == "No problem at the end. Dead units at a, in epochs 1 to 2, ended."
+    assert verdict_of([DEAD], []).headline.endswith("in epoch 0, ended.")
 
 
-def test_the_gravest_comes_first_and_infos_last(told):
+def test_the_gravest_comes_first_and_infos_last(verdict_of):
     found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
-    verdict = told([*found, ("vanishing", "a", "critical")], found)
+    verdict = verdict_of([*found, ("vanishing", "a", "critical")], found)
     assert [problem.kind for problem in verdict.problems] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
-    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more findings below."
+    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more problems below."
 
 
-def test_infos_alone_are_healthy(told):
-    assert told([("silent", "a", "info")]).headline == "Nothing was found wrong."
+def test_infos_alone_are_healthy(verdict_of):
+    assert verdict_of([("silent", "a", "info")]).headline == "Nothing was found wrong."
 
 
-def test_a_kind_of_the_users_own_is_told_in_its_words(told):
-    assert told([("too_loud", "a", "warning")]).headline == "Too loud at a, since epoch 0."
+def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):
+    assert verdict_of([("too_loud", "a", "warning")]).headline == "Too loud at a, since epoch 0."
 
 
 @pytest.mark.parametrize(
     ("end", "detail"),
     [
-        ("exception", "Training was ended by ValueError: boom."),
-        ("interrupted", "Training was interrupted by its user."),
-        (None, "Training had not ended when this was written, or was killed."),
+        ("exception", "Training ended with ValueError: boom."),
+        ("interrupted", "Training was interrupted by the user."),
+        (None, "Training was still running when this was written, or was killed."),
     ],
 )
-def test_how_training_ended_is_told(told, end, detail):
-    assert told([], end=end).details[0] == detail
+def test_how_training_ended_is_reported(verdict_of, end, detail):
+    assert verdict_of([], end=end).details[0] == detail
 
 
-def test_a_run_without_an_epoch_is_not_judged(told):
-    verdict = told(end="exception")
-    failed = "Training ended with ValueError: boom. Nothing was reported: no epoch was completed."
+def test_a_run_without_an_epoch_is_not_judged(verdict_of):
+    verdict = verdict_of(end="exception")
+    failed = "Training ended with ValueError: boom. No report: no epoch was completed."
     assert (verdict.status, verdict.headline) == ("failed", failed)
 
 
-def test_a_run_that_raised_is_not_called_healthy(told):
-    verdict = told([], end="exception")
-    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. No alert before that.")
+def test_a_run_that_raised_is_not_called_healthy(verdict_of):
+    verdict = verdict_of([], end="exception")
+    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. There was no alert before.")
 
 
-def test_a_run_that_heard_nothing_is_not_called_healthy(tmp_path):
+def test_a_run_that_observed_nothing_is_not_called_healthy(tmp_path):
     file = tmp_path / "run" / FOLDER / REPORTS
     append(
         file,
         line("fit", FIT) + report_line("features", "", features(0, []), 0.0) + report_line("gradient_clip", "", clips(0, []), 0.0),
     )
-    assert judge(read_run(file)).headline == "Nothing was heard: no module, no parameter, no optimizer."
+    assert judge(read_run(file)).headline == "Nothing was observed: no module, no parameter and no optimizer."
 
 
 def test_a_monitor_that_fell_silent_early_does_not_last(tmp_path):

@@ -71,7 +71,7 @@ def scalars(browser: Browser, address: str) -> None:
 
 
 def runs(browser: Browser, address: str) -> None:
-    """Four runs side by side."""
+    """Four runs together."""
     tags = "alerts/(dead|vanishing|exploding)|head.relu/dead|conv1.weight/update|clip/rate"
     browser.open(f"{address}#scalars&_smoothingWeight=0&tagFilter={tags.replace('|', '%7C')}")
     browser.shows("gradient_clip/rate")
@@ -98,7 +98,7 @@ def images(browser: Browser, address: str) -> None:
 def text(browser: Browser, address: str) -> None:
     """The alerts."""
     browser.open(f"{address}#text")
-    browser.shows("alerts", "vanishing", "What follows")
+    browser.shows("alerts", "vanishing", "Consequences")
 
 
 SHOTS: dict[str, tuple[Callable[[Browser, str], None], str, tuple[int, int]]] = {

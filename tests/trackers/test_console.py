@@ -56,7 +56,7 @@ def test_a_table_keeps_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -
     lines = Table(header, [(name, -0.003439, 0.6391, 0.1234, 1.0, None, 0.0)]).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[:3] == ["module", "mean", "std"]
-    assert ".relu " in lines[1]  # a name's end tells most
+    assert ".relu " in lines[1]  # a name's end matters most
 
 
 def ascii_stream() -> io.TextIOWrapper:

@@ -1,4 +1,4 @@
-"""CSVLogger: read back with pandas, and from the files beside metrics.csv."""
+"""CSVLogger: read back with pandas, and from the files next to metrics.csv."""
 
 from __future__ import annotations
 

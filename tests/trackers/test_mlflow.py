@@ -132,7 +132,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.LogCaptureFixture:
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.LogCaptureFixture:
     """What a fit says, with temporary folders in one of the test's own."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -141,13 +141,13 @@ def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_
     return caplog
 
 
-def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, told: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """A store in a database has no directory of the run: Lightning's logger says None for it."""
     logger = logger_in(store, "lightning.pytorch")
     assert logger.save_dir is None
     fit = trainer(monitors(every_n_steps=1, summary=False), logger=logger)
     fit.fit(Classifier(mlp()), loader())
-    (said,) = messages(told)
+    (said,) = messages(log)
     assert said.endswith(f" report.html is among the artifacts of MLflow's run {logger.run_id}, in lightning_hooks/.")
     found = (logger.experiment, logger.run_id)
     assert b"Nothing was found wrong." in artifact(found, "lightning_hooks/report.html", tmp_path)
@@ -162,7 +162,7 @@ def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, told: py
 
 
 def test_reports_that_the_store_does_not_take_stay_where_they_are(
-    store: Path, told: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, log: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> None:
         raise OSError("No space left on device")
@@ -172,7 +172,7 @@ def test_reports_that_the_store_does_not_take_stay_where_they_are(
     fit = trainer(monitors(every_n_steps=1, summary=False), logger=logger)
     with pytest.warns(UserWarning, match="MLFlowLogger raised OSError: No space left on device"):
         fit.fit(Classifier(mlp()), loader())
-    (said,) = messages(told)
+    (said,) = messages(log)
     path = Path(said.removeprefix("Health report: Nothing was found wrong. "))
     assert path.is_relative_to(tmp_path)
     del fit

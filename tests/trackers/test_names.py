@@ -48,7 +48,7 @@ def test_ordinary_names_stay(name: str) -> None:
 def test_mlflow_takes_every_metric_name() -> None:
     validation = pytest.importorskip("mlflow.utils.validation", reason="mlflow is of the trackers extra, and is not installed")
 
-    @settings(deadline=None)  # other tests run beside it
+    @settings(deadline=None)  # other tests run at the same time
     @given(NAMES)
     def check(name: str) -> None:
         legal = metric_name(f"features/{name}/rms")

@@ -1,4 +1,4 @@
-"""Any logger at all: scalars always, nothing raises, and one that does is told of once."""
+"""Any logger at all: scalars always, nothing raises, and an error is reported once."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_logger_that_answers_to_everything_is_asked_for_nothing_special(packag
     assert {call[0] for call in mock.method_calls} == {"log_metrics", "save"}
 
 
-def test_a_logger_whose_experiment_raises_is_told_of_once_and_still_gets_scalars(tmp_path: Path) -> None:
+def test_a_logger_whose_experiment_raises_is_reported_once_and_still_gets_scalars(tmp_path: Path) -> None:
     broken, faults = WithoutExperiment(), Faults()
     write_all(Trackers([broken], faults), tmp_path)
     assert [(name, str(error)) for name, error in faults] == [("WithoutExperiment", "no server")]
     assert len(broken.rows) == 2 * len(STEPS)
 
 
-def test_a_logger_that_raises_is_told_of_once_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_logger_that_raises_is_reported_once_and_the_others_go_on(tmp_path: Path) -> None:
     collecting, faults = Collecting(), Faults()
     write_all(Trackers([Raising(), collecting, Raising()], faults), tmp_path)
     assert [(name, error.errno) for name, error in faults] == [("Raising", errno.ENOSPC)] * 2  # each of the two once
@@ -76,7 +76,7 @@ def test_a_logger_that_raises_is_told_of_once_and_the_others_go_on(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
 def test_a_disk_that_is_full(kind: Any, tmp_path: Path) -> None:
-    """Files may not grow beyond 4 kB: what the system then raises is told once, and nothing else comes of it."""
+    """Files may not grow beyond 4 kB: what the system then raises is reported once, without other effects."""
     faults = Faults()
     trackers = Trackers([kind(tmp_path, name="run", version=0)], faults)
     old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -147,7 +147,7 @@ def test_what_a_logger_can_do_decides(tmp_path: Path) -> None:
         (np.zeros((4, 4, 4), np.uint8), r"got uint8 of shape \(4, 4, 4\)"),
     ],
 )
-def test_an_image_of_another_shape_is_refused(wrong: np.ndarray, message: str, tmp_path: Path) -> None:
+def test_an_image_of_another_shape_raises(wrong: np.ndarray, message: str, tmp_path: Path) -> None:
     trackers = Trackers([CSVLogger(tmp_path)], Faults())
     with pytest.raises(ValueError, match=message):
         trackers.image("a", wrong, 1)

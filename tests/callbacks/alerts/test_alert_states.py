@@ -197,7 +197,7 @@ def test_who_is_to_stop_does_so_where_another_monitor_found_the_cause(how: str) 
         return run
 
     if how == "raise":
-        with pytest.raises(AlertError, match=r"dead at net\.1.*What follows:.* zero at 3 places"):
+        with pytest.raises(AlertError, match=r"dead at net\.1.*Consequences:.* zero at 3 sites"):
             fit()
     else:
         assert fit().current_epoch == 1

@@ -148,8 +148,8 @@ def test_a_module_that_was_called_is_not_said_to_be_never_called(what: Any) -> N
     monitor = FeatureStatsMonitor(modules=["net.code", "net.unused", "net.head"], every_n_steps=1, summary=False)
     given = alerts(monitor, Classifier(WithCodes(what)), max_epochs=2)
     said = {alert.site: alert.message for alert in given if alert.kind == "silent"}
-    assert said["net.code"].startswith("it was called and put out no floating-point tensor (integers, None, or")
-    assert said["net.unused"].startswith("it was never called in a sampled training batch")
+    assert said["net.code"].startswith("it was called, but its output holds no floating-point tensor (integers, None, or")
+    assert said["net.unused"].startswith("it was not called in any sampled training batch")
     assert monitor.report is not None
     assert (monitor.report.silent, monitor.report.unmeasured) == (("net.code", "net.unused"), ("net.code",))
 

@@ -172,7 +172,7 @@ def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCap
         trainer(ours).fit(dying(), loader())
     told = [r.message for r in caplog.records if r.message.startswith("[")]
     assert len(told) == 1
-    assert told[0].endswith("What follows: zero at 3 places (net.0.weight, net.0.bias, net.2.weight).")
+    assert told[0].endswith("Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
     assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts] == [
         (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
     ]

@@ -173,7 +173,7 @@ def test_after_an_exception_the_report_says_so(tmp_path: Path, when: str, first:
         return
     assert (run.end["how"], run.end["error"]) == ("exception", "ValueError: the <disk> is gone")
     assert run.epochs == ([0] if when == "on_train_batch_end" else [0, 1])
-    assert "Training was ended by ValueError: the &lt;disk&gt; is gone." in (ours(tmp_path) / "report.html").read_text()
+    assert "Training ended with ValueError: the &lt;disk&gt; is gone." in (ours(tmp_path) / "report.html").read_text()
 
 
 def test_after_an_interruption_the_report_says_so(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_killed_run_can_be_reported_later(tmp_path: Path) -> None:
     fit(tmp_path, [*quiet(), Killed()], epochs=3)
     run = read_run(tmp_path / "then.jsonl")
     assert run.epochs == [0, 1]
-    assert judge(run).details[0] == "Training had not ended when this was written, or was killed."
+    assert judge(run).details[0] == "Training was still running when this was written, or was killed."
 
 
 def test_files_are_handed_to_trackers_that_keep_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
