@@ -373,4 +373,4 @@ class _Keep(Listener):
         values = output_tensor(output, self.output)
         if values is not None:
             with torch.no_grad():
-                self.store.heard.append((self.name, pooled(self.store.take(self.name, values), self.pool, module)))
+                self.store.outputs.append((self.name, pooled(self.store.take(self.name, values), self.pool, module)))

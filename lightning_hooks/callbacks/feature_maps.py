@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
-from lightning_hooks.extraction.capture import check_heard, named_literally
+from lightning_hooks.extraction.capture import check_called, named_literally
 from lightning_hooks.extraction.pooling import channels_first
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
@@ -166,7 +166,7 @@ def _outputs(
 ) -> dict[str, Tensor]:
     """What each call of each site put out, on the host: its first tensor, and attention weights as ``<name>#weights``."""
     _, heard = capture(model, sample, sites, _copies, forward=forward, attention=True)
-    check_heard([name for name in named_literally(modules) if name not in heard], heard, model)
+    check_called([name for name in named_literally(modules) if name not in heard], heard, model)
     found: dict[str, Tensor] = {}
     for site, calls in heard.items():
         for call, tensors in enumerate(calls):

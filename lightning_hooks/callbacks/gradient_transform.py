@@ -253,10 +253,10 @@ class GradientTransform(HookedCallback):
             epoch=trainer.current_epoch,
             factor=factor,
             calls={name: site.calls for name, site in sites.items()},
-            silent=tuple(name for name, site in sites.items() if not site.heard),
+            silent=tuple(name for name, site in sites.items() if not site.received),
         )
         for site in sites.values():
-            site.calls = site.heard = 0
+            site.calls = site.received = 0
         if len(self.report.silent) == len(sites) and trainer.current_epoch == 0:
             rank_zero_warn(f"GradientTransform: no gradient came to {some(self.report.silent)}: frozen, unused, or detached.")
         self.log_scalars(trainer, {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor})

@@ -1,4 +1,4 @@
-"""HookDebugger: one step as text, breakpoints in hooks, and why a hook did not fire."""
+"""HookDebugger: one step as text, breakpoints in hooks, and the reason why a hook did not run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.trainer import epoch_step, loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
+from lightning_hooks.hooks.checks import check_bools, check_choice
 from lightning_hooks.hooks.selection import can_be_called, is_metric
 from lightning_hooks.trackers import show
 
@@ -22,24 +23,25 @@ PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward"
 
 
 class HookDebugger(HookedCallback):
-    """Prints what passes through the model in chosen steps, stops where you say, and explains hooks that did not fire.
+    """Prints the calls and gradients of chosen steps, stops at a condition, and explains hooks that did not run.
 
-    The trace has every call in order, forward and backward, with the shapes, dtypes and devices (and numbers, if asked) of what
-    went in and came out; where the step raised, the module it was raised in; and for every chosen module that was silent, why:
-    never called, ``.forward`` called directly, its weight used directly, a fused path, compiled before the hooks, frozen, without
-    autograd, not part of the loss. Weights, losses and random state stay as they would be; a traced step is slow.
+    The trace has every call in order, forward and backward, with the shapes, dtypes and devices (and statistics, if requested) of
+    arguments and outputs; the module in which the step raised; and for every selected module without a call or a gradient the
+    reason: never called, ``.forward`` called directly, its weight used directly, a fused path, compiled before the hooks, frozen,
+    without autograd, not part of the loss. Weights, losses and random state are unchanged; a traced step is slow.
 
     Args:
-        modules: Which modules; None for all.
-        steps: Which training batches to trace, counted from the start of the fit: a number or several; () for none.
-        statistics: Also show each tensor's smallest, largest, mean and standard deviation, and how many values are not finite.
+        modules: The modules to trace; None for all.
+        steps: The training batches to trace, counted from 0 at the start of the fit: a number or several; () for none.
+        statistics: Whether to show the minimum, maximum, mean, standard deviation and number of nonfinite values of each tensor.
         break_when: Stop when this is true: a function of a :class:`~lightning_hooks.debugging.Call` (``lambda call:
-            call.output.max() > 100``), asked in every training batch; or ``nonfinite``, for the first NaN or infinite value.
-        break_in: Ask at outputs (``forward``), at their gradients (``backward``; ``call.gradient``), or at ``both``.
-        on_break: ``debugger`` opens the one of ``sys.breakpointhook``; ``raise`` raises a
+            call.output.max() > 100``), called in every training batch; or ``nonfinite``, for the first NaN or infinite value.
+        break_in: Check outputs (``forward``), their gradients (``backward``; ``call.gradient``), or ``both``.
+        on_break: ``debugger`` calls ``sys.breakpointhook``; ``raise`` raises a
             :class:`~lightning_hooks.debugging.HookBreakError` that names the site.
-        explain: Look for weights used and forwards called past the hooks, in the traced steps (not of compiled models).
-        show: Print the trace.
+        explain: Whether to detect weights that are used, and forwards that are called, without the hooks in the traced steps (not
+            in compiled models).
+        show: Whether to print the trace.
 
     Attributes:
         trace: The last :class:`~lightning_hooks.debugging.Trace`; None before the first.
@@ -78,13 +80,9 @@ class HookDebugger(HookedCallback):
             raise ValueError(f"steps must be numbers of training batches, from 0; got {steps!r}.")
         if break_when is not None and not callable(break_when) and break_when != "nonfinite":
             raise ValueError(f"break_when must be a function of a Call, or 'nonfinite'; got {break_when!r}.")
-        if break_in not in PHASES:
-            raise ValueError(f"break_in must be one of {', '.join(PHASES)}; got {break_in!r}.")
-        if on_break not in ("debugger", "raise"):
-            raise ValueError(f"on_break must be debugger or raise; got {on_break!r}.")
-        for name, value in (("statistics", statistics), ("explain", explain), ("show", show)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False; got {value!r}.")
+        check_choice("break_in", break_in, PHASES)
+        check_choice("on_break", on_break, ("debugger", "raise"))
+        check_bools(statistics=statistics, explain=explain, show=show)
         self.steps, self.statistics, self.explain, self.show = found, statistics, explain, show
         self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
         self.trace: Trace | None = None
@@ -94,7 +92,7 @@ class HookDebugger(HookedCallback):
         self._printing = show
 
     def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
-        chosen = select_modules(model, self.modules if self.modules is not None else _worth_watching)
+        chosen = select_modules(model, self.modules if self.modules is not None else _observable)
         stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults)
         self._tracer = Tracer(chosen, self.statistics, stop, PHASES[self.break_in])
         self._tracer.attach(chosen, hooks, self.faults)
@@ -102,7 +100,7 @@ class HookDebugger(HookedCallback):
 
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[HookDebugger]:
-        """Trace what a model does in a ``with`` block, in plain PyTorch; the trace is in ``trace`` afterwards.
+        """Trace a model in a ``with`` block, in plain PyTorch; afterwards the trace is in ``trace``.
 
         Args:
             model: The model; ``modules`` are names in it.
@@ -154,7 +152,7 @@ class HookDebugger(HookedCallback):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self._tracer is None:
             return
-        self._tracer.listening = True
+        self._tracer.active = True
         if self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
             self._tracer.begin(pl_module, watch=self.explain)
@@ -175,7 +173,7 @@ class HookDebugger(HookedCallback):
                 self._finish(pl_module, self._title)
                 trackers = self.trackers(trainer)
                 trackers.text("hook_debugger/trace", f"```\n{self.trace}\n```", epoch_step(trainer))
-            self._tracer.listening = False
+            self._tracer.active = False
         self._batch += 1
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
@@ -201,5 +199,5 @@ class HookDebugger(HookedCallback):
         super().on_exception(trainer, pl_module, exception)
 
 
-def _worth_watching(_name: str, module: nn.Module) -> bool:
+def _observable(_name: str, module: nn.Module) -> bool:
     return can_be_called(module) and not is_metric(module)

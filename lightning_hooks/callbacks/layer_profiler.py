@@ -18,7 +18,7 @@ from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples
 from lightning_hooks.profiling.sites import profiled_modules
-from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
+from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepTracer
 from lightning_hooks.trackers import show
 
 SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")
@@ -66,7 +66,7 @@ class LayerProfiler(HookedCallback):
     prefix: ClassVar[str] = "profile"
     hears_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer", "_samples")
-    _tracer: Tracer
+    _tracer: StepTracer
     _samples: Samples
 
     def __init__(
@@ -136,7 +136,7 @@ class LayerProfiler(HookedCallback):
         if self.plot:
             _require_plots()
         sites = profiled_modules(pl_module, self.modules)
-        self._tracer = Tracer(pl_module.device, self.faults)
+        self._tracer = StepTracer(pl_module.device, self.faults)
         self._samples = Samples([name for name, _ in sites], str(pl_module.device))
         self._reads_memory = self._tracer.clock.allocated() is not None
         self._taken = 0  # batches of this fit
@@ -151,7 +151,7 @@ class LayerProfiler(HookedCallback):
 
     @override
     def released(self) -> None:
-        tracer: Tracer | None = self.__dict__.get("_tracer")
+        tracer: StepTracer | None = self.__dict__.get("_tracer")
         if tracer is not None and tracer.tracing:
             tracer.abandon()  # hooks of nodes live as long as their graph, which the user may keep
 

@@ -1,4 +1,4 @@
-"""Clipping policies as pure functions, and the tally of what clipping did."""
+"""Clipping policies as pure functions, and the tally of clip events."""
 
 from lightning_hooks.clipping.ledger import ClipLedger
 from lightning_hooks.clipping.policies import (
@@ -13,7 +13,7 @@ from lightning_hooks.clipping.policies import (
     make_policy,
 )
 from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_ranks, merge_tallies, tally
-from lightning_hooks.clipping.watch import NormWatch, StepEvents, step_events
+from lightning_hooks.clipping.watch import NormHistory, StepEvents, step_events
 
 __all__ = [
     "AGC",
@@ -23,7 +23,7 @@ __all__ = [
     "ClipPolicy",
     "ClipStats",
     "GlobalNorm",
-    "NormWatch",
+    "NormHistory",
     "PerTensor",
     "StepEvents",
     "Value",

@@ -1,4 +1,4 @@
-"""The ledger of one optimizer's steps: norms go in at each step, and are tallied many steps at a time."""
+"""The ledger of one optimizer's steps: it stores the norms of each step, and tallies many steps at a time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, merge_tallies, tally
-from lightning_hooks.clipping.watch import NormWatch
+from lightning_hooks.clipping.watch import NormHistory
 
 PAGE = 32
-"""Steps kept before they are tallied, enough that the tally's cost is spread thin; fewer where there are many parameters."""
+"""Steps stored before they are tallied, so that the cost of a tally is shared; fewer with many parameters."""
 
 NUMBERS = 8192
-"""Norms that a page holds at most, but for four steps at least: few, so that memory is small."""
+"""The largest number of norms in a page, which holds at least four steps: it limits the memory."""
 
 
 class ClipLedger:
-    """Keeps norms before and after clipping on the device until a page is full, then tallies it. No host sync.
+    """Stores norms before and after clipping on the device, and tallies each full page. No host sync.
 
     Args:
-        n_parameters: How many parameters the norms are for.
-        device: Where the gradients are.
-        dtype: Of the norms.
+        n_parameters: Number of parameters.
+        device: Device of the gradients.
+        dtype: Floating-point type of the norms.
     """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
@@ -31,18 +31,18 @@ class ClipLedger:
         self._taken: list[bool] = []
         self._batches: list[int] = []
         self._skips: list[bool] = []
-        self.watch = NormWatch(device, dtype)
+        self.watch = NormHistory(device, dtype)
         self._total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
     def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0) -> None:
-        """Enter one optimizer step. The norms are kept as they are until the page is closed; nobody writes into them.
+        """Add one optimizer step. The norms are stored without a copy until the page is tallied, so they must not change.
 
         Args:
-            before: Norms before clipping, of all parameters or of the first; 0 for a missing gradient.
-            after: Norms at the step.
-            taken: Whether the optimizer took it.
+            before: L2 norms before clipping, shape ``(n,)``, of all parameters or of the first ``n``; 0 for a missing gradient.
+            after: Norms at the step, of the same shape.
+            taken: Whether the optimizer took the step.
             skips_nonfinite: The optimizer itself skips a step whose gradients are not finite (fused optimizers under a
-                loss scaler), so ``taken`` is told by the norms.
+                loss scaler): a step with such norms counts as not taken.
             batch: The training batch, from 0.
         """
         self._before.append(self._of_all(before))
@@ -54,12 +54,12 @@ class ClipLedger:
             self._close_page()
 
     def grow(self, n_parameters: int) -> None:
-        """More parameters have a place now; the new ones come last."""
+        """Extend the ledger to ``n_parameters``; the new parameters come last."""
         self._close_page()
         self._total = torch.cat((self._total, self._total.new_zeros(N_CLIP_COLUMNS + n_parameters - self._total.shape[0])))
 
     def _of_all(self, norms: Tensor) -> Tensor:
-        """Norms of before the last parameters came, with 0 for these."""
+        """Norms with 0 appended for the parameters that were added later."""
         more = self._total.shape[0] - N_CLIP_COLUMNS - norms.shape[0]
         return torch.cat((norms, norms.new_zeros(more))) if more else norms
 
@@ -86,16 +86,16 @@ class ClipLedger:
 
     @property
     def events(self) -> Tensor:
-        """What happened at single steps so far, shape ``(n_event_columns,)``, on the device."""
+        """The step events so far, shape ``(n_event_columns,)``, on the device."""
         self._close_page()
         return self.watch.events
 
     def load(self, total: Tensor) -> None:
-        """Take up the tally of an earlier run, of the same parameters."""
+        """Restore the tally of an earlier run with the same parameters."""
         self._total = self._total.clone().copy_(total)
 
     def reset(self) -> None:
-        """Start anew."""
+        """Start an empty ledger."""
         self._clear_page()
         self.watch.reset()
-        self._total = torch.zeros_like(self._total)  # a new one: a total already given out stays as it is
+        self._total = torch.zeros_like(self._total)  # a new tensor: the caller may still hold the old one

@@ -1,7 +1,7 @@
-"""Clipping policies: how much each gradient is to be scaled, or bounded, at one optimizer step.
+"""Clipping policies: the factor or bound of each gradient at one optimizer step.
 
-The arithmetic is in pure functions of tensors, state in and state out, without a host sync. A gradient whose norm is not finite is
-left as it is: ``clip_grad_norm_`` would turn infinities into NaN and hide from a loss scaler what happened.
+Pure functions of tensors, with the state as argument and result, without a host sync. A gradient whose norm is not finite is
+returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hides the overflow from a loss scaler.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Factors = list[Tensor]
 
 
 def norm_factor(norm: Tensor, max_norm: Tensor | float) -> Tensor:
-    """The factor that brings a norm down to ``max_norm``: at most 1, and 1 for a norm that is not finite.
+    """Return the factor that reduces a norm to ``max_norm``: at most 1, and 1 for a norm that is not finite.
 
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (2013), with the 1e-6 of
-    ``torch.nn.utils.clip_grad_norm_``, to which it is equal.
+    ``torch.nn.utils.clip_grad_norm_``, whose result it equals.
     """
     factor: Tensor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return torch.where(torch.isfinite(norm), factor, 1.0)
 
 
 def _limit_factor(norm: Tensor, limit: Tensor) -> Tensor:
-    # Without the 1e-6, beside which the adaptive limits of small gradients would not count.
+    # Without the 1e-6, which would dominate the adaptive limits of small gradients.
     return torch.where(torch.isfinite(norm) & (norm > limit), limit / norm, 1.0)
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """L2 norm per unit (per row of a weight, per output channel of a kernel), broadcastable over ``tensor``.
+    """Return the L2 norm of each unit (row of a weight, output channel of a kernel), broadcastable over ``tensor``.
 
     Vectors and scalars (biases, gains) are one unit.
     """
@@ -43,7 +43,7 @@ def unit_norms(tensor: Tensor) -> Tensor:
 
 
 def agc_factor(gradient: Tensor, parameter: Tensor, clipping: float, eps: float) -> Tensor:
-    """Unit-wise factors of adaptive gradient clipping.
+    """Return the unit-wise factors of adaptive gradient clipping.
 
     Brock, De, Smith and Simonyan, "High-performance large-scale image recognition without normalization" (2021), eq. 3:
     a unit's gradient norm may be ``clipping`` times the unit's weight norm, which counts as ``eps`` at least.
@@ -58,12 +58,12 @@ def agc_factor(gradient: Tensor, parameter: Tensor, clipping: float, eps: float)
 
 
 def zclip_limit(norm: Tensor, state: State, z: float, alpha: float, warmup: int) -> tuple[Tensor, State]:
-    """The norm to which ZClip lets this step go, and its state after it.
+    """Return the largest norm that ZClip allows at this step, and its next state.
 
     Kumar, Owen, Chowdhury and Güra, "ZClip: adaptive spike mitigation for LLM pre-training" (2025): the norm's z-score under
-    exponential moving averages of mean and variance; beyond ``z`` the norm is brought to mean + z²/score · std, and the
-    brought-down norm enters the averages. The first ``warmup`` steps are not clipped; their mean and variance start
-    the averages. Norms that are not finite change nothing.
+    exponential moving averages of mean and variance; above ``z`` the norm is reduced to mean + z²/score · std, and the
+    reduced norm enters the averages. The first ``warmup`` steps are not clipped; their mean and variance initialise the averages.
+    Norms that are not finite are ignored.
     """
     steps, mean, variance = state["steps"], state["mean"], state["variance"]
     warming = steps < warmup
@@ -72,7 +72,7 @@ def zclip_limit(norm: Tensor, state: State, z: float, alpha: float, warmup: int)
     limit = torch.where(spike, mean + z * z / torch.where(spike, score, 1.0) * variance.sqrt(), norm)
     weight = torch.where(warming, 1 / (steps + 1), torch.as_tensor(1 - alpha, dtype=norm.dtype, device=norm.device))
     new_mean = mean + weight * (limit - mean)
-    # Warming up: Welford's running variance; after: an average of squared deviations from the new mean.
+    # During warm-up: Welford's running variance; then an average of squared deviations from the new mean.
     new_variance = torch.where(
         warming,
         (variance * steps + (limit - mean) * (limit - new_mean)) / (steps + 1),
@@ -87,11 +87,11 @@ def zclip_limit(norm: Tensor, state: State, z: float, alpha: float, warmup: int)
 
 
 def autoclip_limit(norm: Tensor, state: State, percentile: float) -> tuple[Tensor, State]:
-    """The norm to which AutoClip lets this step go, and its state after it.
+    """Return the largest norm that AutoClip allows at this step, and its next state.
 
     Seetharaman, Wichern, Pardo and Le Roux, "AutoClip: adaptive gradient clipping for source separation networks" (2020):
-    a percentile of the norms so far, this one included. Of the history the latest ``window`` norms are kept (the paper
-    keeps all). Norms that are not finite change nothing.
+    a percentile (0 to 100) of the norms so far, this one included. The history holds the latest ``window`` norms (the paper keeps
+    all). Norms that are not finite are ignored.
     """
     steps, history = state["steps"], state["history"]
     usable = torch.isfinite(norm)
@@ -102,13 +102,13 @@ def autoclip_limit(norm: Tensor, state: State, percentile: float) -> tuple[Tenso
 
 
 class ClipPolicy(Protocol):
-    """A policy: its configuration as fields, its memory outside."""
+    """A policy: its fields are its configuration, its state is passed as a value."""
 
     name: ClassVar[str]
 
     @property
     def limit(self) -> float | None:
-        """The total norm it holds every step to, or None if it makes no such promise."""
+        """The total norm that no step exceeds, or None if there is none."""
 
     def initial(self, device: torch.device, dtype: torch.dtype) -> State:
         """The state before the first step."""
@@ -116,7 +116,14 @@ class ClipPolicy(Protocol):
     def factors(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
     ) -> tuple[Factors, State]:
-        """Return a factor per gradient, broadcastable over it, and the next state."""
+        """Return a factor for each gradient, broadcastable over it, and the next state.
+
+        Args:
+            gradients: The gradients.
+            parameters: Their parameters, in the same order.
+            norms: The L2 norms of the gradients, shape ``(n,)``.
+            state: What the last step returned, or :meth:`initial`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class GlobalNorm:
 
 @dataclass(frozen=True, slots=True)
 class ZClip:
-    """Bring down the steps whose norm is an outlier against its own moving average: see :func:`zclip_limit`."""
+    """Reduce norms that are outliers from their own moving average: see :func:`zclip_limit`."""
 
     z: float = 2.5
     alpha: float = 0.97
@@ -209,9 +216,9 @@ class AutoClip:
 
 @dataclass(frozen=True, slots=True)
 class AGC:
-    """Adaptive gradient clipping, unit by unit against the weights: see :func:`agc_factor`.
+    """Adaptive gradient clipping: each unit's gradient relative to its weights, see :func:`agc_factor`.
 
-    The paper leaves the last linear layer out; name it in ``GradientClipper(exclude=…)``.
+    The paper excludes the last linear layer: pass its name as ``GradientClipper(exclude=…)``.
     """
 
     clipping: float = 0.01
@@ -249,7 +256,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class PerTensor:
-    """Scale each parameter's gradient by itself to an L2 norm of at most ``max_norm``, in a tensor hook during backward."""
+    """Scale each parameter's gradient separately to an L2 norm of at most ``max_norm``, in a tensor hook during backward."""
 
     max_norm: float = 1.0
     name: ClassVar[str] = "tensor"
@@ -267,11 +274,11 @@ POLICIES: dict[str, tuple[type[Any], str]] = {
     "zclip": (ZClip, "z"),
     "autoclip": (AutoClip, "percentile"),
 }
-"""Name of a policy to its class and to the field that ``threshold`` sets."""
+"""Name of a policy to its class and the field that ``threshold`` sets."""
 
 
 def make_policy(policy: str | object, threshold: float | None = None) -> Any:
-    """Return the policy that a name or a policy object means.
+    """Return the policy for a name, or a policy object unchanged.
 
     Args:
         policy: A name from ``POLICIES``, or a policy object.
@@ -284,7 +291,7 @@ def make_policy(policy: str | object, threshold: float | None = None) -> Any:
     kinds = tuple(kind for kind, _ in POLICIES.values())
     if isinstance(policy, kinds):
         if threshold is not None:
-            raise TypeError(f"threshold goes with a policy's name; {policy!r} holds its own. Leave threshold out.")
+            raise TypeError(f"threshold goes with a policy's name; {policy!r} has its own. Remove threshold.")
         return policy
     if not isinstance(policy, str):
         raise TypeError(f"policy must be one of {', '.join(POLICIES)} or a policy object; got {policy!r}.")

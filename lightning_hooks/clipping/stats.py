@@ -1,4 +1,4 @@
-"""The tally of clip events: what clipping did over many optimizer steps, as one mergeable vector."""
+"""The tally of clip events over many optimizer steps, as one mergeable vector."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 EVENT_TOLERANCE = 1e-6
-"""A parameter's norm must fall by this share for the step to count as clipped; less is rounding."""
+"""Relative decrease of a parameter's norm above which a step counts as clipped; less is rounding."""
 
 TOP = 5
-"""How many parameters a report names as the cause of the clips."""
+"""The number of parameters that a report names as the cause of the clips."""
 
 
 class ClipColumn(IntEnum):
-    """What the leading numbers of a tally hold; the shares of the parameters follow. All but the maxima add."""
+    """The first columns of a tally; the shares of the parameters follow. Columns are summed, except the maxima."""
 
     STEPS = 0  # steps taken
     FINITE = 1  # of these, with a finite norm
@@ -38,10 +38,10 @@ N_CLIP_COLUMNS = len(ClipColumn)
 
 @dataclass(frozen=True, slots=True)
 class ClipStats:
-    """What clipping did at one optimizer's steps in an epoch; every step counts, whatever the sampling.
+    """Clip events of one optimizer in an epoch. Every step counts, whatever the sampling.
 
-    Norms are L2 norms over all the optimizer's gradients. Means and maxima are over steps with a finite norm. Of several ranks,
-    which step together, counts are the most of any, means are over the steps of all, and maxima the largest of any.
+    Norms are L2 norms over all gradients of the optimizer. Means and maxima are over steps with a finite norm. With several ranks,
+    which step together, counts are the largest of any rank, means are over the steps of all ranks, and maxima the largest of any.
 
     Attributes:
         steps: Optimizer steps taken.
@@ -49,11 +49,11 @@ class ClipStats:
         rate: ``clipped_steps / steps``, in [0, 1]; NaN without steps.
         norm_before: Mean norm before clipping.
         norm_before_max: The largest.
-        norm_after: Mean norm with which the steps were taken.
+        norm_after: Mean norm at the step.
         norm_after_max: The largest.
         coefficient: Mean of after / before over steps with a norm above 0: 1 where nothing was clipped.
         nonfinite_steps: Steps taken although the gradient held a NaN or an infinite value.
-        skipped_steps: Steps that a loss scaler did not take.
+        skipped_steps: Steps that a loss scaler skipped.
         top_parameters: (name, share) of the parameters that caused the clips: mean share of the squared norm before
             clipping over the clipped steps, largest first; at most ``TOP``.
         limit: The norm to which clipping is configured, or None where it is not by norm.
@@ -76,16 +76,16 @@ class ClipStats:
 def tally(before: Tensor, after: Tensor, taken: Tensor) -> Tensor:
     """Tally optimizer steps.
 
-    A step is clipped if it was taken, its norm is finite, and clipping reduced the norm of at least one parameter's
-    gradient. Comparing parameter by parameter finds clipping by value too, which may hardly change the total.
+    A step is clipped if it was taken, its norm is finite, and clipping reduced the norm of at least one parameter's gradient. The
+    comparison by parameter also finds clipping by value, which may hardly change the total norm.
 
     Args:
         before: Norms of the parameters' gradients before clipping, shape ``(k, n)``; 0 for a missing gradient.
-        after: Norms with which the step was taken, shape ``(k, n)``.
+        after: Norms at the step, shape ``(k, n)``.
         taken: Which steps were taken, boolean, shape ``(k,)``.
 
     Returns:
-        Shape ``(n_clip_columns + n,)``.
+        The tally, shape ``(n_clip_columns + n,)``.
     """
     before_total = torch.linalg.vector_norm(before, dim=1)
     after_total = torch.linalg.vector_norm(after, dim=1)
@@ -124,10 +124,10 @@ _COUNTS = (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColum
 
 
 def merge_ranks(tallies: Tensor) -> Tensor:
-    """Merge what ranks tallied of the same steps, ``(world, …, m)`` to ``(…, m)``.
+    """Merge the tallies that several ranks have of the same steps, ``(world, …, m)`` to ``(…, m)``.
 
-    Ranks step together, so counts are not added: they are the most of any rank, which is that of each where ranks agree. Norms,
-    coefficients and shares are sums over the steps of all ranks, and maxima the largest of any.
+    Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over
+    the steps of all ranks, and maxima the largest of any.
     """
     merged = merge_tallies(tallies)
     for column in _COUNTS:
@@ -136,15 +136,15 @@ def merge_ranks(tallies: Tensor) -> Tensor:
 
 
 def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None = None) -> ClipStats:
-    """Name the numbers of a tally.
+    """Return the report of a tally.
 
     Args:
-        row: A tally as Python numbers.
-        names: The parameters, in the order of the shares.
-        limit: The configured norm.
+        row: A tally as Python numbers, ``n_clip_columns + n`` of them.
+        names: The ``n`` parameters, in the order of the shares.
+        limit: The configured norm, or None.
     """
     steps, finite, clipped = (int(row[c]) for c in (ClipColumn.STEPS, ClipColumn.FINITE, ClipColumn.CLIPPED))
-    rated, shared = row[ClipColumn.RATED], sum(row[N_CLIP_COLUMNS:])  # of a clipped step the shares sum to 1
+    rated, shared = row[ClipColumn.RATED], sum(row[N_CLIP_COLUMNS:])  # the shares of one clipped step sum to 1
     ranked = sorted(zip(names, row[N_CLIP_COLUMNS:], strict=True), key=lambda pair: -pair[1])
     return ClipStats(
         steps=steps,

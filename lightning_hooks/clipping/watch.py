@@ -1,4 +1,4 @@
-"""What happened at single optimizer steps: the largest jump of the gradient's norm, its growth, the first that was not finite."""
+"""Events at single optimizer steps: the largest jump of the gradient norm, its growth, the first norm that is not finite."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import torch
 from torch import Tensor
 
 WINDOW = 128
-"""Steps before, against which a step is held; OLMo-core's ``SkipStepOptimizer`` takes as many."""
+"""Number of previous steps that a step is compared with, as in OLMo-core's ``SkipStepOptimizer``."""
 
 FIRST_STEPS = 8
-"""The steps at a training's start that say how large its gradients are."""
+"""Number of first steps of a training that define the usual size of its gradients."""
 
 
 class EventColumn(IntEnum):
-    """What each number of an optimizer's events holds."""
+    """The columns of an optimizer's events."""
 
-    JUMP = 0  # largest norm of a step over the largest of all steps before it; 0 while there is none to compare
-    JUMP_SIGMAS = 1  # its distance from the mean of the window before, in standard deviations
+    JUMP = 0  # largest ratio of a step's norm to the largest norm before it; 0 while there is none
+    JUMP_SIGMAS = 1  # its distance from the mean of the previous window, in standard deviations
     JUMP_NORM = 2
     JUMP_MEAN = 3  # of the window
-    JUMP_BEFORE = 4  # how many steps there were to compare with
+    JUMP_BEFORE = 4  # number of steps in the window
     JUMP_BATCH = 5
     JUMP_PARAMETER = 6  # the parameter with the largest share in it
-    GROWTH = 7  # largest norm over the largest of the training's first steps
+    GROWTH = 7  # largest ratio of a norm to the largest of the training's first steps
     GROWTH_NORM = 8
     GROWTH_BATCH = 9
-    BAD_BATCH = 10  # first batch whose step was taken with a gradient that is not finite; +inf if none
+    BAD_BATCH = 10  # first batch whose step had a gradient that is not finite; +inf if none
     BAD_FIRST = 11  # of that step: the first parameter, in the model's order, that is not finite
     BAD_LAST = 12  # the last one
     BAD_COUNT = 13
-    BAD_OF = 14  # how many had a gradient that was not zero
+    BAD_OF = 14  # number of parameters whose gradient was not zero
 
 
 N_EVENT_COLUMNS = len(EventColumn)
@@ -42,30 +42,28 @@ N_EVENT_COLUMNS = len(EventColumn)
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """What happened at single steps of one optimizer in an epoch; every step is looked at, whatever the sampling.
+    """Events at single steps of one optimizer in an epoch. Every step counts, whatever the sampling.
 
     Norms are total L2 norms over the optimizer's gradients before clipping. Batches are training batches of the epoch, from 0.
 
     Attributes:
-        jump: The largest ratio of a step's norm to the largest norm of all steps of the training before it; NaN while there
-            were none.
+        jump: The largest ratio of a step's norm to the largest norm of all previous steps of the training; NaN without any.
         jump_sigmas: How many standard deviations that step's norm was above the mean of the ``WINDOW`` steps before it; infinite
-            where those were all the same.
+            where these were all equal.
         jump_norm: That step's norm.
-        jump_mean: The mean norm of the steps before it.
-        jump_before: How many steps there were before it, at most ``WINDOW``.
+        jump_mean: The mean norm of those steps.
+        jump_before: Their number, at most ``WINDOW``.
         jump_batch: Its batch.
-        jump_parameter: The parameter with the largest share of it.
+        jump_parameter: The parameter with the largest gradient norm at that step.
         growth: The largest ratio of a step's norm to the largest norm of the training's first ``FIRST_STEPS`` steps.
-        growth_norm: The norm of the step at which it was largest.
-        growth_batch: The batch of that step.
-        first_nonfinite_batch: The first batch whose step was taken with a NaN or infinite gradient; None if none was.
-        first_nonfinite_parameters: Of that step: the first and the last parameter, in the model's order, whose gradient was
-            not finite; empty if there was none.
-        nonfinite_share: Of that step: the share of the parameters whose gradient was not finite, among those that had one.
-        unzeroed_steps: Steps whose gradients had not been zeroed since the step before.
-        wasted_clips: Steps whose gradients were changed after the step and then zeroed: clipping that came too late, or too
-            early.
+        growth_norm: That step's norm.
+        growth_batch: Its batch.
+        first_nonfinite_batch: The first batch whose step was taken with a NaN or infinite gradient; None without any.
+        first_nonfinite_parameters: At that step, the first and the last parameter, in the model's order, whose gradient was not
+            finite; empty without any.
+        nonfinite_share: At that step, the share of parameters with a nonzero gradient whose gradient was not finite, 0 to 1.
+        unzeroed_steps: Steps whose gradients were not zeroed after the previous step.
+        wasted_clips: Steps whose gradients were changed after the step and then zeroed: clipping too late, or too early.
     """
 
     jump: float = math.nan
@@ -86,7 +84,7 @@ class StepEvents:
 
 
 def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    """The events of no step, shape ``(n_event_columns,)``."""
+    """Return the events of no step, shape ``(n_event_columns,)``."""
     events = torch.zeros(N_EVENT_COLUMNS, device=device, dtype=dtype)
     events[EventColumn.BAD_BATCH] = math.inf
     return events
@@ -98,8 +96,7 @@ _BLOCKS = ((EventColumn.JUMP, EventColumn.GROWTH), (EventColumn.GROWTH, EventCol
 def merge_events(events: Tensor) -> Tensor:
     """Merge the events of several ranks, ``(world, …, n_event_columns)`` to ``(…, n_event_columns)``.
 
-    The jump and the growth are those of the rank where they were largest, the step that was not finite that of the rank that had it
-    first.
+    The jump and the growth are those of the rank where they are largest, the nonfinite step that of the rank that had it first.
     """
     merged = events[0].clone()
     for first, last in _BLOCKS:
@@ -110,18 +107,18 @@ def merge_events(events: Tensor) -> Tensor:
 
 
 def _of_rank(events: Tensor, rank: Tensor) -> Tensor:
-    """Each row of the rank that ``rank`` names for it."""
+    """The events of the rank whose index is in ``rank``, for each row."""
     return events.gather(0, rank[None, ..., None].expand(1, *events.shape[1:]))[0]
 
 
-class NormWatch:
-    """Holds each step's norm against those before, many steps at a time, on the device. No host sync.
+class NormHistory:
+    """Compares the norm of each step with those of the previous steps, many steps at a time, on the device. No host sync.
 
-    What came before lasts from epoch to epoch; the events are the epoch's.
+    The history of norms continues from epoch to epoch; the events are those of one epoch.
 
     Args:
-        device: Where the gradients are.
-        dtype: Of the norms.
+        device: Device of the gradients.
+        dtype: Floating-point type of the norms.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
@@ -130,12 +127,12 @@ class NormWatch:
         self.events = empty_events(device, dtype)
 
     def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor) -> None:
-        """Take up steps.
+        """Add steps.
 
         Args:
             norms: Norms of the parameters' gradients before clipping, shape ``(k, n)``.
             batches: The training batch of each step.
-            taken: Which steps were taken, boolean, shape ``(k,)``; the others are not looked at.
+            taken: Which steps were taken, boolean, shape ``(k,)``; the others are ignored.
         """
         steps = norms.shape[0]
         when = torch.tensor(batches, dtype=norms.dtype).to(norms.device, non_blocking=True)
@@ -152,10 +149,10 @@ class NormWatch:
         kept = torch.where(finite, total, 0)
         largest = torch.cummax(torch.cat((self.past[1:2], kept)), 0).values
         first = torch.cummax(torch.cat((self.past[2:3], torch.where(seen < FIRST_STEPS, kept, 0))), 0).values
-        # Against norms that were 0, as those of a part that does not learn yet, nothing can be said.
+        # A norm of 0, as of a part that does not train yet, is no reference.
         jump = torch.where(finite & (largest[:-1] > 0), total / largest[:-1], 0)
         growth = torch.where(finite & (seen >= FIRST_STEPS) & (first[1:] > 0), total / first[1:], 0)
-        sigmas = (total - mean) / variance.sqrt()  # infinite where those before were all the same
+        sigmas = (total - mean) / variance.sqrt()  # infinite where the previous norms are all equal
         parameter = norms.nan_to_num(0.0, 0.0, 0.0).argmax(1)
         jumps = torch.stack((jump, sigmas, total, mean, count, when, parameter), 1).to(norms.dtype)
         growths = torch.stack((growth, total, when), 1)
@@ -166,23 +163,23 @@ class NormWatch:
         self.past = torch.stack((self.past[0] + finite.sum(), largest[-1], first[-1]))
 
     def _keep_larger(self, column: int, rows: Tensor) -> None:
-        """Keep the row whose first number is largest, if it is larger than what is known."""
+        """Keep the row with the largest first number, if it is larger than the stored one."""
         best = rows.index_select(0, rows[:, 0].argmax().view(1))[0]
         known = self.events[column : column + rows.shape[1]]
         self.events[column : column + rows.shape[1]] = torch.where(best[0] > known[0], best, known)
 
     def _keep_first(self, norms: Tensor, when: Tensor, bad: Tensor) -> None:
-        """Keep what is known of the first step that was taken with a gradient that is not finite."""
+        """Keep the first step that was taken with a gradient that is not finite."""
         where = bad.to(torch.uint8).argmax().view(1)
         row = norms.index_select(0, where)[0]
-        ill = ~torch.isfinite(row)
+        nonfinite = ~torch.isfinite(row)
         index = torch.arange(row.shape[0], device=row.device, dtype=row.dtype)
         found = torch.stack(
             (
                 when.index_select(0, where)[0],
-                torch.where(ill, index, math.inf).amin(),
-                torch.where(ill, index, -1).amax(),
-                ill.sum().to(row.dtype),
+                torch.where(nonfinite, index, math.inf).amin(),
+                torch.where(nonfinite, index, -1).amax(),
+                nonfinite.sum().to(row.dtype),
                 (row != 0).sum().to(row.dtype),
             )
         )
@@ -190,11 +187,11 @@ class NormWatch:
         self.events[EventColumn.BAD_BATCH :] = torch.where(bad.any() & torch.isinf(known[0]), found, known)
 
     def state(self) -> Tensor:
-        """What lasts from epoch to epoch, shape ``(WINDOW + 3,)``."""
+        """Return the history that continues from epoch to epoch, shape ``(WINDOW + 3,)``."""
         return torch.cat((self.recent, self.past))
 
     def load(self, state: Tensor) -> None:
-        """Take up the :meth:`state` of an earlier run."""
+        """Restore the :meth:`state` of an earlier run."""
         state = state.to(self.recent)
         self.recent, self.past = state[:WINDOW].clone(), state[WINDOW:].clone()
 
@@ -204,13 +201,13 @@ class NormWatch:
 
 
 def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0) -> StepEvents:
-    """Name the numbers of an optimizer's events.
+    """Return the report of an optimizer's events.
 
     Args:
         row: The events as Python numbers.
         names: The parameters, in the order of the norms.
-        unzeroed: Steps whose gradients had not been zeroed.
-        wasted: Steps whose gradients were changed in vain.
+        unzeroed: Steps whose gradients were not zeroed after the previous step.
+        wasted: Steps whose gradients were changed too late to have an effect.
     """
     jumped, grew = row[EventColumn.JUMP] > 0, row[EventColumn.GROWTH] > 0
     bad = math.isfinite(row[EventColumn.BAD_BATCH])

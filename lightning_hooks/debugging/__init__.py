@@ -1,4 +1,4 @@
-"""Seeing what hooks see: one step as text, and why a hook did not fire."""
+"""One training step as text, breakpoints in hooks, and the reason why a hook did not run."""
 
 from lightning_hooks.debugging.breaks import Breakpoint, Call, HookBreakError
 from lightning_hooks.debugging.describe import TensorInfo, describe

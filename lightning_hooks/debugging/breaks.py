@@ -1,4 +1,4 @@
-"""Stopping where something is seen: in the debugger, or by an exception that names the place."""
+"""Breakpoints in hooks: open the debugger, or raise an exception that names the site."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_hooks.hooks import float_tensors
 
 @dataclass(slots=True)
 class Call:
-    """What a ``break_when`` function is handed: the live objects of one call.
+    """The argument of a ``break_when`` function: the objects of one call.
 
     Attributes:
         site: The module's name.
@@ -24,7 +24,7 @@ class Call:
         module: The module; None in backward.
         args: Its positional arguments; () in backward.
         kwargs: Its keyword arguments.
-        output: What it returned; None in backward.
+        output: Its output; None in backward.
         gradient: The gradient at its output; None in forward.
     """
 
@@ -43,7 +43,7 @@ class Call:
 
 
 class HookBreakError(RuntimeError):
-    """``break_when`` was true.
+    """Raised when ``break_when`` is true.
 
     Attributes:
         site: The module's name.
@@ -64,13 +64,13 @@ def nonfinite(call: Call) -> bool:
 
 
 class Breakpoint:
-    """Stops at the first call for which ``when`` is true.
+    """Stops at a call for which ``when`` is true.
 
     Args:
         when: A function of a :class:`Call`, or ``nonfinite``.
-        how: ``debugger`` opens the one of ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT says otherwise); ``raise`` raises
+        how: ``debugger`` calls ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT is set); ``raise`` raises
             :class:`HookBreakError`.
-        on_fault: Called once with (site, error) if ``when`` itself raises; it is not asked again.
+        on_fault: Called once with (site, error) if ``when`` raises, which disables it; None lets the error propagate.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Breakpoint:
         on_fault: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self.when = when if callable(when) else nonfinite
-        self.said = getattr(when, "__name__", repr(when)) if callable(when) else when
+        self.label = getattr(when, "__name__", repr(when)) if callable(when) else when
         self.how, self.on_fault, self.broken = how, on_fault, False
 
     def check(self, call: Call) -> None:
-        """Stop, if ``when`` says so.
+        """Stop if ``when`` is true.
 
         Raises:
-            HookBreakError: If it does, and ``how`` is ``raise``.
+            HookBreakError: If it is true and ``how`` is ``raise``.
         """
         if self.broken:
             return
@@ -106,8 +106,8 @@ class Breakpoint:
         found = ", ".join(map(str, describe(call.output if call.phase == "forward" else call.gradient, statistics=True)))
         what = "output" if call.phase == "forward" else "gradient at the output"
         kind = f" ({type(call.module).__name__})" if call.module is not None else ""
-        message = f"break_when={self.said} at {call.site!r}{kind} in {call.phase}: {what} {found}."
+        message = f"break_when={self.label} at {call.site!r}{kind} in {call.phase}: {what} {found}."
         if self.how == "raise":
             raise HookBreakError(call.site, call.phase, message)
-        print(f"{message} The call is in `call`.")  # noqa: T201  for whoever sits at the debugger
+        print(f"{message} The call is in `call`.")  # noqa: T201  for the user of the debugger
         sys.breakpointhook()

@@ -1,4 +1,4 @@
-"""A module's arguments and outputs in a few words."""
+"""Short descriptions of a module's arguments and outputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from lightning_hooks.statistics import Column, summarize
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor, or another value, that was passed.
+    """One tensor or other value that was passed.
 
     Attributes:
-        name: The keyword, and the way into containers: ``mask``, ``[0]``, ``.logits``, ``['a'][1]``; "" for what has none.
-        kind: The dtype of a tensor, such as ``float32``; else the value in short.
-        shape: Of a tensor; None for another value.
-        device: Of a tensor.
+        name: The keyword and the path in containers: ``mask``, ``[0]``, ``.logits``, ``['a'][1]``; "" without either.
+        kind: The dtype of a tensor, such as ``float32``; a short text for another value.
+        shape: The shape of a tensor; None for another value.
+        device: The device of a tensor.
         requires_grad: Whether it is part of a graph.
-        statistics: ``min``, ``max``, ``mean``, ``std`` of its finite values and ``nonfinite``, how many are not, if asked for.
+        statistics: ``min``, ``max``, ``mean``, ``std`` of its finite values and ``nonfinite``, the number of others; None unless
+            requested.
     """
 
     name: str
@@ -50,13 +51,13 @@ class TensorInfo:
 
 
 def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 0) -> list[TensorInfo]:
-    """Describe every value in what a module was given or returned, containers opened.
+    """Describe every value in a module's arguments or output, containers included.
 
     Args:
-        value: Anything.
-        name: What it is called.
-        statistics: Whether to read the numbers of tensors, which waits for the device.
-        depth: How deep the walk is already.
+        value: Any object.
+        name: Its name.
+        statistics: Whether to read the values of tensors, which waits for the device.
+        depth: The current depth of the search.
     """
     if isinstance(value, Tensor):
         return [_tensor(value, name, statistics)]
@@ -69,7 +70,7 @@ def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 
 
 
 def _entries(value: Any) -> list[tuple[str, Any]] | None:
-    """The entries of a container, with how they are reached; None if it is none."""
+    """The (path, entry) pairs of a container; None for another value."""
     if isinstance(value, Mapping):
         dotted = hasattr(value, "to_tuple")  # a ModelOutput of transformers
         return [(f".{key}" if dotted else f"[{key!r}]", entry) for key, entry in value.items()]
@@ -96,14 +97,14 @@ def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
         try:
             numbers = _numbers(tensor)
         except RuntimeError:
-            numbers = None  # it has none to be read: under torch.func.vmap, on the meta device
+            numbers = None  # there are no values to read: under torch.func.vmap, on the meta device
     kind = str(tensor.dtype).removeprefix("torch.")
     kind = kind if tensor.layout == torch.strided else f"{str(tensor.layout).removeprefix('torch.')} {kind}"
     return TensorInfo(name, kind, tuple(_size(tensor)), str(tensor.device), tensor.requires_grad, numbers)
 
 
 def _size(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0),)  # a nested tensor has no other size for all
+    return tuple(tensor.shape) if not tensor.is_nested else (tensor.size(0),)  # the other sizes of a nested tensor vary
 
 
 def _numbers(tensor: Tensor) -> dict[str, float]:

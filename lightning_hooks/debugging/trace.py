@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from lightning_hooks.debugging.describe import TensorInfo
 
 MAX_CALLS = 20_000
-"""Calls of one step that are kept."""
+"""The number of calls of one step that a trace keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call of a module, or one gradient that came to its output.
+    """One call of a module, or one gradient at its output.
 
     Attributes:
-        order: Its place in the step, from 0, forward and backward together.
+        order: Its position in the step, from 0, forward and backward together.
         phase: ``forward``, ``backward``, or ``recompute`` (a forward call during backward: activation checkpointing).
         site: The module's name.
         kind: The module's class.
-        depth: How many of the traced modules were being called around it.
-        inputs: What it was given; empty for ``backward``.
-        outputs: What it returned; for ``backward`` the gradient at its output.
-        error: What it raised; "" for nothing.
+        depth: The number of traced modules whose calls contain it.
+        inputs: Its arguments; empty for ``backward``.
+        outputs: Its output; for ``backward`` the gradient at its output.
+        error: The exception that it raised; "" without one.
     """
 
     order: int
@@ -38,16 +38,16 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was heard in one step, in order, and why some sites were not.
+    """The calls and gradients of one step in order, and the reasons for those that are missing.
 
     Attributes:
-        title: Which step.
-        calls: In the order they began.
-        never_called: Site to why its forward hook did not fire.
-        no_gradient: Site that was called to why no gradient came to its output; empty where there was no backward pass.
-        error: The exception that ended the step, "" for none.
-        raised_in: The innermost traced module it was raised in.
-        dropped: Calls beyond ``MAX_CALLS``.
+        title: The name of the step.
+        calls: Calls and gradients in the order of their beginnings.
+        never_called: Site to the reason why its forward hook did not run.
+        no_gradient: Called site to the reason why there was no gradient at its output; empty without a backward pass.
+        error: The exception that ended the step, "" without one.
+        raised_in: The innermost traced module that raised it.
+        dropped: Number of calls beyond ``MAX_CALLS``.
     """
 
     title: str
@@ -64,19 +64,19 @@ class Trace:
 
     @property
     def forward_order(self) -> list[str]:
-        """The sites in the order their calls began."""
+        """The sites in the order of their calls."""
         return [call.site for call in self.calls if call.phase == "forward"]
 
     @property
     def backward_order(self) -> list[str]:
-        """The sites in the order their gradients came."""
+        """The sites in the order of their gradients."""
         return [call.site for call in self.calls if call.phase == "backward"]
 
     def __str__(self) -> str:
         forward = [call for call in self.calls if call.phase == "forward"]
         rest = [call for call in self.calls if call.phase != "forward"]
         gradients = sum(call.phase == "backward" for call in rest)
-        lines = [f"{self.title}: {len(forward)} calls, {gradients} gradients (on the CPU unless said)."]
+        lines = [f"{self.title}: {len(forward)} calls, {gradients} gradients (on the CPU if no device is shown)."]
         if self.error:
             lines.append(f"  Raised in {self.raised_in or 'no traced module'}: {self.error}")
         lines += ["Forward", *_table(forward)]
@@ -94,17 +94,17 @@ def _table(calls: Iterable[CallRecord]) -> list[str]:
         outputs = ", ".join(map(_named, call.outputs)) or "nothing"
         inputs = ", ".join(map(_named, call.inputs)) or "nothing"
         if call.error:
-            said = f"{inputs} -> raised {call.error}"
+            text = f"{inputs} -> raised {call.error}"
         elif call.phase == "backward":
-            said = f"gradient {outputs}"
+            text = f"gradient {outputs}"
         else:
-            said = f"{inputs} -> {outputs}"
-            if call.phase == "recompute":  # checkpointing ends it once it has what it needs
-                said += " (recomputed)" if call.outputs else " yet (recomputed as far as needed)"
-        rows.append((str(call.order), "  " * call.depth + call.site, call.kind, said))
+            text = f"{inputs} -> {outputs}"
+            if call.phase == "recompute":  # checkpointing ends it early
+                text += " (recomputed)" if call.outputs else " yet (recomputed as far as needed)"
+        rows.append((str(call.order), "  " * call.depth + call.site, call.kind, text))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [
-        f"  {order.rjust(widths[0])}  {site.ljust(widths[1])}  {kind.ljust(widths[2])}  {said}" for order, site, kind, said in rows
+        f"  {order.rjust(widths[0])}  {site.ljust(widths[1])}  {kind.ljust(widths[2])}  {text}" for order, site, kind, text in rows
     ]
 
 

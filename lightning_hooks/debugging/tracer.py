@@ -1,4 +1,4 @@
-"""Hooks that write down one step."""
+"""Hooks that record one step."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from lightning_hooks.debugging.silence import Evidence, why_no_call, why_no_grad
 from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, Trace
 from lightning_hooks.debugging.watcher import Watcher, in_backward
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, guarded
-from lightning_hooks.hooks.selection import compiled_regions, named_sites
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _uncompiled(function: F) -> F:
-    """A function that compiled code calls and does not look into: its graph ends there, in traced steps only."""
+    """Return the function with tracing by torch.compile disabled: a compiled graph breaks there, in traced steps only."""
     disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return disabled
 
 
 class _Open:
-    """A call under way."""
+    """A call that has begun."""
 
     def __init__(self, index: int, order: int, depth: int, inputs: list[TensorInfo], handling: BaseException | None) -> None:
         self.index, self.order, self.depth, self.inputs, self.handling = index, order, depth, inputs, handling
 
 
 class Tracer:
-    """Writes down the calls and gradients of a step, and asks a breakpoint at each.
+    """Records the calls and gradients of a step, and checks a breakpoint at each.
 
     Args:
-        sites: (name, module) of the sites; the modules are looked at and not kept.
-        statistics: Whether to read the numbers of tensors, which waits for the device.
-        breakpoint: What to ask; None for nothing.
-        break_in: In which phases.
+        sites: (name, module) pairs; the modules are not kept.
+        statistics: Whether to read the values of tensors, which waits for the device.
+        breakpoint: The breakpoint to check, or None.
+        break_in: The phases in which to check it, ``forward`` or ``backward``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Tracer:
         self.names = [name for name, _ in sites]
         self.kinds = [type(module).__name__ for _, module in sites]
         self.statistics, self.breakpoint, self.break_in = statistics, breakpoint, break_in
-        self.listening = False  # whether anything is done at all
+        self.active = False  # whether the breakpoint is checked
         self.tracing = False
         self._faults: Mapping[str, str] = {}
         self._watcher: Watcher | None = None
@@ -65,28 +65,28 @@ class Tracer:
         self._stack: list[_Open] = []
         self._open: dict[str, int] = {}
         self._evidence = [Evidence() for _ in self.names]
-        self._views: list[tuple[int, weakref.ref[Tensor], int]] = []  # outputs that may yet be changed in place
+        self._views: list[tuple[int, weakref.ref[Tensor], int]] = []  # outputs that may still be changed in place
         self._error: BaseException | None = None
         self._raised_in, self._dropped = "", 0
         self._backward = False
         self._marks: list[tuple[int, int] | None] = []
 
     def attach(self, sites: list[tuple[str, nn.Module]], hooks: HookManager, on_fault: Any = None) -> None:
-        """Hook the sites that were given at the construction; ``on_fault`` is told of hooks that raise."""
+        """Hook the sites, in the order of the constructor; ``on_fault`` is called with the site and error of a hook that raises."""
         self._faults = getattr(on_fault, "errors", {})
         for index, (name, module) in enumerate(sites):
             enter, leave = guarded(_Enter(self, index), name, on_fault), guarded(_Leave(self, index, on_fault), name, on_fault)
             hooks.register(module, enter, "forward_pre", label=name, with_kwargs=True)
             hooks.register(module, leave, "forward", label=name, with_kwargs=True, always_call=True)
             if self.breakpoint is not None:
-                hooks.register(module, _Ask(self, index), "forward", label=name, with_kwargs=True)
+                hooks.register(module, _Break(self, index), "forward", label=name, with_kwargs=True)
 
-    # The life of a step.
+    # One step.
 
     def begin(self, root: nn.Module, watch: bool = True) -> None:
-        """Trace from here."""
+        """Start tracing; ``watch`` also inspects operations, unless the model is compiled."""
         self._clear()
-        self.tracing = self.listening = True
+        self.tracing = self.active = True
         self._marks = _gradient_marks(root)
         if watch and not compiled_regions(root):  # a mode would make compiled code run uncompiled
             sites = dict(named_sites(root))
@@ -94,22 +94,22 @@ class Tracer:
             self._watcher.__enter__()  # type: ignore[no-untyped-call]
 
     def backward_begins(self, forward_is_over: bool = True) -> None:
-        """Backward begins; whether forward is over, and operations need no more looking at."""
+        """Backward begins; ``forward_is_over`` ends the inspection of operations."""
         self._backward = True
         if forward_is_over:
             self.forward_is_over()
 
     def forward_is_over(self) -> None:
-        """Operations need no more looking at."""
+        """End the inspection of operations."""
         if self._watcher is not None:
             self._watcher.leave()
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
-        """Stop tracing, and return what was written down."""
+        """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
         self.forward_is_over()
         self._gather(root)
         self.tracing = False
-        told = f"{type(error).__name__}: {error}" if error is not None else ""
+        raised = f"{type(error).__name__}: {error}" if error is not None else ""
         backward = self._backward or any(seen.gradients for seen in self._evidence) or _gradient_marks(root) != self._marks
         backward = backward or (self._watcher is not None and self._watcher.backward)
         named = list(zip(self.names, self._evidence, strict=True))
@@ -120,7 +120,7 @@ class Tracer:
             no_gradient={
                 name: why_no_gradient(seen) for name, seen in named if backward and not error and seen.calls and not seen.gradients
             },
-            error=told,
+            error=raised,
             raised_in=self._place_of(error),
             dropped=self._dropped,
         )
@@ -134,23 +134,23 @@ class Tracer:
         return self._raised_in if error is not None and error is self._error else ""
 
     def stop(self) -> None:
-        """Trace no more, whatever was under way."""
+        """Stop tracing and discard the current step."""
         self.forward_is_over()
         self._watcher = None
-        self.tracing = self.listening = False
+        self.tracing = self.active = False
         self._clear()
 
     def _is_open(self, name: str) -> bool:
         return self._open.get(name, 0) > 0
 
     def _gather(self, root: nn.Module) -> None:
-        """Add to the evidence what the model itself tells."""
+        """Complete the evidence with properties of the model."""
         modules = dict(named_sites(root))
         regions = compiled_regions(root)
-        heard = {name for name, seen in zip(self.names, self._evidence, strict=True) if seen.calls}
-        self._look_at_views()
+        called = {name for name, seen in zip(self.names, self._evidence, strict=True) if seen.calls}
+        self._check_views()
         for name, seen in zip(self.names, self._evidence, strict=True):
-            seen.fault, seen.alone = self._faults.get(name, ""), not heard
+            seen.fault, seen.alone = self._faults.get(name, ""), not called
             module = modules.get(name)
             if module is None:
                 continue
@@ -161,21 +161,21 @@ class Tracer:
             seen.attention = next((outer for outer, other in around if isinstance(other, nn.MultiheadAttention)), "")
             callable_ones = [outer for outer, other in around if not isinstance(other, nn.ModuleList | nn.ModuleDict)]
             if callable_ones and callable_ones[0] in self.names:
-                seen.parent, seen.parent_called = callable_ones[0], callable_ones[0] in heard
-            seen.compiled = next((r for r in regions if not r or name == r or name.startswith(f"{r}.")), None)
+                seen.parent, seen.parent_called = callable_ones[0], callable_ones[0] in called
+            seen.compiled = compiled_around(name, regions)
             if seen.compiled is not None:
-                seen.region_heard = any(not seen.compiled or f"{other}.".startswith(f"{seen.compiled}.") for other in heard)
+                seen.region_called = any(not seen.compiled or f"{other}.".startswith(f"{seen.compiled}.") for other in called)
             if self._watcher is not None:
                 seen.watched = True
                 seen.direct = self._watcher.direct.get(name, "")
                 seen.used, seen.fused = self._watcher.used.get(name, ""), self._watcher.fused.get(name, "")
 
-    # What the hooks tell.
+    # Called by the hooks.
 
     @_uncompiled
-    def entered(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A site is being called."""
-        self._look_at_views()
+    def on_enter(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Record the beginning of a call."""
+        self._check_views()
         order = len(self._records)
         self._records.append(None)
         inputs: list[TensorInfo] = []
@@ -192,10 +192,10 @@ class Tracer:
         seen.grad_enabled |= torch.is_grad_enabled()
         seen.inputs_differentiable |= any(tensor.requires_grad for tensor in float_tensors([*args, *kwargs.values()]))
 
-    def left(self, index: int, output: Any) -> _Open | None:
-        """A site's call is over."""
-        self._look_at_views()
-        while self._stack:  # what began in it and has not ended never will
+    def on_return(self, index: int, output: Any) -> _Open | None:
+        """Record the end of a call, and return the call; None if it raised."""
+        self._check_views()
+        while self._stack:  # calls inside it that have not ended never will
             call = self._stack.pop()
             self._open[self.names[call.index]] -= 1
             if call.index == index:
@@ -207,7 +207,7 @@ class Tracer:
         recomputed = in_backward()
         stopped = recomputed and type(error).__name__.startswith("_StopRecomputation")
         if stopped:
-            error = None  # how checkpointing says that it has what it needs
+            error = None  # how checkpointing ends a recomputation early
         if error is not None and error is not self._error:
             self._error, self._raised_in = error, self.names[index]
         outputs = describe(output, "", self.statistics) if error is None and not stopped and call.order < MAX_CALLS else []
@@ -223,8 +223,8 @@ class Tracer:
         name, kind = self.names[call.index], self.kinds[call.index]
         self._records[call.order] = CallRecord(call.order, phase, name, kind, call.depth, tuple(call.inputs), tuple(outputs), error)
 
-    def put_out(self, index: int, output: Any) -> list[Tensor]:
-        """Take evidence of a site's output, and return the tensors whose gradient is to be listened to."""
+    def record_output(self, index: int, output: Any) -> list[Tensor]:
+        """Record the evidence of a site's output, and return the tensors whose gradients are to be recorded."""
         seen = self._evidence[index]
         tensors = float_tensors(output)
         seen.floats |= bool(tensors)
@@ -238,8 +238,8 @@ class Tracer:
                 self._views.append((index, weakref.ref(tensor), tensor._version))
         return [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
 
-    def _look_at_views(self) -> None:
-        """Note which views were changed in place: that throws away their hooks. There is no public count of such changes."""
+    def _check_views(self) -> None:
+        """Record which views were changed in place, which drops their hooks. There is no public count of such changes."""
         kept = []
         for index, reference, version in self._views:
             tensor = reference()
@@ -250,16 +250,16 @@ class Tracer:
         self._views = kept
 
     @_uncompiled
-    def arrived(self, index: int, depth: int, gradient: Tensor) -> None:
-        """A gradient has come to a site's output."""
+    def on_gradient(self, index: int, depth: int, gradient: Tensor) -> None:
+        """Record a gradient at a site's output."""
         self._evidence[index].gradients += 1
         call = _Open(index, len(self._records), depth, [], None)
         self._records.append(None)
         self._keep(call, "backward", describe(gradient, "", self.statistics) if call.order < MAX_CALLS else [])
 
-    def ask(self, call: Call) -> None:
-        """Ask the breakpoint."""
-        if self.breakpoint is not None and self.listening and call.phase in self.break_in:
+    def check(self, call: Call) -> None:
+        """Check the breakpoint."""
+        if self.breakpoint is not None and self.active and call.phase in self.break_in:
             self.breakpoint.check(call)
 
 
@@ -271,7 +271,7 @@ class _Enter(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.tracer.tracing:
-            self.tracer.entered(self.index, args, kwargs)
+            self.tracer.on_enter(self.index, args, kwargs)
 
 
 class _Leave(Listener):
@@ -282,15 +282,15 @@ class _Leave(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.tracer.tracing:
-            self._heard(output)
+            self._observe(output)
 
     @_uncompiled
-    def _heard(self, output: Any) -> None:
-        call = self.tracer.left(self.index, output)
+    def _observe(self, output: Any) -> None:
+        call = self.tracer.on_return(self.index, output)
         if call is None:
             return
         name = self.tracer.names[self.index]
-        for tensor in self.tracer.put_out(self.index, output):
+        for tensor in self.tracer.record_output(self.index, output):
             hook = guarded(_Gradient(self.tracer, self.index, call.depth), name, self.on_fault)
             tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -303,38 +303,38 @@ class _Gradient(Listener):
 
     def __call__(self, gradient: Tensor) -> None:
         if self.tracer.tracing:
-            self.tracer.arrived(self.index, self.depth, gradient)
+            self.tracer.on_gradient(self.index, self.depth, gradient)
 
 
-class _Ask(Listener):
-    """Forward hook of one site: asks the breakpoint, now and when the gradient comes."""
+class _Break(Listener):
+    """Forward hook of one site: checks the breakpoint, for the output and for its gradient."""
 
     def __init__(self, tracer: Tracer, index: int) -> None:
         self.tracer, self.index = tracer, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.tracer.listening:
-            self._heard(module, args, kwargs, output)
+        if self.tracer.active:
+            self._observe(module, args, kwargs, output)
 
     @_uncompiled
-    def _heard(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _observe(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tracer, name = self.tracer, self.tracer.names[self.index]
         if not in_backward():
-            tracer.ask(Call(name, "forward", module, args, kwargs, output))
+            tracer.check(Call(name, "forward", module, args, kwargs, output))
         if "backward" in tracer.break_in:
             for tensor in float_tensors(output):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(_AskGradient(tracer, name))  # type: ignore[no-untyped-call]
+                    tensor.register_hook(_BreakGradient(tracer, name))  # type: ignore[no-untyped-call]
 
 
-class _AskGradient(Listener):
-    """Tensor hook: asks the breakpoint."""
+class _BreakGradient(Listener):
+    """Tensor hook: checks the breakpoint."""
 
     def __init__(self, tracer: Tracer, name: str) -> None:
         self.tracer, self.name = tracer, name
 
     def __call__(self, gradient: Tensor) -> None:
-        self.tracer.ask(Call(self.name, "backward", gradient=gradient))
+        self.tracer.check(Call(self.name, "backward", gradient=gradient))
 
 
 def _around(name: str) -> list[str]:
@@ -344,5 +344,5 @@ def _around(name: str) -> list[str]:
 
 
 def _gradient_marks(root: nn.Module) -> list[tuple[int, int] | None]:
-    """What changes when gradients come to parameters."""
+    """Marks of the parameters' gradients, which change when backward writes to them."""
     return [None if p.grad is None else (id(p.grad), p.grad._version) for p in root.parameters()]

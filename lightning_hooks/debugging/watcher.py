@@ -1,4 +1,4 @@
-"""Seeing weights used and forwards called that no hook sees."""
+"""Detection of weights that are used, and ``forward`` methods that are called, without a hook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-# There is no public name for these; the first is where torch itself tells users to find it.
+# There is no public name for these; torch's documentation refers users to the first one here.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -21,13 +21,13 @@ _FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation: does it use a parameter of a module that is not being called, or come from such a module's forward?
+    """Inspects every operation: whether it uses a parameter, or runs in the forward, of a module that is not being called.
 
-    Operations pass unchanged. What backward and optimizers do is not looked at.
+    Operations run unchanged. Those of backward and of optimizers are not inspected.
 
     Args:
-        sites: (name, module) of the sites.
-        is_open: Whether a site is being called now.
+        sites: (name, module) pairs.
+        is_open: Returns whether a site is being called now.
     """
 
     def __init__(self, sites: Iterable[tuple[str, nn.Module]], is_open: Callable[[str], bool]) -> None:
@@ -36,7 +36,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._owners: dict[int, list[str]] = {}
         self._modules: dict[int, str] = {}
         self._codes: set[CodeType] = set()
-        self._kept: list[object] = [self._codes]  # so that no id is given to another object meanwhile; empty when left
+        self._kept: list[object] = [self._codes]  # keeps the ids valid; empty after leave()
         for name, module in sites:
             self._modules[id(module)] = name
             self._kept.append(module)
@@ -49,18 +49,18 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.direct: dict[str, str] = {}  # site -> where its forward was called
         self.used: dict[str, str] = {}  # site -> where its parameters were used
         self.fused: dict[str, str] = {}  # site -> by which fused operation
-        self.looking = True
-        self.backward = False  # whether a backward pass was seen
+        self.inspecting = True
+        self.backward = False  # whether a backward pass ran
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Look, and let the operation run."""
+        """Inspect the operation, and run it."""
         if in_backward():
             self.backward = True
-        elif self.looking:
-            self._look(func, args, kwargs or {})
+        elif self.inspecting:
+            self._inspect(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-    def _look(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _inspect(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if func is torch.ops.aten.detach.default:  # as state_dict does
             return
         frame: FrameType | None = sys._getframe(2)
@@ -71,7 +71,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while frame is not None:
             file = frame.f_code.co_filename
             if frame.f_code.co_name == "step" and files <= {file} and isinstance(frame.f_locals.get("self"), Optimizer):
-                return  # an update uses weights too; not so a closure, from elsewhere, that it runs
+                return  # an update uses weights too; a closure that it runs, from another file, is inspected
             if frame.f_code.co_name == "__deepcopy__":
                 return
             if not file.startswith(_TORCH):
@@ -95,11 +95,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
 
     def leave(self) -> None:
-        """Look no more, and leave the stack of modes as soon as it is our turn: modes have to be left in order.
+        """Stop inspecting, and leave the stack of modes once this mode is on top: modes are left in order.
 
-        Not to be called in a backward hook: the engine puts the stack back as it was before.
+        Do not call it in a backward hook: the engine restores the stack.
         """
-        self.looking = False
+        self.inspecting = False
         if self._kept:
             self._kept.clear()
             _leaving.append(self)
@@ -109,11 +109,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             top.__exit__(None, None, None)
 
 
-_leaving: list[Any] = []  # watchers that look no more, and are on the stack of modes below another
+_leaving: list[Any] = []  # stopped watchers that are below another mode on the stack
 
 
 def _where(frame: FrameType | None) -> str:
-    """The nearest place outside of torch, as ``file:line``."""
+    """The nearest frame outside of torch, as ``file:line``."""
     found = frame
     while found is not None and found.f_code.co_filename.startswith((_TORCH, _HERE)):
         found = found.f_back
@@ -122,6 +122,6 @@ def _where(frame: FrameType | None) -> str:
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is under way in this thread: what activation checkpointing itself asks. There is no public way."""
+    """Whether a backward pass runs in this thread, by the private function that activation checkpointing uses."""
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
 
 from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model
-from lightning_hooks.extraction.capture import check_heard
+from lightning_hooks.extraction.capture import check_called
 from lightning_hooks.extraction.pooling import channels_first
 from lightning_hooks.extraction.undisturbed import undisturbed
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, select_modules
@@ -62,7 +62,7 @@ def grad_cam(
     with undisturbed(model, grad=True), _differentiable_rnns(model), HookManager() as hooks:
         hooks.register(layer, _Tap(calls), "forward", label=name)
         output = run_model(model, map_tensors(batch, _outside_inference), forward)
-        check_heard([] if calls else [name], dict.fromkeys([name] if calls else []), model)
+        check_called([] if calls else [name], dict.fromkeys([name] if calls else []), model)
         if not -len(calls) <= call < len(calls):
             raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
         values = calls[call]

@@ -65,7 +65,7 @@ def extract(
         return taken.clone() if taken is tensor else taken.detach().clone()  # what comes next may work in place
 
     _, heard = capture(model, batch, select_modules(model, modules), take, forward=forward)
-    check_heard([name for name in named_literally(modules) if name not in heard], heard, model)
+    check_called([name for name in named_literally(modules) if name not in heard], heard, model)
     return {call_name(site, call): tensor for site, tensors in heard.items() for call, tensor in enumerate(tensors)}
 
 
@@ -116,7 +116,7 @@ def named_literally(modules: object) -> list[str]:
     return [entry for entry in entries if isinstance(entry, str) and not set(entry) & set("*?[")]
 
 
-def check_heard(silent: Sequence[str], heard: dict[str, Any], model: nn.Module) -> None:
+def check_called(silent: Sequence[str], heard: dict[str, Any], model: nn.Module) -> None:
     """Raise ValueError if named modules were silent, or all were."""
     if not silent and heard:
         return

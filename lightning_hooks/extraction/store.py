@@ -31,7 +31,7 @@ class FeatureStore:
         self.fields = dict(fields)
         self.on_fault = on_fault
         self.rows: Tensor | None = None  # of this batch, which are kept
-        self.heard: list[tuple[str, Tensor]] = []
+        self.outputs: list[tuple[str, Tensor]] = []
         self._size = 0
         self._slots: dict[int, int] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -93,27 +93,27 @@ class FeatureStore:
         return values.index_select(0, self.rows)
 
     def commit(self) -> None:
-        """The batch is over: enter what was heard. A known site that was not called leaves NaN for these samples."""
+        """The batch is over: enter what was found. A known site that was not called leaves NaN for these samples."""
         if self.rows is None:
             return
         calls: Counter[str] = Counter()
-        heard: dict[str, Tensor] = {}
-        for site, values in self.heard:
-            heard[call_name(site, calls[site])] = values
+        found: dict[str, Tensor] = {}
+        for site, values in self.outputs:
+            found[call_name(site, calls[site])] = values
             calls[site] += 1
         with torch.inference_mode(False), torch.no_grad():
             for site, buffer in self._tensors.items():
-                if site not in heard and not site.startswith(_FIELD):
+                if site not in found and not site.startswith(_FIELD):
                     stale = [slot for slot in self._slots if slot < buffer.shape[0]]
                     buffer.index_fill_(0, _index(stale, buffer.device), torch.nan)
-        for site, values in heard.items():
+        for site, values in found.items():
             self._try_to_enter(site, values)
         self.stop()
 
     def stop(self) -> None:
         """Forget the batch under way."""
         self.rows = None
-        self.heard.clear()
+        self.outputs.clear()
 
     def collect(self, slots: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Bring kept samples to the host: one wait for the device, however many sites there are.

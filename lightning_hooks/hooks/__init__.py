@@ -1,4 +1,4 @@
-"""Hooks in plain torch: registering them, choosing where, and finding the tensors they are handed."""
+"""Hooks in plain torch: registration, selection of modules, tensors inside any output."""
 
 from lightning_hooks.hooks.gate import Gate, all_closed
 from lightning_hooks.hooks.listener import Faults, Listener

@@ -1,4 +1,4 @@
-"""A context around a function's own code, of whichever kind the function is."""
+"""A context manager around the code of a function, generator or coroutine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Context = Callable[..., AbstractContextManager[Any]]
-"""Makes the context of one call from the call's positional arguments."""
+"""Returns the context manager of one call, given its positional arguments."""
 
 
 def around(function: Callable[P, R], context: Context) -> Callable[P, R]:
     """Return ``function`` with its code running inside a context.
 
-    A generator is inside a new context from each ``next()`` or ``send()`` to the ``yield``: what runs between is the caller's code.
-    A coroutine is inside from its first step to its last.
+    A generator enters a new context at each ``next()`` or ``send()`` and leaves it at the ``yield``: the caller's code runs
+    outside. A coroutine stays inside one context from its first step to its last.
 
     Args:
         function: A function, generator function, coroutine function or asynchronous generator function.

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def check_count(name: str, value: object, least: int) -> int:
     """Return ``value`` if it is an integer of at least ``least``.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is below.
+        TypeError: If it is not an integer.
+        ValueError: If it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}.")
     if value < least:
         raise ValueError(f"{name} must be at least {least}; got {value!r}.")
     return value
+
+
+def check_bools(**values: object) -> None:
+    """Raise TypeError if one of the named arguments is not a bool."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False; got {value!r}.")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ValueError if ``value`` is not one of ``choices``."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+
+
+def check_optional_integer(name: str, value: object, meaning: str = "") -> None:
+    """Raise TypeError if ``value`` is neither an integer nor None; ``meaning`` explains the integer in the message."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} must be an integer{f' ({meaning})' * bool(meaning)} or None; got {value!r}.")

@@ -1,4 +1,4 @@
-"""Questions to the autograd graph of a loss, asked without running it."""
+"""Inspection of the autograd graph of a loss, without running it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 NEAR = 64
-"""How many operations of a graph are looked at, those nearest the loss first."""
+"""How many operations of a graph are inspected, nearest to the loss first."""
 
-# An operation that ends in a softmax or sigmoid of its own -> what must not come right before it.
+# An operation that applies a softmax or sigmoid itself -> the operations that must not come right before it.
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "SigmoidBackward"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "SoftmaxBackward"),
 }
-# Operations that only move or cast numbers.
+# Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
     *("Select", "Index", "Clone", "ToCopy", "Alias", "AsStrided", "Contiguous", "Split", "Unbind", "MaskedSelect"),
@@ -26,13 +26,13 @@ _MOVES = (
 
 
 def squashed_twice(loss: Tensor) -> Any | None:
-    """The softmax or sigmoid whose result a cross entropy squashes once more, if there is one near the loss.
+    """Return the softmax or sigmoid that is applied before a cross entropy that applies its own, if there is one near the loss.
 
     Args:
         loss: The loss, before backward.
 
     Returns:
-        The graph's node of that softmax or sigmoid, or None.
+        The graph node of that softmax or sigmoid, or None.
     """
     for node in _nearest(loss.grad_fn):
         wrong = _SQUASHED.get(_name(node))
@@ -46,12 +46,12 @@ def squashed_twice(loss: Tensor) -> Any | None:
 
 
 def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:
-    """Of the nodes that something is known of, what is known of the one nearest to ``node`` on the way to the inputs."""
+    """Return the entry of ``known`` for the node nearest to ``node`` on the way to the inputs, or None."""
     return next((known[found] for found in _nearest(node) if found in known), None)
 
 
 def _nearest(node: Any) -> Iterator[Any]:
-    """The nodes of a graph from ``node`` on, nearest first."""
+    """Yield the nodes of a graph from ``node`` on, nearest first."""
     queue, seen = deque([node] if node is not None else []), {node}
     for _ in range(NEAR):
         if not queue:

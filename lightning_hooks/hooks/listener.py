@@ -1,4 +1,4 @@
-"""Hooks that a copied or saved model does not keep, and the record of hooks that failed."""
+"""Base class of hooks that copies of a model do not keep, and the record of hooks that raised."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 class Listener:
     """Base class of the hooks that observe.
 
-    Averaging callbacks deep-copy a model in the middle of training and users ``torch.save`` it. A bound method would drag
-    its callback along, a closure would not pickle, and either would go on listening from the copy. A listener therefore
-    copies and pickles as a function of the standard library that takes any arguments and returns None: a saved model loads where
-    this package is not installed.
+    Averaging callbacks deep-copy a model during training, and users ``torch.save`` it. A bound method would be copied with its
+    callback, a closure cannot be pickled, and both would keep recording in the copy. An instance of this class is therefore copied
+    and pickled as a function of the standard library that takes any arguments and returns None: a saved model loads where this
+    package is not installed.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -36,30 +36,30 @@ NO_SCRIPT = (
 
 
 def no_hook() -> tuple[Any, ...]:
-    """What a hook's ``__reduce__`` returns so that its copies do nothing and need nothing but the standard library."""
+    """Return the ``__reduce__`` value of a hook whose copies do nothing and need only the standard library."""
     return (getattr, (nullcontext(), "__exit__"))
 
 
 @dataclass(slots=True)
 class Faults:
-    """The sites whose hook raised: each is noted once, with its first error, and stays off.
+    """The sites whose hook raised: each is recorded once, with its first error, and stays disabled.
 
     Attributes:
         errors: Site name to the error's text, in the order of the faults.
-        unreported: Sites not yet told to the user.
+        unreported: Sites of which the user has not been warned yet.
     """
 
     errors: dict[str, str] = field(default_factory=dict)
     unreported: list[str] = field(default_factory=list)
 
     def __call__(self, site: str, error: Exception) -> None:
-        """Note ``error`` at ``site``; this is the ``on_fault`` of :func:`lightning_hooks.hooks.guarded`."""
+        """Record ``error`` at ``site``; this is the ``on_fault`` of :func:`lightning_hooks.hooks.guarded`."""
         if site not in self.errors:
             self.errors[site] = f"{type(error).__name__}: {error}"
             self.unreported.append(site)
 
     def take(self) -> list[tuple[str, str]]:
         """Return the (site, error) pairs not yet reported, and mark them reported."""
-        news = [(site, self.errors[site]) for site in self.unreported]
+        found = [(site, self.errors[site]) for site in self.unreported]
         self.unreported.clear()
-        return news
+        return found

@@ -1,4 +1,4 @@
-"""Registering hooks so that all of them go in, or none, and all come out."""
+"""Registration of hooks: all of them or none, and removal of all."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _KINDS: dict[str, tuple[type[Any], str, frozenset[str]]] = {
 }
 
 HOOK_KINDS: tuple[str, ...] = tuple(_KINDS)
-"""The kinds of hook that :meth:`HookManager.register` knows."""
+"""The kinds of hook that :meth:`HookManager.register` accepts."""
 
 
 class HookManager:
     """Registers hooks of every kind PyTorch has, remembers their handles, and removes them.
 
-    The manager holds handles and labels, never a module or a tensor, so it keeps no model alive. It removes only what it
-    registered, in reverse order; removing twice is harmless. As a context manager it removes everything on the way out,
-    exceptions included. A copy or a pickle of a manager is an empty manager: the hooks stay with the original.
+    The manager holds handles and labels, never a module or a tensor, so it keeps no model in memory. It removes only the hooks that
+    it registered, in reverse order; :meth:`remove_all` is idempotent. As a context manager it removes them on exit, also when the
+    block raises. A copy or a pickle of a manager is empty: the hooks stay with the original.
 
     Example:
         >>> import torch
@@ -67,17 +67,17 @@ class HookManager:
 
         Args:
             target: The module, tensor or optimizer to hook.
-            hook: The function, with the signature PyTorch asks for that kind.
+            hook: The function, with PyTorch's signature for that kind.
             kind: One of ``HOOK_KINDS``.
             label: A name for messages and :attr:`alive`, for instance the module's.
             **options: ``prepend``, ``with_kwargs`` or ``always_call``, where PyTorch has them for that kind.
 
         Returns:
-            PyTorch's handle; removing the hook through it is fine too.
+            PyTorch's handle, which also removes the hook.
 
         Raises:
             ValueError: If ``kind`` is unknown.
-            TypeError: If the target, the hook or an option does not fit the kind.
+            TypeError: If the kind does not take this target, hook or option.
             RuntimeError: If the target is a tensor that does not require gradients.
         """
         if kind not in _KINDS:
@@ -100,7 +100,7 @@ class HookManager:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[HookManager]:
-        """Within this block a failure removes every hook that the block registered, and then propagates."""
+        """Remove every hook that the block registered if the block raises; the exception propagates."""
         before = len(self._handles)
         try:
             yield self
@@ -109,7 +109,7 @@ class HookManager:
             raise
 
     def remove_all(self) -> None:
-        """Remove every hook of this manager that is still there, last first."""
+        """Remove every remaining hook of this manager, last first."""
         self._remove(0)
 
     def _remove(self, keep: int) -> None:
@@ -118,11 +118,11 @@ class HookManager:
 
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
-        """The (label, kind) of each hook that is in place now, in the order of registration."""
+        """The (label, kind) of each registered hook, in the order of registration."""
         return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
 
     def __len__(self) -> int:
-        """The number of hooks in place now."""
+        """The number of registered hooks."""
         return len(self.alive)
 
     def __bool__(self) -> bool:
@@ -142,8 +142,8 @@ class HookManager:
 
 
 def _in_place(handle: RemovableHandle) -> bool:
-    # RemovableHandle has no public "is it still registered?"; the weak reference to the hook dictionary is what its own
-    # remove() looks at. A dead reference means that the module, tensor or optimizer is gone.
+    # RemovableHandle has no public way to ask whether its hook is still registered; its own remove() uses this weak reference to
+    # the hook dictionary. A dead reference means that the module, tensor or optimizer no longer exists.
     hooks = handle.hooks_dict_ref()
     return hooks is not None and handle.id in hooks
 
@@ -154,19 +154,19 @@ def with_hooks(
     kind: str = "forward",
     **options: bool,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function or method so that a hook is in place exactly while it runs.
+    """Decorate a function or method so that a hook is registered exactly while it runs.
 
-    The hook is removed when the function returns and when it raises. A coroutine's hook is in place from its first step to its
-    last; a generator's, also an asynchronous one's, while its own code runs and not while its caller has what it yielded.
+    The hook is removed when the function returns or raises. The hook of a coroutine is registered from its first step to its last;
+    that of a generator or asynchronous generator while its own code runs, not while the caller's does.
 
     Args:
         target: The module to hook; or, for a method, a function of ``self`` that returns it.
-        hook: The hook function, of the signature PyTorch asks for ``kind``.
+        hook: The hook function, with PyTorch's signature for ``kind``.
         kind: One of ``HOOK_KINDS``.
         **options: As for :meth:`HookManager.register`.
 
     Returns:
-        A decorator.
+        A decorator. Errors are those of :meth:`HookManager.register`, raised when the function is called.
 
     Example:
         >>> import torch

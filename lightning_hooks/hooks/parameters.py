@@ -1,4 +1,4 @@
-"""From patterns to parameters."""
+"""Selection of parameters by pattern or predicate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ParameterSelector: TypeAlias = str | Sequence[str] | Callable[[str, nn.Parameter
 
 
 def check_parameter_selector(parameters: object) -> None:
-    """Raise if ``parameters`` is not something :func:`select_parameters` understands.
+    """Raise if ``parameters`` is not a valid selector for :func:`select_parameters`.
 
     Raises:
         TypeError: If it is neither a pattern, a sequence of patterns, nor a predicate.
@@ -36,16 +36,19 @@ def check_parameter_selector(parameters: object) -> None:
 
 
 def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tuple[str, nn.Parameter]]:
-    """Choose parameters of ``root`` in the order of ``named_parameters()``, frozen ones too.
+    """Select parameters of ``root`` in the order of ``named_parameters()``, frozen ones included.
 
-    Names are those the model has uncompiled and unwrapped. A tied parameter appears once, under its first name.
+    Names are those of the uncompiled, unwrapped model. A tied parameter appears once, under its first name.
 
     Args:
         root: The model.
         parameters: The selector.
 
+    Returns:
+        (name, parameter) pairs.
+
     Raises:
-        ValueError: If a pattern matches nothing (the closest names are told), or a predicate chooses nothing.
+        ValueError: If a pattern matches nothing (the message has the closest names), or a predicate selects nothing.
         TypeError: If the selector is of a wrong type.
     """
     check_parameter_selector(parameters)
@@ -54,8 +57,8 @@ def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tu
         chosen = [(name, parameter) for name, parameter in named if parameters(name, parameter)]
         if not chosen:
             raise ValueError(
-                f"The predicate parameters={parameters!r} chose none of the {len(named)} parameters of {type(root).__name__}. "
-                "It is called with (name, parameter) and returns True for those to choose."
+                f"The predicate parameters={parameters!r} selects none of the {len(named)} parameters of {type(root).__name__}. "
+                "It is called with (name, parameter) and returns True for those to select."
             )
         return chosen
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)

@@ -1,10 +1,10 @@
-"""From patterns to modules: which places of a model are listened to."""
+"""Selection of modules by pattern, type or predicate."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -14,10 +14,10 @@ ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Modu
 """A glob pattern on module names, a module type (or its full name, ``torch.nn.ReLU``), several of these, or a predicate of
 (name, module)."""
 
-# Wrappers that rename the modules inside them; a site's name must not depend on them.
+# Wrappers that rename the modules inside them; the name of a site does not depend on them.
 _WRAPPER_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
-# Leaves that hand on what they are given: nothing is learned from listening to them.
+# Leaves that return their input or parts of it: their statistics add nothing.
 _PASS_THROUGH: tuple[type[nn.Module], ...] = (
     nn.Identity,
     nn.Flatten,
@@ -44,12 +44,12 @@ _CONTAINERS: tuple[type[nn.Module], ...] = (
     nn.Sequential,
 )
 
-# Modules that compute through their children's parameters without calling the children: one site, not silent inner ones.
+# Modules that use their children's parameters without calling the children: one site, without silent sites inside.
 _OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 
 
 def check_selector(modules: object) -> None:
-    """Raise if ``modules`` is not something :func:`select_modules` understands.
+    """Raise if ``modules`` is not a valid selector for :func:`select_modules`.
 
     Raises:
         TypeError: If it is neither None, a pattern, a module type, a predicate, nor a sequence of patterns and types.
@@ -75,7 +75,7 @@ def check_selector(modules: object) -> None:
 
 
 def describe_selector(modules: ModuleSelector | None) -> str:
-    """A text of the selector that is the same in every process."""
+    """Return a text for the selector that is the same in every process."""
     if isinstance(modules, str) or modules is None:
         return repr(modules)
     if isinstance(modules, Sequence):
@@ -84,9 +84,9 @@ def describe_selector(modules: ModuleSelector | None) -> str:
 
 
 def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module]]:
-    """Choose modules of ``root`` in the order of ``named_modules()``; the root itself is never chosen.
+    """Select modules of ``root`` in the order of ``named_modules()``; the root itself is never selected.
 
-    Names are those the model has uncompiled and unwrapped: ``torch.compile``, checkpoint and FSDP prefixes are dropped.
+    Names are those of the uncompiled, unwrapped model: ``torch.compile``, checkpoint and FSDP prefixes are dropped.
 
     Args:
         root: The model.
@@ -94,18 +94,18 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
             identity, flatten), no losses, no torchmetrics metrics.
 
     Returns:
-        (name, module) pairs; a module reached by two names appears once.
+        (name, module) pairs; a module with two names appears once.
 
     Raises:
-        ValueError: If a pattern or type matches nothing (the closest names are told), or nothing at all is selected.
+        ValueError: If a pattern or type matches nothing (the message has the closest names), or nothing is selected.
         TypeError: If the selector is of a wrong type.
     """
     check_selector(modules)
     named = [(name, module) for name, module in named_sites(root) if name]
     if not named:
         raise ValueError(
-            f"{type(root).__name__} has no modules inside it to listen to, and a model itself is never chosen. Give the model "
-            "that it is a part of, or torch.nn.Sequential(it)."
+            f"{type(root).__name__} has no submodules to observe, and the model itself is never selected. Pass the model that it "
+            "belongs to, or wrap it: torch.nn.Sequential(model)."
         )
     if modules is None:
         closed = [module for _, module in named if _is_opaque(module) or is_metric(module)]
@@ -113,8 +113,8 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
         chosen = [(name, module) for name, module in named if _computes(module) and id(module) not in inside]
         if not chosen:
             raise ValueError(
-                f"{type(root).__name__} has no leaf module that computes something, so there is nothing to listen to. "
-                "Name the modules to listen to with modules=."
+                f"{type(root).__name__} has no leaf module that computes something, so there is nothing to observe. "
+                "Name the modules to observe with modules=."
             )
         return chosen
     if not isinstance(modules, str | Sequence) and not _is_module_type(modules):
@@ -122,8 +122,8 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
         chosen = [(name, module) for name, module in named if predicate(name, module)]
         if not chosen:
             raise ValueError(
-                f"The predicate modules={modules!r} chose none of the {len(named)} modules of {type(root).__name__}. "
-                "It is called with (name, module) and returns True for the modules to listen to."
+                f"The predicate modules={modules!r} selects none of the {len(named)} modules of {type(root).__name__}. "
+                "It is called with (name, module) and returns True for the modules to observe."
             )
         return chosen
     entries: list[str | type[nn.Module]] = [modules] if isinstance(modules, str | type) else list(modules)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
 def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield (clean name, module) of ``root`` and its submodules, each module once.
 
-    Left out are wrappers, and what ``torch.jit`` made, which takes no hooks.
+    Wrappers are left out, and so are ``torch.jit`` modules, which take no hooks.
     """
     for name, module in root.named_modules():
         if name and isinstance(module, torch.jit.ScriptModule):
@@ -155,15 +155,20 @@ def clean_name(name: str) -> str:
 
 def compiled_regions(root: nn.Module) -> list[str]:
     """Return the clean names of the modules of ``root`` that run under ``torch.compile``; "" for the root itself."""
-    # There is no public question to ask: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
+    # There is no public way to find this out: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
     # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
     if getattr(root, "_compiler_ctx", None) is not None:
         return [""]
     return [clean_name(name) for name, module in root.named_modules() if _is_compiled(module)]
 
 
+def compiled_around(name: str, regions: Iterable[str]) -> str | None:
+    """Return the region of :func:`compiled_regions` that holds the module ``name``, or None."""
+    return next((region for region in regions if not region or f"{name}.".startswith(f"{region}.")), None)
+
+
 def inside_compiled(root: nn.Module) -> list[nn.Module]:
-    """Return the modules of ``root`` that run under ``torch.compile`` and all inside them."""
+    """Return the modules of ``root`` that run under ``torch.compile``, with all their submodules."""
     if getattr(root, "_compiler_ctx", None) is not None:
         return list(root.modules())
     return [inner for module in root.modules() if _is_compiled(module) for inner in module.modules()]
@@ -180,13 +185,13 @@ def _computes(module: nn.Module) -> bool:
 
 
 def can_be_called(module: nn.Module) -> bool:
-    """Whether a module has a ``forward`` of its own, as a ``ModuleList`` has not."""
+    """Whether a module has its own ``forward``; a ``ModuleList`` does not."""
     return type(module).forward is not nn.Module.forward
 
 
 def is_metric(module: nn.Module) -> bool:
     """Whether a module is a torchmetrics metric."""
-    # By name: this floor is plain torch and does not import torchmetrics.
+    # By name: this folder is plain torch and does not import torchmetrics.
     return any(kind.__module__.split(".")[0] == "torchmetrics" for kind in type(module).__mro__)
 
 
@@ -201,13 +206,13 @@ def _is_module_type(entry: object) -> bool:
 
 def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool:
     if isinstance(entry, str):
-        # A name may hold the brackets of a pattern.
+        # A name may contain the brackets of a pattern.
         return name == entry or fnmatch.fnmatchcase(name, entry) or ("." in entry and entry in _type_names(type(module)))
     return isinstance(module, entry)
 
 
 def _type_names(kind: type[nn.Module]) -> frozenset[str]:
-    """How a type and those it derives from can be written in full, for configurations, which hold text alone."""
+    """The full names of a type and its base classes, as configuration files write them."""
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
     written = {f"{base.__module__}.{base.__qualname__}" for base in bases}
     return frozenset(
@@ -226,7 +231,7 @@ def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[s
         if isinstance(module, torch.jit.ScriptModule) and (name == entry or fnmatch.fnmatchcase(name, entry))
     ]
     if jitted:
-        return f"modules={entry!r} matches {jitted[0]!r}, which torch.jit made and which takes no hooks. Choose a module around it."
+        return f"modules={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
     plain = entry.replace("*", "").strip(".")
     closest = difflib.get_close_matches(plain, names, n=3, cutoff=0.3) or names[:3]
     listed = ", ".join(repr(name) for name in closest)

@@ -1,4 +1,4 @@
-"""Why a part of a model may be without a gradient on purpose."""
+"""Parts of a model that have no gradient by design."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import nn
 
 
 def spare_parts(root: nn.Module, without: Set[str]) -> dict[str, str]:
-    """Of parameters without a gradient, those whose part of the model is unused by a library's design, or a copy of another part.
+    """Find the parameters without a gradient in a part that a library's model does not use, or that is a copy of another part.
 
-    The part is the largest module all of whose parameters that require a gradient are without one. Where a library's class holds
-    it, it is one of the branches that the library's model has and this task does not use. Where the user's own class holds it, it
-    was cut off, unless another module of the model that trains is built alike, and their weights are alike too: then it is a
-    target or a teacher network that follows that one. (Weights of independent origin differ by 1.4 of their size.)
+    A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
+    library's model that this task does not use. In the user's own class it was cut off, unless a module that trains has the same
+    layers and similar weights: then it is a target or teacher network of that module. (Independent weights differ by 1.4 times
+    their norm.)
 
     Args:
         root: The model.
         without: Names of parameters, as ``root.named_parameters()`` has them.
 
     Returns:
-        Name to the reason, in words, of those that have one.
+        Name to the reason, as text, of the parameters found.
     """
     if not without:
         return {}
@@ -42,7 +42,7 @@ def spare_parts(root: nn.Module, without: Set[str]) -> dict[str, str]:
 
 
 def _largest(parameter: str, trained: Set[str]) -> str:
-    """The largest module around a parameter in which nothing trains; the parameter itself where its own module trains."""
+    """The largest module around a parameter in which nothing trains; the parameter itself if its module trains."""
     part, outer = parameter, parameter.rpartition(".")[0]
     while outer and not any(name.startswith(f"{outer}.") for name in trained):
         part, outer = outer, outer.rpartition(".")[0]
@@ -50,7 +50,7 @@ def _largest(parameter: str, trained: Set[str]) -> str:
 
 
 def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
-    """Whether the class that holds a part is a library's; PyTorch's own are only containers, and those around them are asked."""
+    """The reason if an installed library's class holds the part. PyTorch's classes are skipped: they are only containers."""
     holder = part
     while holder:
         holder = holder.rpartition(".")[0]
@@ -67,7 +67,7 @@ def _installed(kind: type[object]) -> bool:
 
 
 def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> str:
-    """The module that a part is a copy of, in words: of the same shape, with a name of its own and not just another number."""
+    """The reason if the part is a copy of a module that trains: same shapes, and names that differ by more than a number."""
     if part not in modules:
         return ""
     shapes = _shapes(modules[part])
@@ -79,7 +79,7 @@ def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> 
 
 
 def _follows(one: nn.Module, other: nn.Module, limit: float = 0.9) -> bool:
-    """Whether the first weight of two modules of the same shape differs by little. It waits for the device."""
+    """Whether the first weights of two modules of the same shapes are similar. Waits for the device."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     for weight, like in ((p.detach(), q.detach()) for p, q in pairs if p.dim() > 1):
         return bool(torch.linalg.vector_norm(weight - like) < limit * torch.linalg.vector_norm(like))

@@ -1,4 +1,4 @@
-"""Hooks that leave their modules for a while and come back to where they were."""
+"""Hooks that are removed from their modules for a time and registered again at their old positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_hooks.hooks.selection import inside_compiled
 
 @dataclass(frozen=True, slots=True)
 class _Suspended:
-    """A hook that is out of its module.
+    """A removed hook.
 
     Attributes:
         handle: Its handle.
         hook: The hook.
-        flags: Of PyTorch's dictionaries of options (``with_kwargs``, ``always_call``) those that name it.
-        ahead: The hooks that stood ahead of it.
-        behind: Those that stood behind it.
+        flags: PyTorch's dictionaries of options (``with_kwargs``, ``always_call``) that contain it.
+        ahead: The hooks before it.
+        behind: The hooks after it.
     """
 
     handle: RemovableHandle
@@ -31,17 +31,17 @@ class _Suspended:
     behind: frozenset[int]
 
     def comes_after(self, other: int) -> bool:
-        """Whether it belongs behind another hook, by its number. What was registered meanwhile belongs behind it."""
+        """Whether it belongs after another hook, given by its number. Hooks registered since come after it."""
         return other in self.ahead or (other < self.handle.id and other not in self.behind)
 
 
 class Suspension:
-    """Takes hooks out of their modules, and puts them back.
+    """Removes hooks from their modules, and registers them again.
 
-    What reads a module's hooks (TorchScript, quantisation, export) finds none meanwhile. A hook comes back as the same object under
-    the same number, so that a graph of ``torch.compile`` that was traced with it stays valid, ahead of the hooks that it stood
-    ahead of and of those that were registered meanwhile. The hooks of others stay where they are. Hooks inside compiled modules
-    stay in place: without them the next call would compile anew. A copy or a pickle is empty.
+    TorchScript, quantisation and export, which read a module's hooks, find none in between. A hook returns as the same object with
+    the same number, so that a graph of ``torch.compile`` that was traced with it stays valid, and before the hooks that it preceded
+    and those registered since. Other hooks keep their order. Hooks inside compiled modules stay: without them the next call would
+    compile again. A copy or a pickle is empty.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class Suspension:
         self._out: list[_Suspended] = []
 
     def add(self, module: nn.Module, handle: RemovableHandle) -> None:
-        """Suspend this hook of a module from now on with the others."""
+        """Add a hook of a module to those that :meth:`suspend` removes."""
         self._hooks.append((ref(module), handle))
 
     def suspend(self, root: nn.Module) -> None:
-        """Take the hooks out, but for those inside compiled modules of ``root``. Harmless when they are out."""
+        """Remove the hooks, except those inside compiled modules of ``root``. Idempotent."""
         if self._out or not self._hooks:
             return
         compiled = {id(module) for module in inside_compiled(root)}
@@ -62,7 +62,7 @@ class Suspension:
                 self._take_out(handle)
 
     def restore(self) -> None:
-        """Put the hooks back. Harmless when they are in place."""
+        """Register the hooks again. Idempotent."""
         out, self._out = self._out, []
         for suspended in out:
             handle = suspended.handle
@@ -79,7 +79,7 @@ class Suspension:
                 flags[handle.id] = True
 
     def forget(self) -> None:
-        """None of the hooks comes back."""
+        """Forget the hooks: none is registered again."""
         self._hooks, self._out = [], []
 
     def _take_out(self, handle: RemovableHandle) -> None:

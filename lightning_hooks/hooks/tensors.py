@@ -1,4 +1,4 @@
-"""Finding the tensors in whatever a module returns."""
+"""Tensors inside any output of a module."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.nn.utils.rnn import PackedSequence
 _PLAIN = (Tensor, Parameter)
 
 MAX_DEPTH = 8
-"""Containers nested deeper than this are not looked into; it also ends a container that holds itself."""
+"""Containers nested deeper than this are not searched; this also ends the search of a container that contains itself."""
 
 
 def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Yield every tensor in a module's output, each object once per container level it is met at, depth first.
+    """Yield every tensor in a module's output, depth first; an object that occurs several times is yielded each time.
 
-    Looks into tuples, lists, named tuples, mappings (so also transformers' ``ModelOutput``), dataclasses and packed
-    sequences (their data), nested up to ``MAX_DEPTH``. Anything else holds no tensors as far as we can tell.
+    Searches tuples, lists, named tuples, mappings (such as transformers' ``ModelOutput``), dataclasses and packed sequences (their
+    data), nested up to ``MAX_DEPTH``. Other objects are skipped.
 
     Args:
-        output: What a module returned or was given.
-        depth: How deep the walk is already.
+        output: What a module returned or received.
+        depth: The current depth of the search.
 
     Yields:
         The tensors, of any dtype and layout.
@@ -50,9 +50,9 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
 def float_tensors(output: Any) -> list[Tensor]:
     """Return the real floating-point tensors in ``output``, each object once, in order.
 
-    Integer, boolean, complex and quantised tensors have no statistics here and are passed over.
+    Integer, boolean, complex and quantised tensors are skipped: they have no statistics here.
     """
-    if type(output) is Tensor:  # the common case, without the walk
+    if type(output) is Tensor:  # the common case, without a search
         return [output] if output.is_floating_point() else []
     found: list[Tensor] = []
     known: set[int] = set()
@@ -71,21 +71,21 @@ def float_tensors(output: Any) -> list[Tensor]:
 
 
 def plain_values(tensor: Tensor) -> Tensor:
-    """Return the numbers of ``tensor`` as a plain dense tensor outside autograd, sharing memory where it can.
+    """Return the values of ``tensor`` as a plain dense tensor outside autograd, sharing memory where possible.
 
     A sparse tensor gives its stored (coalesced) values, a nested one its buffer, a distributed one its local shard.
 
-    Zeros and negatives that torch marks and does not compute are computed. Where the storage was freed (as offloading optimizers
-    do with gradients) there are no numbers: the answer is empty.
+    Lazy zeros and negatives are computed. A tensor whose storage was freed (as offloading optimizers do with gradients) has no
+    values: the result is empty.
 
     Args:
         tensor: A floating-point tensor of any layout or subclass.
 
     Returns:
-        A plain ``torch.Tensor``; its shape is that of ``tensor`` where the layout is dense and there are numbers.
+        A plain ``torch.Tensor``, of the shape of ``tensor`` where the layout is dense and the storage exists.
     """
     values = tensor.detach()
-    # A traced tensor is plain, and layouts may not be asked for in a traced backward.
+    # A traced tensor is plain, and a traced backward cannot ask for layouts.
     if torch.compiler.is_compiling() or in_memory(values):
         return values
     if values.is_nested:
@@ -94,7 +94,7 @@ def plain_values(tensor: Tensor) -> Tensor:
         return _computed(values.coalesce().values())
     if values.layout != torch.strided:
         return _computed(values.values())
-    if type(values) is not Tensor:  # a distributed tensor, one that is still under way between processes, a subclass
+    if type(values) is not Tensor:  # a distributed tensor, one whose collective is still running, a subclass
         to_local = getattr(values, "to_local", None)
         values = values if to_local is None else to_local()
         trigger_wait = getattr(values, "trigger_wait", None)
@@ -104,7 +104,7 @@ def plain_values(tensor: Tensor) -> Tensor:
 
 
 def in_memory(found: object) -> TypeGuard[Tensor]:
-    """Whether ``found`` is a plain, strided tensor whose numbers can be read where they lie."""
+    """Whether ``found`` is a plain, strided tensor whose values can be read in place."""
     return (
         type(found) in _PLAIN
         and found.layout is torch.strided  # type: ignore[attr-defined]  # mypy does not follow the line above
@@ -115,7 +115,7 @@ def in_memory(found: object) -> TypeGuard[Tensor]:
 
 
 def _computed(values: Tensor) -> Tensor:
-    """The numbers of a strided tensor, in memory."""
+    """The values of a strided tensor, in memory."""
     if values._is_zerotensor():  # it has no public name
         return values.clone()
     if values.is_neg():
@@ -124,7 +124,7 @@ def _computed(values: Tensor) -> Tensor:
 
 
 def dense(values: Tensor) -> bool:
-    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    """Whether the values fill their memory without gaps, in any order of dimensions."""
     if values.is_contiguous():
         return True
     expected = 1
@@ -136,12 +136,12 @@ def dense(values: Tensor) -> bool:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as the pairs of its real and imaginary parts, of the same memory; any other as it is."""
+    """Return a complex tensor as pairs of real and imaginary parts in the same memory; another tensor unchanged."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Whether the storage of a plain tensor was freed, so that it has a shape and no numbers: reading them ends the process."""
+    """Whether the storage of a plain tensor was freed, so that it has a shape and no values: reading them ends the process."""
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided

@@ -23,7 +23,7 @@ class StepTimes:
     overhead: float
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Every moment of a step belongs to one account; :meth:`switch` says which from now on.
 
     What happens between :meth:`pause` and :meth:`resume` is the profiler's own work.
@@ -175,7 +175,7 @@ class CudaClock:
         return torch.cuda.memory_allocated(self._device)
 
 
-def clock_for(device: torch.device) -> Clock:
+def clock_for(device: torch.device) -> StepClock:
     """Return the clock of a device.
 
     Raises:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_hooks.profiling.calls import ROOT, CallTree, Phase, phase_of, place_of
 from lightning_hooks.profiling.clock import StepTimes
 from lightning_hooks.profiling.report import LayerTimes, ProfileReport, Spread
-from lightning_hooks.profiling.tracer import Step, Tally
+from lightning_hooks.profiling.tracer import Tally, TracedStep
 
 LIMIT = 512
 """Steps kept of an epoch. Where there are more, every second one is dropped and from then on fewer are measured."""
@@ -32,9 +32,9 @@ class Samples:
         self.memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
         self.stride = 1
         self._turn = 0
-        self._waiting: list[Step] = []
+        self._waiting: list[TracedStep] = []
         self._times: list[StepTimes] = []
-        self._steps: list[Step] = []
+        self._steps: list[TracedStep] = []
 
     def wants(self) -> bool:
         """Whether the next step that could be measured is to be."""
@@ -42,7 +42,7 @@ class Samples:
         self._turn += 1
         return wanted
 
-    def add_step(self, step: Step) -> None:
+    def add_step(self, step: TracedStep) -> None:
         """A step was traced; its times may come later."""
         if step.reads_memory:
             self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}

@@ -16,7 +16,7 @@ from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.report import ProfileReport
 from lightning_hooks.profiling.samples import Samples
 from lightning_hooks.profiling.sites import profiled_modules
-from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, Tracer
+from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepTracer
 
 
 class ProfileSession:
@@ -55,7 +55,7 @@ class ProfileSession:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         sites = profiled_modules(model, modules)
         self._faults = Faults()
-        self._tracer = Tracer(device, self._faults)
+        self._tracer = StepTracer(device, self._faults)
         self._samples = Samples([name for name, _ in sites], str(device))
         self._hooks = HookManager()
         self._sites = sites

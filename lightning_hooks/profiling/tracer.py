@@ -41,7 +41,7 @@ class _Frame:
 
 
 @dataclass(slots=True)
-class Step:
+class TracedStep:
     """What a traced step leaves, besides its times.
 
     Attributes:
@@ -55,7 +55,7 @@ class Step:
     counts: bool = True
 
 
-class Tracer:
+class StepTracer:
     """Divides the time of training steps among sites and phases.
 
     In forward a site's time runs from its call to its return. Backward runs the nodes of the graph; each belongs to the site
@@ -69,7 +69,7 @@ class Tracer:
     def __init__(self, device: torch.device, faults: Faults) -> None:
         self.tree = CallTree()
         self.clock = clock_for(device)
-        self.step = Step()
+        self.step = TracedStep()
         self.tracing = False
         self.now = 0  # the account whose time it is
         self._nodes = NodeMap(self._hook_for)
@@ -83,7 +83,7 @@ class Tracer:
 
     def begin_step(self, phase: Phase, reads_memory: bool = False, counts: bool = True) -> None:
         """Trace what follows; outside every module it is in ``phase``. A step that does not ``count`` is not in the times."""
-        self.step = Step(reads_memory=reads_memory, counts=counts)
+        self.step = TracedStep(reads_memory=reads_memory, counts=counts)
         self._stack.clear()
         self._nodes.clear()
         self._in_backward = False
@@ -91,7 +91,7 @@ class Tracer:
         self.tracing = True
         self.clock.begin(self.now)
 
-    def end_step(self) -> Step:
+    def end_step(self) -> TracedStep:
         """The step is over."""
         self.tracing = False
         self.clock.end()
@@ -197,7 +197,7 @@ class Tracer:
 class EnterListener(Listener):
     """Forward pre-hook of one site."""
 
-    def __init__(self, tracer: Tracer, site: int) -> None:
+    def __init__(self, tracer: StepTracer, site: int) -> None:
         self.tracer, self.site = tracer, site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -208,7 +208,7 @@ class EnterListener(Listener):
 class LeaveListener(Listener):
     """Forward hook of one site."""
 
-    def __init__(self, tracer: Tracer, site: int) -> None:
+    def __init__(self, tracer: StepTracer, site: int) -> None:
         self.tracer, self.site = tracer, site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -219,7 +219,7 @@ class LeaveListener(Listener):
 class NodeListener(Listener):
     """Pre-hook of the autograd nodes of one place."""
 
-    def __init__(self, tracer: Tracer, target: int) -> None:
+    def __init__(self, tracer: StepTracer, target: int) -> None:
         self.tracer, self.target = tracer, target
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:

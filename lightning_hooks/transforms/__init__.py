@@ -1,4 +1,4 @@
-"""What alters training: inputs normalised, gradients transformed. In plain torch."""
+"""Normalisation of inputs and transforms of gradients, which alter training, in plain torch."""
 
 from lightning_hooks.transforms.gradients import (
     TRANSFORMS,

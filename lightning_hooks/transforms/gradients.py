@@ -1,4 +1,4 @@
-"""Changing a gradient on its way back: functions that return a new one."""
+"""Transforms of gradients during backward: functions that return a new gradient."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import MAX_DEPTH
 
 TRANSFORMS = ("scale", "zero", "clamp", "noise")
-"""The transforms that have a name."""
+"""The named transforms."""
 
 GradientFunction = Callable[..., "Tensor | None"]
-"""A function of the unscaled gradient, and of the factor if there is one; it returns a new gradient, or None to leave it."""
+"""A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change."""
 
 
 def scale_gradient(gradient: Tensor, factor: float) -> Tensor:
-    """Return the gradient times a factor; -1 reverses it (Ganin and Lempitsky 2015)."""
+    """Return the gradient times a factor; -1 reverses it, as in Ganin and Lempitsky (2015), arXiv:1409.7495."""
     return gradient * factor
 
 
 def zero_gradient(gradient: Tensor) -> Tensor:
-    """Return zeros, also where the gradient is not finite."""
+    """Return zeros, also for elements that are not finite."""
     return torch.zeros_like(gradient)
 
 
 def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = None) -> Tensor:
-    """Return the gradient with each element brought to at most ``bound`` in size.
+    """Return the gradient with each element clamped to ±``bound``.
 
     Args:
-        gradient: Of any layout; times ``loss_scale``.
-        bound: Above 0, for the unscaled gradient.
-        loss_scale: The scale in force, 0-d; None for none. Where there is one, elements that are not finite stay, since the scaler
-            has to see them to skip the step.
+        gradient: The gradient times ``loss_scale``, dense or sparse, any shape.
+        bound: The bound for the unscaled gradient, above 0.
+        loss_scale: The current loss scale, 0-d; None for none. With a scale, elements that are not finite are kept, so that the
+            scaler skips the step.
     """
 
     def clamp(values: Tensor) -> Tensor:
@@ -50,15 +50,15 @@ def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = N
 
 
 def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | None = None) -> Tensor:
-    """Return the gradient plus Gaussian noise (Neelakantan et al. 2015).
+    """Return the gradient plus Gaussian noise (Neelakantan et al. 2015, "Adding gradient noise improves learning").
 
-    The noise is a function of ``key`` alone: no state is kept, and the global generators are left as they are.
+    The noise is a function of ``key``: there is no state, and the global generators are not used.
 
     Args:
-        gradient: Of any layout (of a sparse one, what it stores); times ``loss_scale``.
+        gradient: The gradient times ``loss_scale``, dense or sparse (then noise is added to the stored values), any shape.
         std: Standard deviation for the unscaled gradient, at least 0.
-        key: What names the draw; the same one gives the same noise on a device of the same kind.
-        loss_scale: The scale in force, 0-d; None for none.
+        key: The seed, as text; the same key gives the same noise on devices of the same type.
+        loss_scale: The current loss scale, 0-d; None for none.
     """
 
     def add(values: Tensor) -> Tensor:
@@ -76,29 +76,27 @@ def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | 
 def apply_function(
     function: GradientFunction, gradient: Tensor, factor: float | None, loss_scale: Tensor | None, site: str
 ) -> Tensor | None:
-    """Return what a user's function makes of the unscaled gradient, at the loss scale.
+    """Apply a user's function to the unscaled gradient, and return the result times the loss scale, or None for no change.
 
     Raises:
-        RuntimeError: If it changed the gradient in place.
-        TypeError: If it returned something that is no tensor.
+        RuntimeError: If the function changed the gradient in place.
+        TypeError: If it returned neither a tensor nor None.
         ValueError: If it returned a tensor of another shape, dtype or device.
     """
-    # Half precision cannot hold what the loss scale is there to lift.
+    # Half precision cannot represent the small values of the unscaled gradient.
     wide = gradient if loss_scale is None or gradient.dtype.itemsize > 2 else gradient.float()
     given = wide if loss_scale is None else wide / loss_scale.to(wide.device, wide.dtype)
-    version = given._version  # there is no public count of in-place changes; autograd itself goes by this one
+    version = given._version  # autograd's counter of in-place changes; there is no public one
     changed = function(given) if factor is None else function(given, factor)
     if given._version != version:
         raise RuntimeError(
-            f"The transform at {site!r} changed the gradient in place, which others may still read. Return a new tensor instead, "
-            "for instance gradient * 0.5 and not gradient.mul_(0.5)."
+            f"The transform at {site!r} changed the gradient in place, which others may still read. Return a new tensor, "
+            "for instance gradient * 0.5 instead of gradient.mul_(0.5)."
         )
     if changed is None:
         return None
     if not isinstance(changed, Tensor):
-        raise TypeError(
-            f"The transform at {site!r} must return a tensor, or None to leave the gradient; got {type(changed).__name__}."
-        )
+        raise TypeError(f"The transform at {site!r} must return a tensor, or None for no change; got {type(changed).__name__}.")
     if (changed.shape, changed.dtype, changed.device) != (given.shape, given.dtype, given.device):
         raise ValueError(
             f"The transform at {site!r} must return a gradient of shape {tuple(given.shape)}, {given.dtype}, on {given.device}; "
@@ -108,13 +106,13 @@ def apply_function(
 
 
 class GradientState:
-    """What the hooks of one GradientTransform share: what to do, and when.
+    """The state that the hooks of one GradientTransform share.
 
     Attributes:
-        factor: This epoch's number; None for none.
+        factor: The number of the current epoch, or None.
         active: Whether gradients are changed now.
-        step: What names the backward pass under way, for the noise.
-        loss_scale: A function that gives the loss scale in force; None for none.
+        step: A name for the current backward pass, for the seed of the noise.
+        loss_scale: A function that returns the current loss scale; None for none.
     """
 
     def __init__(self, transform: str | GradientFunction, seed: int = 0, needs_factor: bool = True) -> None:
@@ -125,7 +123,7 @@ class GradientState:
         self.loss_scale: Callable[[], Tensor | None] | None = None
 
     def change(self, gradient: Tensor, site: str, key: str) -> Tensor | None:
-        """Return the new gradient, or None to leave it as it is."""
+        """Return the new gradient, or None for no change."""
         if not self.active or (self.needs_factor and self.factor is None):
             return None
         factor = 0.0 if self.factor is None else self.factor
@@ -146,22 +144,22 @@ class ChangeGradient(Listener):
     """Tensor hook of one site.
 
     Args:
-        state: What to do.
-        site: Its name.
-        stream: Told apart in the noise: ranks whose gradients are of different data have different ones.
+        state: The shared state.
+        site: The site's name.
+        stream: A part of the noise's seed: different on ranks that see different data.
     """
 
     def __init__(self, state: GradientState, site: str, stream: str = "") -> None:
         self.state, self.site, self.stream = state, site, stream
         self.calls = 0  # gradients changed
-        self.heard = 0  # gradients that came
+        self.received = 0  # gradients that reached the site
         self._step, self._draws = "", 0
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
-        """Return the new gradient, or None to leave it."""
+        """Return the new gradient, or None for no change."""
         if not self.state.active:
             return None
-        self.heard += 1
+        self.received += 1
         if self._step != self.state.step:
             self._step, self._draws = self.state.step, 0
         changed = self.state.change(gradient, self.site, f"{self.site}/{self.stream}/{self._step}/{self._draws}")
@@ -171,21 +169,21 @@ class ChangeGradient(Listener):
 
 
 class HookOutput(Listener):
-    """Forward hook of one site: puts ``change`` on the gradients of its output."""
+    """Forward hook of one site: registers ``change`` on the tensors of its output."""
 
     def __init__(self, change: ChangeGradient) -> None:
         self.change = change
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the output, its tensors hooked."""
+        """Return the output with hooks on its tensors."""
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         return _map_tensors(output, lambda tensor: self._hooked(tensor, given))
 
     def _hooked(self, tensor: Tensor, given: list[Tensor]) -> Tensor:
         if not tensor.requires_grad:
             return tensor
-        # What the module hands on is others' tensor too; and an in-place operation on a view throws the view's hooks away. There
-        # is no public name for "is a view". A copy has the same bits, and the same gradient.
+        # An input that is returned unchanged is also used elsewhere, and an in-place operation on a view drops the view's hooks
+        # (there is no public "is a view"). A copy has the same values and the same gradient.
         if any(tensor is other for other in given) or tensor._is_view() or tensor.is_leaf:
             tensor = tensor.clone()
         tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
@@ -193,7 +191,7 @@ class HookOutput(Listener):
 
 
 def _map_tensors(value: Any, function: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
-    """Apply a function to the tensors that ``tensors_in`` finds; containers without a changed one stay the same object."""
+    """Apply a function to the tensors in ``value``; a container is copied only if one of its tensors changed."""
     if isinstance(value, Tensor):
         return function(value) if value.is_floating_point() or value.is_complex() else value
     if depth >= MAX_DEPTH:
@@ -222,7 +220,7 @@ def _map_tensors(value: Any, function: Callable[[Tensor], Tensor], depth: int = 
 
 
 def _on_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function to a gradient, or to the values that a sparse one stores."""
+    """Apply a function to a gradient, or to the stored values of a sparse one."""
     if gradient.layout != torch.sparse_coo:
         return function(gradient)
     gradient = gradient.coalesce()

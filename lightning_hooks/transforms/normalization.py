@@ -1,4 +1,4 @@
-"""Normalising one tensor, channel by channel, with given or learned numbers; and finding it among a module's arguments."""
+"""Normalisation of one tensor by channel, with given or learned statistics, and the selection of a module's argument."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lightning_hooks.statistics.rows import row_dtype
 
 
 class Normalization:
-    """``(x - mean) / std`` per channel, with numbers that are given, or learned from what :meth:`learn` is shown.
+    """``(x - mean) / std`` per channel, with a given mean and standard deviation, or those of the tensors passed to :meth:`learn`.
 
-    While learning, ``mean`` and ``std`` are those of everything shown so far (None before anything); the pooled
-    numbers are exact, whatever the sizes of the batches. :meth:`freeze` keeps them.
+    While learning, ``mean`` and ``std`` are those of all tensors so far (None before the first); the pooled statistics are exact
+    for any batch sizes. :meth:`freeze` makes them final.
 
     Args:
-        site: What is normalised, for messages.
-        dim: The dimension of the channels; None for one mean and one standard deviation over everything.
+        site: The name of the normalised module, for messages.
+        dim: The dimension of the channels; None for one mean and one standard deviation over all values.
         mean: Given means, ``(channels,)``; None to learn.
-        std: Given standard deviations, above 0.
+        std: Given standard deviations, ``(channels,)``, above 0.
     """
 
     def __init__(self, site: str, dim: int | None = 1, mean: Tensor | None = None, std: Tensor | None = None) -> None:
@@ -32,12 +32,12 @@ class Normalization:
         self.frozen = self.given
         self.mean, self.std = mean, std
         self.moments: Tensor | None = None  # (3, channels), of this process
-        self.earlier: Tensor | None = None  # those that a checkpoint brought
+        self.earlier: Tensor | None = None  # of a checkpoint
         self._ready: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def learn(self, x: Tensor) -> None:
-        """Take up one more tensor, unless frozen. No host sync."""
+        """Update the statistics with one tensor, unless frozen. No host sync."""
         if self.frozen or not x.numel():
             return
         self._check(x)
@@ -47,7 +47,7 @@ class Normalization:
         self._estimate()
 
     def everything(self) -> Tensor | None:
-        """The moments that were learned, those of an earlier run included, ``(3, channels)``; None before anything."""
+        """Return the learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
         parts = [part for part in (self.earlier, self.moments) if part is not None]
         if not parts:
             return None
@@ -60,12 +60,12 @@ class Normalization:
             self._ready.clear()
 
     def resume(self, moments: Tensor) -> None:
-        """Go on learning from what an earlier run had learned."""
+        """Continue from the moments of an earlier run."""
         self.earlier, self.moments = moments, None
         self._estimate()
 
     def freeze(self, moments: Tensor | None = None) -> None:
-        """Learn no more, and normalise with these moments, or with those learned here."""
+        """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
         if self.given:
             return
         moments = self.everything() if moments is None else moments
@@ -76,7 +76,7 @@ class Normalization:
         self._ready.clear()
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Return ``(x - mean) / std``: of the dtype of ``x`` (computed in float32 at least), or the default one for integers."""
+        """Return ``(x - mean) / std``, computed in float32 at least, in the dtype of ``x`` (the default dtype for integers)."""
         mean, std = self._numbers(x)
         return ((_wide(x) - mean) / std).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
@@ -93,7 +93,7 @@ class Normalization:
         key = (x.device, torch.float64 if x.dtype == torch.float64 else torch.float32)
         ready = None if torch.compiler.is_compiling() else self._ready.get(key)
         if ready is None:
-            with torch.inference_mode(False):  # what is made in validation must serve training too
+            with torch.inference_mode(False):  # tensors made in validation are used in training too
                 ready = self.mean.to(*key, non_blocking=True), self.std.to(*key, non_blocking=True)
             if not torch.compiler.is_compiling():
                 self._ready[key] = ready
@@ -103,23 +103,23 @@ class Normalization:
 
     def _check(self, x: Tensor) -> None:
         if x.is_complex() or x.dtype == torch.bool:
-            raise TypeError(f"InputNormalizer normalises real numbers; got {x.dtype} at {self.site!r}.")
+            raise TypeError(f"InputNormalizer normalises real tensors; got {x.dtype} at {self.site!r}.")
         if self.dim is not None and not -x.dim() <= self.dim < x.dim():
             raise ValueError(
-                f"dim={self.dim} is no dimension of what {self.site!r} was given, of shape {tuple(x.shape)}. dim is that of the "
-                "channels; None takes one mean and one standard deviation over everything."
+                f"dim={self.dim} is not a dimension of the input of {self.site!r}, of shape {tuple(x.shape)}. dim is that of the "
+                "channels; None takes one mean and one standard deviation over all values."
             )
         if self.dim is None or self.mean is None or (self.given and self.mean.numel() == 1):
             return
         channels = self.mean.numel()
         if x.shape[self.dim] != channels:
             raise ValueError(
-                f"{self.site!r} was given a tensor of shape {tuple(x.shape)}, with {x.shape[self.dim]} channels in dimension "
+                f"The input of {self.site!r} has shape {tuple(x.shape)}, with {x.shape[self.dim]} channels in dimension "
                 f"{self.dim}; the mean has {channels}."
             )
 
     def state(self) -> dict[str, Any]:
-        """Everything as tensors on the host, for a checkpoint."""
+        """Return the state as tensors on the host, for a checkpoint."""
         state: dict[str, Any] = {"frozen": self.frozen}
         for name, value in (("mean", self.mean), ("std", self.std), ("moments", self.everything())):
             if value is not None:
@@ -127,7 +127,7 @@ class Normalization:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up what :meth:`state` gave; given numbers stay."""
+        """Restore a :meth:`state`; a given mean and standard deviation stay."""
         if self.given:
             return
         self.mean, self.std = state.get("mean"), state.get("std")
@@ -137,12 +137,12 @@ class Normalization:
 
 
 class Argument:
-    """Finds the tensor among a module's arguments, and puts another in its place.
+    """Finds a tensor among a module's arguments, and replaces it.
 
     Args:
-        module: Whose arguments; it is looked at and not kept.
+        module: The module; no reference to it is kept.
         site: Its name, for messages.
-        name: The parameter's name in its ``forward``; None for the first floating-point tensor.
+        name: The name of the parameter of its ``forward``; None for the first floating-point tensor.
 
     Raises:
         ValueError: If ``forward`` has no such parameter.
@@ -164,7 +164,7 @@ class Argument:
     def replace(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with the tensor changed.
+        """Return the arguments with the tensor replaced by ``change`` of it.
 
         Raises:
             TypeError: If there is no such tensor.
@@ -199,27 +199,27 @@ class Argument:
         )
         raise TypeError(
             f"{self.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
-            "forward with argument=; integers, such as images in uint8, are normalised if named."
+            "forward with argument=; integers, such as images in uint8, are normalised only if named."
         )
 
 
 def given_numbers(mean: object, std: object) -> tuple[Tensor, Tensor] | None:
-    """Check a given mean and standard deviation, numbers or sequences of them.
+    """Check a given mean and standard deviation, numbers or sequences of numbers.
 
     Returns:
         Both as float64 of shape ``(channels,)``; None if neither is given.
 
     Raises:
-        TypeError: If one is given without the other, or is no number nor a sequence of numbers.
-        ValueError: If they are of different lengths, or not finite, or a standard deviation is not above 0.
+        TypeError: If only one is given, or one is neither a number nor a sequence of numbers.
+        ValueError: If their lengths differ, a value is not finite, or a standard deviation is not above 0.
     """
     if mean is None and std is None:
         return None
     if mean is None or std is None:
-        raise TypeError(f"mean and std are given together, or neither (then they are learned); got mean={mean!r} and std={std!r}.")
+        raise TypeError(f"Pass mean and std together, or neither to learn them; got mean={mean!r} and std={std!r}.")
     mean_values, std_values = _vector("mean", mean), _vector("std", std)
     if len(mean_values) != len(std_values):
-        raise ValueError(f"mean and std must be of one length; got {len(mean_values)} and {len(std_values)}.")
+        raise ValueError(f"mean and std must have the same length; got {len(mean_values)} and {len(std_values)}.")
     if not (std_values > 0).all():
         raise ValueError(f"std must be above 0; got {std!r}.")
     return mean_values, std_values

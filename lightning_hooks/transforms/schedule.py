@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 Factor: TypeAlias = float | Mapping[int, float] | Callable[[int], float | None]
-"""A number; a mapping from the epoch it begins with to the number; or a function of the epoch (None for none)."""
+"""A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number)."""
 
 
 class Schedule:
-    """The number for each epoch.
+    """A number for each epoch.
 
     Args:
-        name: Its name, for messages.
-        factor: A number for all epochs; ``{0: 0.1, 5: 1.0}``: 0.1 from epoch 0 and 1.0 from epoch 5, nothing before the first;
-            or a function of the epoch that returns the number, or None for nothing.
-        low: The least it may be.
-        above: Whether ``low`` itself is too little.
+        name: The name of the argument, for messages.
+        factor: A number for all epochs; a mapping, such as ``{0: 0.1, 5: 1.0}`` for 0.1 from epoch 0 and 1.0 from epoch 5, with no
+            number before its first epoch; or a function of the epoch that returns the number, or None.
+        low: Lower bound.
+        above: Whether the bound is exclusive.
 
     Raises:
-        TypeError: If it is none of these.
-        ValueError: If a number is not finite or too small, or the mapping is empty or has a negative epoch.
+        TypeError: If ``factor`` is of another type.
+        ValueError: If a number is not finite or out of bounds, or the mapping is empty or has a negative epoch.
     """
 
     def __init__(self, name: str, factor: Factor, low: float = -math.inf, above: bool = False) -> None:
@@ -40,7 +40,7 @@ class Schedule:
             self._checked(factor)
 
     def at(self, epoch: int) -> float | None:
-        """Return the number for an epoch; None if there is none yet."""
+        """Return the number for an epoch, or None."""
         if isinstance(self.factor, Mapping):
             begun = [start for start in self.factor if start <= epoch]
             return self._checked(self.factor[max(begun)]) if begun else None

@@ -104,7 +104,7 @@ BAD_AT_START = [
     (lambda: FeatureStatsMonitor(modules="net.cnv"), lambda: Classifier(ResidualCNN()), "'net.cnv'.*Closest names: 'net.conv'"),
     (lambda: GradientFlowMonitor(modules=["net.*", "x"]), lambda: Classifier(mlp()), "modules='x' matches no module of Classifier"),
     (lambda: FeatureStatsMonitor(modules=nn.Conv2d), lambda: Classifier(mlp()), "modules=Conv2d matches no module.*of type"),
-    (lambda: FeatureStatsMonitor(modules=lambda n, m: False), lambda: Classifier(mlp()), "chose none of the 6 modules"),
+    (lambda: FeatureStatsMonitor(modules=lambda n, m: False), lambda: Classifier(mlp()), "selects none of the 6 modules"),
     (lambda: FeatureStatsMonitor(), NoLeaves, "NoLeaves has no leaf module that computes something"),
     (lambda: GradientClipper(exclude="had.*"), lambda: Classifier(mlp()), "exclude='had.*' matches no parameter of Classifier"),
 ]

@@ -41,7 +41,7 @@ def test_the_chosen_steps_are_traced_and_printed(capsys: pytest.CaptureFixture[s
     assert debugger.trace.backward_order == ["net.head", "net", *names[-2::-1]]
     assert debugger.trace.never_called == debugger.trace.no_gradient == {}
     out = capsys.readouterr().out
-    assert out.count("Step 1 (epoch 0, batch 1): 8 calls, 8 gradients (on the CPU unless said).") == 1
+    assert out.count("Step 1 (epoch 0, batch 1): 8 calls, 8 gradients (on the CPU if no device is shown).") == 1
     assert "net.stem  Conv2d       float32[8, 1, 6, 6] -> float32[8, 4, 6, 6]" in out
 
 
@@ -155,7 +155,7 @@ def test_one_frozen_site_alone_is_explained() -> None:
     assert debugger.trace.no_gradient["frozen"].startswith("it is frozen")
 
 
-def test_steps_that_never_came_are_told() -> None:
+def test_steps_beyond_the_training_warn() -> None:
     debugger = HookDebugger(steps=[1, 7, 100], show=False)
     with pytest.warns(UserWarning, match="HookDebugger: training had 7 batches, so step 7, 100 was not traced"):
         trainer([debugger]).fit(Classifier(mlp()), loader())
@@ -169,7 +169,7 @@ def test_gradients_of_a_scaled_loss_are_told_to_be() -> None:
     assert debugger.trace.title == "Step 0 (epoch 0, batch 0), gradients times the loss scale 256"
 
 
-def test_where_a_training_step_raised_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_site_of_an_exception_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     model = Classifier(nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.Linear(5, 3))))
     debugger = HookDebugger()
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
@@ -221,7 +221,7 @@ def test_trackers_get_the_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
-def test_compiled_before_the_hooks_is_told() -> None:
+def test_compiled_before_the_hooks_is_explained() -> None:
     class Plain(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -233,7 +233,7 @@ def test_compiled_before_the_hooks_is_told() -> None:
     debugger = HookDebugger(modules="net.?", show=False)
     trainer([debugger]).fit(model, loader(n=48))
     torch.compiler.reset()
-    assert debugger.trace.never_called["net.0"].startswith("'net' was compiled before the hooks came")
+    assert debugger.trace.never_called["net.0"].startswith("'net' was compiled before the hooks were registered")
 
 
 @pytest.mark.filterwarnings(
@@ -281,7 +281,7 @@ BAD = [
     ({"steps": [-1]}, ValueError, r"steps must be numbers of training batches, from 0; got \[-1\]"),
     ({"break_when": "nan"}, ValueError, "break_when must be a function of a Call, or 'nonfinite'; got 'nan'"),
     ({"break_in": "loss"}, ValueError, "break_in must be one of forward, backward, both; got 'loss'"),
-    ({"on_break": "stop"}, ValueError, "on_break must be debugger or raise; got 'stop'"),
+    ({"on_break": "stop"}, ValueError, "on_break must be one of debugger, raise; got 'stop'"),
     ({"statistics": 1}, TypeError, "statistics must be True or False; got 1"),
     ({"modules": 3}, TypeError, "modules must be a glob pattern"),
 ]

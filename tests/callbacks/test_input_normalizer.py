@@ -218,7 +218,7 @@ def test_outputs_go_back_to_the_inputs_units() -> None:
     with normalizer.apply_to(model):
         again = model.net(normalizer.inverse(x))
     torch.testing.assert_close(again, plain * 10 + 100, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match=r"inverse_modules needs one module.*modules='net.\?' chose 2"):
+    with pytest.raises(ValueError, match=r"inverse_modules needs one normalised module.*modules='net.\?' selects 2"):
         InputNormalizer(modules="net.?", inverse_modules="net.1", mean=0.0, std=1.0).apply_to(model)
     lstm = nn.Sequential(nn.LSTM(4, 4))
     with (
@@ -259,11 +259,11 @@ def test_a_module_that_is_never_called_is_told() -> None:
             return nn.functional.cross_entropy(self.net.forward(batch[0]), batch[1])
 
     with (
-        pytest.warns(UserWarning, match="net was not called in the first training batch, so nothing is normalised there") as told,
+        pytest.warns(UserWarning, match="net was not called in the first training batch, so its input is not normalised") as warned,
         pytest.warns(UserWarning, match="nothing was learned at net: its inputs stay as they are"),
     ):
         trainer([InputNormalizer(modules="net")]).fit(Bypassed(mlp()), loader())
-    assert len([w for w in told if "was not called" in str(w.message)]) == 1
+    assert len([w for w in warned if "was not called" in str(w.message)]) == 1
 
 
 def test_it_says_that_it_alters_training_and_shows_the_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -335,10 +335,10 @@ def test_compiled_models_are_normalised() -> None:
 
 BAD = [
     ({"modules": None}, TypeError, "modules must name the module whose input is normalised.*got None"),
-    ({"modules": "net", "mean": 1.0}, TypeError, "mean and std are given together"),
+    ({"modules": "net", "mean": 1.0}, TypeError, "Pass mean and std together"),
     ({"modules": "net", "learn_batches": 0}, ValueError, "learn_batches must be at least 1.*got 0"),
     ({"modules": "net", "learn_batches": "all"}, TypeError, "learn_batches must be an integer.*got 'all'"),
-    ({"modules": "net", "learn_batches": 2, "mean": 0.0, "std": 1.0}, ValueError, "learn_batches=2 goes with learned numbers"),
+    ({"modules": "net", "learn_batches": 2, "mean": 0.0, "std": 1.0}, ValueError, "learn_batches=2 goes with learned statistics"),
     ({"modules": "net", "dim": 1.0}, TypeError, "dim must be an integer.*got 1.0"),
     ({"modules": "net", "dim": None, "mean": [0.0, 1.0], "std": [1.0, 1.0]}, ValueError, "dim=None takes one mean.*got 2 of each"),
     ({"modules": "net", "argument": 3}, TypeError, "argument must be the name of a parameter of forward, or None; got 3"),
@@ -357,7 +357,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Except
         ({"modules": "nte"}, "modules='nte' matches no module of Classifier. Closest names: 'net'"),
         ({"modules": "net.0", "argument": "x"}, "argument='x': the forward of 'net.0' takes 'input'"),
         ({"modules": "net", "inverse_modules": "nat"}, "modules='nat' matches no module"),
-        ({"modules": "net", "dim": 2}, r"dim=2 is no dimension of what 'net' was given, of shape \(8, 8\)"),
+        ({"modules": "net", "dim": 2}, r"dim=2 is not a dimension of the input of 'net', of shape \(8, 8\)"),
         ({"modules": "net", "mean": [0.0, 0.0], "std": [1.0, 1.0]}, "with 8 channels in dimension 1; the mean has 2"),
     ],
 )

@@ -217,7 +217,7 @@ def test_make_policy(name, threshold, policy):
     [
         (lambda: make_policy("nrom"), ValueError, "policy must be one of norm, value, tensor, agc, zclip, autoclip; got 'nrom'"),
         (lambda: make_policy(1.0), TypeError, "policy must be one of norm, .* or a policy object; got 1.0"),
-        (lambda: make_policy(AGC(), 1.0), TypeError, r"threshold goes with a policy's name; AGC.* Leave threshold out"),
+        (lambda: make_policy(AGC(), 1.0), TypeError, r"threshold goes with a policy's name; AGC.* Remove threshold"),
         (lambda: make_policy("norm", 0.0), ValueError, "max_norm must be above 0; got 0.0"),
         (lambda: make_policy("value", -1), ValueError, "max_value must be above 0; got -1"),
         (lambda: make_policy("norm", "1"), TypeError, "max_norm must be a number above 0; got '1'"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_hooks.clipping import ClipLedger, NormWatch, step_events
+from lightning_hooks.clipping import ClipLedger, NormHistory, step_events
 from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn, merge_events
 
 NAMES = ["a", "b", "c"]
@@ -93,7 +93,7 @@ def assert_events(events: Any, best: dict[str, Any]) -> None:
 def test_watch_equals_a_plain_loop(steps: int, page: int, seed: int) -> None:
     norms, taken = history(steps, seed)
     batches = list(range(steps))
-    watch = NormWatch()
+    watch = NormHistory()
     for start in range(0, steps, page):
         part = slice(start, start + page)
         watch.read(norms[part], batches[part], torch.tensor(taken[part]))
@@ -115,7 +115,7 @@ def test_first_step_that_is_not_finite(row: list[float], expected: Any) -> None:
     norms[6], taken[6] = math.nan, False  # skipped by a loss scaler: nothing was lost
     norms[17] = torch.tensor(row, dtype=torch.float64)
     norms[18] = math.nan
-    watch = NormWatch()
+    watch = NormHistory()
     watch.read(norms, list(range(100, 140)), torch.tensor(taken))
     events = step_events(watch.events.tolist(), NAMES)
     assert (events.first_nonfinite_batch, events.first_nonfinite_parameters, events.nonfinite_share) == (117, *expected)
@@ -157,9 +157,9 @@ def test_fused_optimizers_skip_by_themselves() -> None:
 
 def test_the_same_in_single_precision() -> None:
     norms, taken = history(60)
-    watch = NormWatch(dtype=torch.float32)
+    watch = NormHistory(dtype=torch.float32)
     watch.read(norms.float(), list(range(60)), torch.tensor(taken))
-    double = NormWatch()
+    double = NormHistory()
     double.read(norms, list(range(60)), torch.tensor(taken))
     assert watch.events.tolist() == pytest.approx(double.events.tolist(), rel=1e-4)
 
@@ -168,7 +168,7 @@ def test_nothing_is_said_against_norms_of_zero() -> None:
     """A part that does not learn yet, as in a GAN or where a schedule unfreezes it: the first gradient is no explosion."""
     norms = torch.zeros(30, 3, dtype=torch.float64)
     norms[20:] = 1.0
-    watch = NormWatch()
+    watch = NormHistory()
     watch.read(norms, list(range(30)), torch.ones(30, dtype=torch.bool))
     events = step_events(watch.events.tolist(), NAMES)
     assert (events.jump, events.jump_batch) == (1.0, 21)  # held against batch 20

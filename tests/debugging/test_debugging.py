@@ -90,7 +90,7 @@ def test_statistics_are_of_finite_values() -> None:
 
 
 class Puzzle(nn.Module):
-    """Every way not to be heard."""
+    """Every way in which a hook does not run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,21 +152,21 @@ NEVER_CALLED = {
     "relu": f"its forward was called directly at {line_of('# direct')}",
     "used": f"its weight was used directly at {line_of('# used')}",
     "attention.out_proj": "a part of nn.MultiheadAttention 'attention', which uses its weight in one fused function",
-    "block": "never called in this step: a branch not taken, or a layer left over.",
+    "block": "never called in this step: a branch not taken, or an unused layer.",
     "block.0": "not called, and neither was 'block' around it.",
     "block.1": "not called, and neither was 'block' around it.",
     "layers.1": "never called in this step",
     "left_over": "never called in this step",
-    "functional": "a function such as F.relu used in its place",
+    "functional": "a function such as F.relu instead of it",
 }
 NO_GRADIENT = {
-    "frozen": "it is frozen, and so is all before it",
+    "frozen": "it is frozen, and so are the layers before it",
     "linear": "its output is a view (as of nn.Linear with a bias on three dimensions) that was then changed in place",
     "without": "it was called without autograd",
     "aside": "its output does not reach the loss",
     "detaches": "its output does not require a gradient although its parameters do",
-    "indices": "it puts out no floating-point tensor",
-    "parameter": "its output is a parameter itself: look at the parameter's gradient",
+    "indices": "its output holds no floating-point tensor",
+    "parameter": "its output is a parameter: see the gradient of that parameter",
 }
 
 
@@ -211,7 +211,7 @@ def test_the_trace_has_order_nesting_and_shapes() -> None:
     assert call.outputs == (TensorInfo("", "float32", (5, 2), "cpu", True),)
     assert [info.name for info in trace.of("2")[0].outputs] == ["[0]", "[1][0]", "[1][1]"]
     lines = str(trace).splitlines()
-    assert lines[0] == "Sequential: 5 calls, 5 gradients (on the CPU unless said)."
+    assert lines[0] == "Sequential: 5 calls, 5 gradients (on the CPU if no device is shown)."
     assert lines[2] == "  0  0      Linear      float32[5, 4] -> float32[5, 8]"
     assert lines[4] == "  2    1.0  ReLU        float32[5, 8] -> float32[5, 8]"
     assert lines[8].split() == ["5", "2", "LSTM", "gradient", "float32[5,", "3]"]
@@ -309,7 +309,7 @@ def test_what_torch_jit_made_is_left_out(made: Any) -> None:
         net(torch.zeros(1, 2)).sum().backward()
     assert debugger.trace.forward_order == ["1"]
     assert debugger.trace.never_called == {}
-    with pytest.raises(ValueError, match=r"modules='0' matches '0', which torch.jit made and which takes no hooks"):
+    with pytest.raises(ValueError, match=r"modules='0' matches '0', a torch.jit module, which takes no hooks"):
         HookDebugger(modules="0").watch(net).__enter__()
 
 
@@ -500,8 +500,8 @@ def test_a_predicate_that_raises_is_told_once() -> None:
 
 def test_what_cannot_be_provoked_here_is_explained_too() -> None:
     assert "the fast path of nn.TransformerEncoderLayer" in why_no_call(Evidence(fused="_transformer_encoder_layer_fwd"))
-    assert why_no_call(Evidence(compiled="net", region_heard=False)).startswith("'net' was compiled before the hooks came")
-    assert why_no_call(Evidence(compiled="", region_heard=False)).startswith("the model was compiled before")
+    assert why_no_call(Evidence(compiled="net", region_called=False)).startswith("'net' was compiled before the hooks were registered")
+    assert why_no_call(Evidence(compiled="", region_called=False)).startswith("the model was compiled before")
     assert "though its parameters have gradients" in why_no_call(Evidence(updated=True))
     gone = why_no_gradient(Evidence(floats=True, differentiable=True, grad_enabled=True, view=True))
     assert "or, being a view, it was changed in place" in gone
@@ -523,7 +523,7 @@ def test_the_fast_path_is_recognised() -> None:
         layer.linear1._forward_hooks.clear()
         layer.linear1._forward_pre_hooks.clear()
         net(torch.zeros(2, 3, 8))
-    assert "the fused operation _transformer_encoder_layer_fwd took its weights" in debugger.trace.never_called["0.linear1"]
+    assert "the fused operation _transformer_encoder_layer_fwd used its weights" in debugger.trace.never_called["0.linear1"]
 
 
 def test_many_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,10 +86,10 @@ def run(sampling: Any, faults: list[Any], capacity: int = 5, skip: int = -1) -> 
         start += size
         batches.append(batch)
         if store.start(batch, torch.device("cpu")):
-            store.heard.append(("a", store.take("a", numbers.float()[:, None] + 0.5)))
+            store.outputs.append(("a", store.take("a", numbers.float()[:, None] + 0.5)))
             if index != skip:
-                store.heard.append(("b", store.take("b", numbers.double())))
-                store.heard.append(("b", store.take("b", -numbers.double())))
+                store.outputs.append(("b", store.take("b", numbers.double())))
+                store.outputs.append(("b", store.take("b", -numbers.double())))
         store.commit()
     return store, batches
 
@@ -127,7 +127,7 @@ def test_a_site_that_changes_shape_is_told_and_left_out() -> None:
     store = FeatureStore(Reservoir(10), {}, lambda *fault: faults.append(fault))
     for width in (3, 4, 3):
         store.start(torch.zeros(2, 3), torch.device("cpu"))
-        store.heard += [("a", store.take("a", torch.zeros(2, width))), ("b", store.take("b", torch.ones(2)))]
+        store.outputs += [("a", store.take("a", torch.zeros(2, width))), ("b", store.take("b", torch.ones(2)))]
         store.commit()
     sites, _ = store.collect([slot for _, _, slot in store.reservoir.kept()])
     assert list(sites) == ["b"]
@@ -144,7 +144,7 @@ def test_memory_is_bounded_by_the_samples_kept() -> None:
     for _ in range(50):
         store.start(torch.zeros(8, 3), torch.device("cpu"))
         if store.rows is not None:
-            store.heard.append(("a", store.take("a", torch.zeros(8, 100))))
+            store.outputs.append(("a", store.take("a", torch.zeros(8, 100))))
         store.commit()
     assert {name: tuple(buffer.shape) for name, buffer in store._tensors.items()} == {"a": (6, 100)}
 

@@ -130,7 +130,7 @@ def test_clean_name(name, clean):
         (["head", "zzz*"], r"modules='zzz\*' matches no module"),
         ("Head", r"modules='Head' matches no module of Net\. Closest names: 'head'"),
         (nn.LSTM, "modules=LSTM matches no module of Net; its modules are of type .*Conv2d.*Linear"),
-        (lambda name, module: False, r"chose none of the \d+ modules of Net. It is called with \(name, module\)"),
+        (lambda name, module: False, r"selects none of the \d+ modules of Net. It is called with \(name, module\)"),
         ("", r"modules must be a glob pattern .*; got '', which names nothing"),
         ([], r"got \[\], which names nothing"),
         (["head", ""], "which names nothing"),
@@ -154,9 +154,9 @@ def test_nothing_that_computes():
 
 
 def test_a_model_that_is_a_single_layer_says_so():
-    with pytest.raises(ValueError, match=r"Linear has no modules inside it to listen to.*torch.nn.Sequential\(it\)"):
+    with pytest.raises(ValueError, match=r"Linear has no submodules to observe.*torch.nn.Sequential\(model\)"):
         select_modules(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="Linear has no modules inside it"):
+    with pytest.raises(ValueError, match="Linear has no submodules"):
         select_modules(nn.Linear(2, 2), "encoder")
 
 
@@ -165,7 +165,7 @@ def test_what_torch_jit_made_takes_no_hooks_and_is_never_chosen():
     net = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), nn.Linear(2, 1))
     for modules in (None, "*", nn.Linear):
         assert [name for name, _ in select_modules(net, modules)] == ["1"]
-    with pytest.raises(ValueError, match=r"modules='0\.\*' matches '0.0', which torch.jit made and which takes no hooks"):
+    with pytest.raises(ValueError, match=r"modules='0\.\*' matches '0.0', a torch.jit module, which takes no hooks"):
         select_modules(net, "0.*")
 
 

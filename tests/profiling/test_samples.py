@@ -13,12 +13,12 @@ from lightning_hooks.profiling import samples
 from lightning_hooks.profiling.calls import CallTree, Phase, account
 from lightning_hooks.profiling.clock import StepTimes
 from lightning_hooks.profiling.samples import Samples
-from lightning_hooks.profiling.tracer import Step, Tally
+from lightning_hooks.profiling.tracer import TracedStep, Tally
 
 
 def fill(found: Samples, times: list[float], place: int, **kwargs: bool) -> None:
     for index, value in enumerate(times):
-        found.add_step(Step({0: Tally(calls=1 + index % 2, output_bytes=8)}, **kwargs))
+        found.add_step(TracedStep({0: Tally(calls=1 + index % 2, output_bytes=8)}, **kwargs))
         found.add_times([StepTimes({account(place, Phase.FORWARD): value, account(0, Phase.OTHER): 1.0}, overhead=0.5)])
 
 
@@ -51,7 +51,7 @@ def test_the_spread_is_that_of_the_steps() -> None:
 
 def test_steps_that_do_not_count_leave_only_what_they_weighed() -> None:
     tree, found = CallTree(), Samples(["a"], "cuda:0")
-    found.add_step(Step({0: Tally(calls=1, memory_bytes=1000)}, reads_memory=True, counts=False))
+    found.add_step(TracedStep({0: Tally(calls=1, memory_bytes=1000)}, reads_memory=True, counts=False))
     fill(found, [2.0, 4.0], tree.called(0, 0))  # the first times are those of the step that does not count
     assert len(found._times) == 1
     found.add_times([StepTimes({account(1, Phase.FORWARD): 4.0}, 0.0)])

@@ -134,7 +134,7 @@ def test_bad_input_says_what_came(kwargs: Any, error: type[Exception], text: str
 def test_wrong_objects_are_refused() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module; got 'net'"):
         ProfileSession("net")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"Linear has no modules inside it to listen to.*torch\.nn\.Sequential\(it\)"):
+    with pytest.raises(ValueError, match=r"Linear has no submodules to observe.*torch\.nn\.Sequential\(model\)"):
         LayerProfiler.profile(nn.Linear(2, 2), lambda: None)
     with pytest.raises(TypeError, match="step must be a function that takes one training step; got None"):
         LayerProfiler.profile(mlp(), None)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_the_hooks_of_a_graph_that_is_kept_are_deaf_afterwards() -> None:
 
 
 def test_a_hook_that_fails_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.profiling.tracer.Tracer.leave", lambda *args: 1 / 0)
+    monkeypatch.setattr("lightning_hooks.profiling.tracer.StepTracer.leave", lambda *args: 1 / 0)
     model = mlp()
     with pytest.warns(UserWarning, match="the hook at '.*' raised ZeroDivisionError") as told:
         LayerProfiler.profile(model, step_of(model, (8,)), steps=2, warmup_steps=0, modules="0")

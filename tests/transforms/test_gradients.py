@@ -119,7 +119,7 @@ def test_a_function_sees_the_unscaled_gradient() -> None:
 BAD_FUNCTIONS = [
     (lambda g: g.mul_(0.5), RuntimeError, "transform at 'site' changed the gradient in place.*Return a new tensor"),
     (lambda g: (g.zero_(), None)[1], RuntimeError, "changed the gradient in place"),
-    (lambda g: 3.0, TypeError, "must return a tensor, or None to leave the gradient; got float"),
+    (lambda g: 3.0, TypeError, "must return a tensor, or None for no change; got float"),
     (lambda g: g[:1], ValueError, r"gradient of shape \(2, 3\), torch.float32, on cpu; got \(1, 3\)"),
     (lambda g: g.double(), ValueError, r"got \(2, 3\), torch.float64"),
 ]
@@ -220,7 +220,7 @@ def test_only_what_comes_back_through_the_output_is_changed(kind: str, in_place:
     found = take(out)
     (found.relu_() if in_place else found.relu()).sum().backward()
     assert torch.equal(leaf.grad, torch.full((2, 3), 20.0))
-    assert change.calls == change.heard == 1
+    assert change.calls == change.received == 1
     if not in_place:  # the input has other uses, which are not the module's output
         leaf.grad = None
         x = leaf * 2
@@ -281,7 +281,7 @@ def test_parameters_are_selected_by_name() -> None:
             r"parameters='conv' matches no parameter of ResidualCNN. Closest names: 'conv.weight', 'conv.bias'.*'conv.\*'",
         ),
         ("haed.weight", ValueError, "Closest names: 'head.weight'"),
-        (lambda name, p: False, ValueError, "chose none of the 8 parameters of ResidualCNN"),
+        (lambda name, p: False, ValueError, "selects none of the 8 parameters of ResidualCNN"),
         (3, TypeError, "parameters must be a glob pattern.*got 3"),
         (nn.Linear, TypeError, "parameters must be a glob pattern"),
         ([nn.Linear], TypeError, "got <class 'torch.nn.modules.linear.Linear'> in"),

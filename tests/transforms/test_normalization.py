@@ -123,10 +123,10 @@ def test_normalising_passes_gradients_and_serves_training_after_inference() -> N
 
 
 BAD_INPUTS = [
-    (torch.zeros(3), ValueError, r"dim=1 is no dimension of what 'net' was given, of shape \(3,\)"),
-    (torch.zeros(3, 4), ValueError, r"'net' was given a tensor of shape \(3, 4\), with 4 channels in dimension 1; the mean has 2"),
-    (torch.zeros(3, 2, dtype=torch.bool), TypeError, "normalises real numbers; got torch.bool at 'net'"),
-    (torch.zeros(3, 2, dtype=torch.complex64), TypeError, "normalises real numbers; got torch.complex64"),
+    (torch.zeros(3), ValueError, r"dim=1 is not a dimension of the input of 'net', of shape \(3,\)"),
+    (torch.zeros(3, 4), ValueError, r"The input of 'net' has shape \(3, 4\), with 4 channels in dimension 1; the mean has 2"),
+    (torch.zeros(3, 2, dtype=torch.bool), TypeError, "normalises real tensors; got torch.bool at 'net'"),
+    (torch.zeros(3, 2, dtype=torch.complex64), TypeError, "normalises real tensors; got torch.complex64"),
 ]
 
 
@@ -141,9 +141,9 @@ def test_an_input_that_does_not_fit_is_refused(x: Tensor, error: type[Exception]
 
 
 BAD_NUMBERS = [
-    (1.0, None, TypeError, "mean and std are given together.*mean=1.0 and std=None"),
+    (1.0, None, TypeError, "Pass mean and std together.*mean=1.0 and std=None"),
     (None, [1.0], TypeError, r"mean=None and std=\[1.0\]"),
-    ([1.0, 2.0], [1.0], ValueError, "of one length; got 2 and 1"),
+    ([1.0, 2.0], [1.0], ValueError, "the same length; got 2 and 1"),
     (0.0, 0.0, ValueError, "std must be above 0; got 0.0"),
     ("a", 1.0, TypeError, "mean must be a number, or one per channel; got 'a'"),
     ([], 1.0, TypeError, r"mean must be a number, or one per channel; got \[\]"),
@@ -181,7 +181,7 @@ def test_the_argument_is_found_by_place_and_by_name() -> None:
     assert Argument(TakesAnything(), "net", "pixels").replace((), {"pixels": x}, double)[1]["pixels"].dtype == torch.float64
 
 
-def test_an_argument_that_is_not_there_is_told() -> None:
+def test_a_missing_argument_raises() -> None:
     with pytest.raises(ValueError, match="argument='y': the forward of 'net' takes 'ids', 'x', 'mask'"):
         Argument(Takes(), "net", "y")
     named, first = Argument(Takes(), "net", "x"), Argument(Takes(), "net", None)
