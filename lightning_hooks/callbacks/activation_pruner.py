@@ -1,4 +1,4 @@
-"""ActivationPruner: masks the units that do least."""
+"""ActivationPruner: masks the units with the lowest activity."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.evaluation import EvaluatedCallback
 from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
-from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.hooks.selection import compiled_regions, describe_selector
+from lightning_hooks.hooks.checks import check_bools, check_choice, check_count, check_optional_integer
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
 from lightning_hooks.metrics import PackedTable
 from lightning_hooks.pruning import SCHEDULES, PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.sites import Activity, MaskListener, report_of
@@ -24,32 +24,32 @@ from lightning_hooks.trackers import show, table_lines
 
 
 class ActivationPruner(EvaluatedCallback):
-    """Masks the weakest units (channels, features) of chosen modules, more of them from epoch to epoch.
+    """Masks the units (channels, features) of selected modules with the lowest activity, more of them in each epoch.
 
-    It alters training: from the epoch after ``start_epoch`` on, a forward hook returns the module's output with the masked units at
-    zero, in training, validation, testing and prediction, and no gradient passes them. Weakest are the units with the smallest
-    mean absolute output over the epoch's training batches and over all ranks, so all ranks mask the same. Weights are left as
-    they are: without the hooks the model is whole again. The masks are in the checkpoint.
+    **It alters training**: from the epoch after ``start_epoch`` on, a forward hook returns the module's output with the masked
+    units at zero, in training, validation, testing and prediction, and no gradient passes them. The activity of a unit is its mean
+    absolute output over the epoch's sampled training batches and all ranks, so that all ranks make the same masks. Weights are
+    unchanged: without the hooks the model is unpruned. The masks are saved in the checkpoint.
 
-    A forward hook sees what the hooks before it returned: a monitor listed before this callback sees the whole output, one listed
-    after it the masked one.
+    A forward hook receives the output of the hooks before it: a monitor listed before this callback observes the whole output, one
+    listed after it the masked output.
 
     Logged each epoch: ``pruning/<module>/sparsity``, ``pruning/<module>/threshold`` (the largest activity that was masked),
     ``pruning/sparsity`` over all units and ``pruning/target``.
 
     Args:
-        modules: Whose units: a glob pattern, a type, several of these, or a predicate. They return one floating-point tensor. The
-            model's last layer is better left out: its units are the answer. Rather choose rectifiers than the layers before
-            them, where what is far below zero counts as active.
-        amount: The share of each module's units that is masked in the end, above 0 and below 1. One unit always stays.
-        start_epoch: At the end of this epoch the first units are masked.
-        end_epoch: At the end of this epoch all of ``amount`` is; None for ``start_epoch``, at once.
+        modules: The modules to prune: a glob pattern, a type, several of these, or a predicate. They must return one floating-point
+            tensor. Leave out the last layer, whose units are the model's output. Prefer rectifiers to the layers before them, where
+            large negative values count as active.
+        amount: The final share of masked units of each module, above 0 and below 1. At least one unit stays.
+        start_epoch: The epoch at whose end the first units are masked.
+        end_epoch: The epoch at whose end ``amount`` is reached; None for ``start_epoch``.
         schedule: ``cubic`` (Zhu and Gupta 2017) or ``linear``.
-        regrow: Whether masked units may come back when they do more than others; what they would put out is still measured.
+        regrow: Whether masked units may become active again; their activity before the mask is still measured.
         every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all.
-        unit_dim: The dimension of the output in which units lie; None to tell by the module: for convolutions and batch norms the
-            channels, for linear layers and layer norms the last.
-        summary: Print a table at the end of training.
+        unit_dim: The dimension of the units in the output; None to infer it: the channels for convolutions and batch norms, the
+            last dimension for linear layers and layer norms.
+        summary: Whether to print a table at the end of training.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.pruning.PruningReport`; None before the first.
@@ -85,7 +85,7 @@ class ActivationPruner(EvaluatedCallback):
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         if modules is None:
-            raise TypeError("modules must say whose units to mask, for instance 'encoder.*'; got None.")
+            raise TypeError("modules must name the modules to prune, for instance 'encoder.*'; got None.")
         if isinstance(amount, bool) or not isinstance(amount, int | float):
             raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
         if not 0 < amount < 1:
@@ -93,13 +93,9 @@ class ActivationPruner(EvaluatedCallback):
         check_count("start_epoch", start_epoch, least=0)
         end_epoch = start_epoch if end_epoch is None else end_epoch
         check_count("end_epoch", end_epoch, least=start_epoch)
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {schedule!r}.")
-        for name, value in (("regrow", regrow), ("summary", summary)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False; got {value!r}.")
-        if unit_dim is not None and (isinstance(unit_dim, bool) or not isinstance(unit_dim, int)):
-            raise TypeError(f"unit_dim must be an integer or None; got {unit_dim!r}.")
+        check_choice("schedule", schedule, SCHEDULES)
+        check_bools(regrow=regrow, summary=summary)
+        check_optional_integer("unit_dim", unit_dim)
         self.amount, self.start_epoch, self.end_epoch, self.schedule = float(amount), start_epoch, end_epoch, schedule
         self.regrow, self.unit_dim, self.summary = regrow, unit_dim, summary
         self.report: PruningReport | None = None
@@ -109,13 +105,13 @@ class ActivationPruner(EvaluatedCallback):
         self._world_size = 1
         self._measured = 0  # batches of this epoch
 
-    # Masks, and what can be done with them.
+    # Masks.
 
     def mask(self, name: str) -> Tensor:
-        """Return which units of a module stay, boolean, ``(units,)``; all of them where nothing is masked yet.
+        """Return the units of a module that stay, boolean, ``(units,)``.
 
         Raises:
-            KeyError: If there is no mask for it: it was not chosen, or no epoch has ended.
+            KeyError: If there is no mask: the module was not selected, or no epoch has ended.
         """
         if name not in self._masks:
             have = ", ".join(repr(known) for known in self._masks) or "none: masks are made at the end of an epoch"
@@ -124,33 +120,33 @@ class ActivationPruner(EvaluatedCallback):
 
     @property
     def masks(self) -> dict[str, Tensor]:
-        """All masks, by module."""
+        """All masks by module."""
         return {name: mask.clone() for name, mask in self._masks.items()}
 
     def remove(self) -> None:
-        """Drop masks and hooks, now and for the rest of the fit: the model is whole again."""
+        """Remove masks and hooks for the rest of the fit: the model is unpruned."""
         self.hooks.remove_all()
         self._masks, self._sites, self._removed = {}, None, True
 
     def apply(self, model: nn.Module) -> list[str]:
         """Make the masks permanent: set the weights and biases of masked units to zero.
 
-        The model then gives without hooks what it gave with them. To be called after training; an optimizer that goes on would
-        move the weights away from zero.
+        Without hooks the model then has the same output as with them. Call it after training: further optimizer steps would change
+        the weights.
 
         Args:
-            model: The model the masks are of, with the same module names.
+            model: The model of the masks, with the same module names.
 
         Returns:
             The names of the modules that were changed.
 
         Raises:
-            ValueError: If a masked module has no weights that make its units; nothing is changed then.
+            ValueError: If a masked module has no weights for its units, or ``unit_dim`` is given; then nothing is changed.
         """
         if self.unit_dim is not None:
             raise ValueError(
-                f"apply() zeroes the weights that make a module's channels or features; with unit_dim={self.unit_dim} the masked "
-                "units may be others. Leave unit_dim to be found, or keep the masks."
+                f"apply() zeroes the weights of a module's channels or features; with unit_dim={self.unit_dim} the masked units "
+                "may be others. Use unit_dim=None, or keep the masks."
             )
         return zero_units(model, self._masks)
 
@@ -158,16 +154,16 @@ class ActivationPruner(EvaluatedCallback):
 
     @contextmanager
     def masking(self, model: nn.Module) -> Iterator[None]:
-        """Mask a model in a training loop of your own, and measure it while it is in training mode.
+        """Mask a model in your own training loop, and measure it in training mode.
 
-        In the block call :meth:`prune` at the end of each epoch. Afterwards the hooks are gone and the masks are still here. Masks
-        that there are already (from an earlier block, or loaded by ``load_state_dict``) are in force at once.
+        In the block call :meth:`prune` at the end of each epoch. At its end the hooks are removed and the masks stay. Existing
+        masks (of an earlier block, or loaded by ``load_state_dict``) apply at once.
 
         Args:
             model: The model.
 
         Raises:
-            RuntimeError: If hooks of this pruner are in place already, or a chosen module runs under ``torch.compile``.
+            RuntimeError: If hooks of this pruner are registered already, or a selected module runs under ``torch.compile``.
 
         Example:
             >>> import torch
@@ -181,9 +177,11 @@ class ActivationPruner(EvaluatedCallback):
             2
         """
         if self.hooks.alive:
-            raise RuntimeError("This ActivationPruner masks a model already. Use one for each model, and leave its block first.")
+            raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
         self._removed = False
-        self._world_size = torch.distributed.get_world_size() if _distributed() else 1
+        self._world_size = (
+            torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+        )
         self._take_loaded()
         gate = Gate(open=True)
         self._install(model, gate, training_only=True)
@@ -194,17 +192,20 @@ class ActivationPruner(EvaluatedCallback):
             self._sites = None
 
     def prune(self, epoch: int, step: int = 0) -> PruningReport:
-        """End an epoch: mask what its activity and the schedule say. Called for you in a fit.
+        """End an epoch: make masks by its activity and the schedule. A Trainer calls it at the end of each epoch.
 
         Args:
             epoch: The epoch that ends, from 0.
-            step: What the report says as its step.
+            step: The step in the report.
+
+        Returns:
+            The report of the new masks.
 
         Raises:
-            RuntimeError: If no hooks are in place.
+            RuntimeError: If no hooks are registered.
         """
         if self._sites is None:
-            raise RuntimeError("prune() has nothing measured: call it in the block of masking(model), or let a Trainer call it.")
+            raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
         target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch, self.schedule)
         report = report_of(self._sites, self._merged(self._sites), target, self.regrow, epoch, step)
         self._sites.reset()
@@ -214,7 +215,7 @@ class ActivationPruner(EvaluatedCallback):
         return report
 
     def _merged(self, sites: UnitSites) -> dict[str, Activity]:
-        """The epoch's activity of all ranks: one collective, one copy to the host."""
+        """Return the epoch's activity of all ranks, by one collective and one copy to the host."""
         fixed = self._world_size > 1
         table = PackedTable(sites.merge_packed)
         table.update(sites.pack(fixed))
@@ -223,18 +224,18 @@ class ActivationPruner(EvaluatedCallback):
     def _install(self, model: nn.Module, gate: Gate, training_only: bool) -> None:
         chosen = select_modules(model, self.modules)
         regions = compiled_regions(model)
-        compiled = [name for name, _ in chosen if any(not r or name == r or name.startswith(f"{r}.") for r in regions)]
+        compiled = [name for name, _ in chosen if compiled_around(name, regions) is not None]
         if compiled:
             raise RuntimeError(
-                f"{compiled[0]!r} runs under torch.compile, and a compiled graph does not see masks that come later. Train "
-                "uncompiled with the pruner; then apply(model), and compile."
+                f"{compiled[0]!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
+                "uncompiled with the pruner; then call apply(model), and compile."
             )
         sites = UnitSites(chosen, model, self.unit_dim)
-        strange = sorted(set(self._masks) - {site.name for site in sites.sites})
-        if strange:
+        unknown = sorted(set(self._masks) - {site.name for site in sites.sites})
+        if unknown:
             raise ValueError(
-                f"There is a mask for {strange[0]!r}, which modules={self.modules!r} does not choose in {type(model).__name__}. Go "
-                "on with the same model and modules as before, or start with a new ActivationPruner."
+                f"There is a mask for {unknown[0]!r}, which modules={self.modules!r} does not select in {type(model).__name__}. "
+                "Continue with the same model and modules as before, or start with a new ActivationPruner."
             )
         for site in sites.sites:
             if site.name in self._masks:
@@ -257,7 +258,7 @@ class ActivationPruner(EvaluatedCallback):
         self._take_loaded()
         self._install(pl_module, self.gate, training_only=False)
         activity = (resumed or {}).get("activity")
-        if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks together
+        if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
             self._sites.restore({name: Activity(entry["sums"], entry["count"]) for name, entry in activity.items()})
         last = trainer.max_epochs
         if last is not None and 0 <= last <= self.end_epoch:
@@ -289,7 +290,7 @@ class ActivationPruner(EvaluatedCallback):
         self.log_scalars(trainer, self.scalars(report))
 
     def scalars(self, report: PruningReport) -> dict[str, float]:
-        """What is logged of a report, with full tags."""
+        """Return the logged values of a report by tag."""
         scalars: dict[str, float] = {}
         for name in [*report.sites, *(silent for silent in report.silent if silent not in report.sites)]:
             found = report.sites.get(name)
@@ -307,9 +308,9 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a fit that starts afresh
+        if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a new fit
             return
-        if self._loaded is not None:  # it stays for the fit that may follow
+        if self._loaded is not None:  # a fit may follow
             self._masks = {name: mask.bool() for name, mask in self._loaded["masks"].items()}
         if self._masks:
             self._install(pl_module, Gate(), training_only=False)
@@ -319,9 +320,9 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def state_dict(self) -> dict[str, Any]:
         if self._sites is None and self._loaded is not None:
-            return self._loaded  # restored and not yet used
+            return self._loaded  # restored, not used yet
         state: dict[str, Any] = {"masks": self.masks}
-        if self._sites is not None and self._measured:  # in the middle of an epoch; every rank is asked, and has as many batches
+        if self._sites is not None and self._measured:  # in the middle of an epoch; every rank calls this
             found = self._merged(self._sites)
             state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
         return state
@@ -337,11 +338,7 @@ class ActivationPruner(EvaluatedCallback):
 
 
 def summary_lines(report: PruningReport) -> list[str]:
-    """A report as lines for the terminal."""
-    lines = [f"Pruning, epoch {report.epoch}: {report.sparsity:.0%} of the units are masked (asked for: {report.target:.0%})."]
+    """Return a report as lines for the terminal."""
+    lines = [f"Pruning, epoch {report.epoch}: {report.sparsity:.0%} of the units are masked (target: {report.target:.0%})."]
     rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in report.sites.items()]
-    return lines + [f"  {line}" for line in table_lines(("module", "units", "masked", "threshold", "activity of the rest"), rows)]
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return lines + [f"  {line}" for line in table_lines(("module", "units", "masked", "threshold", "activity of the others"), rows)]

@@ -1,4 +1,4 @@
-"""ActivationRangeObserver: the range of what every layer puts out, for quantisation to eight bits."""
+"""ActivationRangeObserver: ranges of layer outputs, for quantisation to eight bits."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ LOGGED = ("min", "max", "scale", "zero_point")
 class ActivationRangeObserver(Monitor[RangeReport]):
     """Finds the range of every layer's output, and the scale and zero point that quantise it to eight bits.
 
-    An observer: nothing is quantised and training is not altered. Ranges are those of one epoch's sampled batches, since the
-    weights move; they equal what ``torch.ao.quantization``'s MinMaxObserver, MovingAverageMinMaxObserver and HistogramObserver
-    find in the same outputs. NaN and infinite values are counted and are in no range.
+    Nothing is quantised and training is unchanged. Ranges are those of the sampled batches of one epoch, since the weights change;
+    they equal those of ``torch.ao.quantization``'s MinMaxObserver, MovingAverageMinMaxObserver and HistogramObserver for the same
+    outputs. NaN and infinite values are counted, and are in no range.
 
     Logged each epoch: ``ranges/<module>/<stat>`` with stat one of min, max, scale, zero_point (NaN while a module is silent).
 
     Args:
-        modules: Where to listen; None for every leaf that computes something.
-        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
+        modules: The modules to observe; None for every leaf that computes something.
+        every_n_steps: Sample training batches 0, n, 2n, … of each epoch; 1 for all.
         method: How a range is chosen: ``minmax``, the smallest and largest value; ``moving_average``, a moving average of each
             call's smallest and largest; ``histogram``, the range of least squared quantisation error; ``percentile``, the range
             that holds the middle ``percentile`` percent.
         dtype: ``int8`` (-128 to 127) or ``uint8`` (0 to 255).
         scheme: ``affine``, or ``symmetric`` (zero point 0, or 128 for uint8).
-        averaging_constant: Weight of a new call in the moving average.
-        bins: Bins of the histogram (8 kB per module at 2048).
-        percentile: Percent of the values in a range of method ``percentile``.
-        channel_dim: Also find the ranges of each index of this dimension, for instance 1; with ``minmax`` only.
-        summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
-            them, False for nothing.
+        averaging_constant: Weight of a new call in the moving average, above 0 and at most 1.
+        bins: Number of bins of the histogram, at least 2 (8 kB per module at 2048).
+        percentile: Percent of the values in a range of method ``percentile``, above 0 and at most 100.
+        channel_dim: The dimension of the channels, whose ranges are reported too; with ``minmax`` only. None for none.
+        summary: What is printed at the end of training: True for three lines for all monitors, ``full`` also for tables, False for
+            nothing.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.alerts.RangeReport`; None before the first.
@@ -118,12 +118,11 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         forward: Forward | None = None,
         **options: Any,
     ) -> RangeReport:
-        """Find the ranges of a trained model in plain PyTorch: evaluation mode, no gradients, hooks gone afterwards.
+        """Find the ranges of a trained model in plain PyTorch, in evaluation mode and without gradients.
 
         Args:
-            model: The model; nothing of it changes. What is compiled runs as it is written, so that every module is heard.
-            batches: What to run it on, one after the other: tensors; tuples or lists, whose first entry is the input; or
-                mappings, passed by keyword.
+            model: The model; it is unchanged. Compiled modules run uncompiled, so that the hooks of every module run.
+            batches: The batches: tensors; tuples or lists, whose first entry is the input; or mappings, passed by keyword.
             forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
             **options: The arguments of :class:`ActivationRangeObserver`.
 
@@ -208,7 +207,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         total = len(report.sites) + len(report.silent)
         lines = [
             f"Activation ranges ({self.method}, {self.dtype}, {self.scheme}), epoch {report.epoch}: {len(report.sites)} of {total} "
-            f"modules heard, in {report.sampled_batches} of {report.batches} batches."
+            f"modules called, in {report.sampled_batches} of {report.batches} batches."
         ]
         if report.silent:
             lines.append(f"  Silent: {some(report.silent)}")

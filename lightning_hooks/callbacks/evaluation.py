@@ -1,4 +1,4 @@
-"""A callback whose hooks change the model, and so belong to it in evaluation too."""
+"""Base class of callbacks whose hooks change the model's outputs, in evaluation too."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from lightning_hooks.callbacks.base import HookedCallback
 
 
 class EvaluatedCallback(HookedCallback):
-    """Base class of callbacks that change what a model computes: their hooks are in place in evaluation outside a fit too.
+    """Base class of callbacks that change a model's outputs: their hooks are also registered in evaluation outside of a fit.
 
-    ``trainer.validate``, ``test`` and ``predict``, and the sanity check before a fit, get them when they start; they come out at
-    teardown, on an exception, and when training starts, which has its own.
+    They are registered at the start of ``trainer.validate``, ``test`` and ``predict`` and of the sanity check before a fit, and
+    removed at teardown, on an exception, and when training starts, which registers its own.
     """
 
     @abstractmethod
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Register the hooks for evaluation, if there are any."""
+        """Register the hooks for evaluation, if needed."""
 
     def _enter(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.hooks.alive:  # else a fit is under way, and they are in place
+        if not self.hooks.alive:  # else a fit is running, and they are registered
             with self.hooks.all_or_nothing():
                 self.install(trainer, pl_module)
 

@@ -1,8 +1,9 @@
-"""FeatureExtractor: what layers put out, kept sample by sample."""
+"""FeatureExtractor: outputs of layers, stored by sample."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,43 +32,44 @@ from lightning_hooks.extraction.extracted import FORMATS, safetensors_for
 from lightning_hooks.extraction.merge import merge_ranks
 from lightning_hooks.extraction.pooling import check_pool
 from lightning_hooks.hooks import Listener, ModuleSelector
-from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.trackers import some
+from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
 STAGES = ("train", "validate", "test", "predict")
 
 
 class FeatureExtractor(HookedCallback):
-    """Keeps what chosen layers put out, for a bounded number of samples of each epoch, with their labels.
+    """Stores the outputs of selected layers for a bounded number of samples of each epoch, with their labels.
 
-    The features are those of the running stage itself: of training batches, with dropout, or of validation, test or
-    prediction. They stay on the device while it runs and come to the host once at its end. With several ranks every rank ends
-    with the features of all, chosen as one process would. :meth:`extract` does it for one batch, without a trainer.
+    The features are those of the stage itself: of training batches, with dropout, or of validation, test or prediction. They stay
+    on the device during the epoch and are copied to the host at its end. With several ranks every rank has the features of all,
+    selected as one process would. :meth:`extract` returns the features of one batch, without a trainer.
 
     Args:
-        modules: Where to listen; None for every leaf that computes something.
-        every_n_steps: Listen to batches 0, n, 2n, …; 1 for all.
+        modules: The modules to observe; None for every leaf that computes something.
+        every_n_steps: Sample batches 0, n, 2n, …; 1 for all.
         stage: ``train``, ``validate`` (within ``fit`` or by ``trainer.validate``), ``test`` or ``predict``.
-        pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, a function of the output; None keeps all of it, which
+        pool: ``mean`` over space or tokens, ``space``, ``tokens``, ``cls``, or a function of the output; None for no pooling, which
             takes device memory for ``max_samples`` whole outputs. See :func:`lightning_hooks.extraction.pooled`.
-        output: Which of the floating-point tensors, of a module that returns several.
-        max_samples: How many samples are kept in an epoch, of all ranks together.
-        sampling: ``first`` keeps the first that come, ``reservoir`` a uniform choice of all.
-        seed: Of ``reservoir``; no other random state is used or moved.
-        fields: What to keep of the batch beside the features: name to index, key, or function of the batch, as in
-            ``{"label": 1}``. Tensors with one row, or lists with one entry, per sample.
-        folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None to keep only ``report``.
+        output: The index of the floating-point tensor, of a module that returns several.
+        max_samples: The number of samples stored in an epoch, of all ranks together, at least 1.
+        sampling: ``first`` for the first samples, ``reservoir`` for a uniform selection.
+        seed: The seed of ``reservoir``, which uses a separate generator.
+        fields: Entries of the batch to store with the features: name to index, key, or function of the batch, as in
+            ``{"label": 1}``; tensors ``(n, …)`` or lists of n entries.
+        folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None for no files.
         file_format: ``npz`` or ``safetensors``.
-        projector: Also show each module's features in TensorBoard's projector (a table in W&B), named by the first field.
+        projector: Whether to log each module's features to TensorBoard's projector (a table in W&B), labelled by the first field.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.extraction.ExtractedFeatures`; None before the first.
 
     Raises:
         TypeError: If an argument is of a wrong type.
-        ValueError: If one is out of range; at train start, if ``modules`` matches nothing, or another FeatureExtractor writes to
-            the same folder; in the first batch, if a field is not in it.
+        ValueError: If an argument is out of range; at train start, if ``modules`` matches nothing, or another FeatureExtractor
+            writes to the same folder; in the first batch, if it does not have a field.
+        ImportError: If ``file_format`` is ``safetensors`` and safetensors is not installed.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -98,13 +100,9 @@ class FeatureExtractor(HookedCallback):
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         check_pool(pool)
         check_output(output)
-        for name, value, known in (
-            ("stage", stage, STAGES),
-            ("sampling", sampling, SAMPLINGS),
-            ("file_format", file_format, FORMATS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}.")
+        check_choice("stage", stage, STAGES)
+        check_choice("sampling", sampling, SAMPLINGS)
+        check_choice("file_format", file_format, FORMATS)
         check_count("max_samples", max_samples, least=1)
         if fields is not None and not isinstance(fields, Mapping):
             raise TypeError(
@@ -112,21 +110,16 @@ class FeatureExtractor(HookedCallback):
             )
         if file_format == "safetensors" and folder is not None:
             safetensors_for("write")
-        self.stage = stage
-        self.pool = pool
-        self.output = output
-        self.max_samples = max_samples
-        self.sampling = sampling
-        self.seed = seed
-        self.fields = dict(fields or {})
+        self.stage, self.pool, self.output, self.max_samples = stage, pool, output, max_samples
+        self.sampling, self.seed, self.fields = sampling, seed, dict(fields or {})
         self.folder = None if folder is None else Path(folder)
         self.file_format = file_format
         self.projector = projector
         self.report: ExtractedFeatures | None = None
         self._store: FeatureStore | None = None
         self._sites: list[str] = []
-        self._told: set[str] = set()
-        self._first, self._off = True, False
+        self._warned: set[str] = set()  # sites
+        self._first, self._disabled = True, False
 
     @staticmethod
     def extract(
@@ -138,16 +131,16 @@ class FeatureExtractor(HookedCallback):
         output: int = 0,
         forward: Forward | None = None,
     ) -> dict[str, Tensor]:
-        """Run a model on a batch, in eval mode without gradients, and return what chosen modules put out.
+        """Return the outputs of selected modules for a batch, in eval mode without gradients.
 
-        Nothing of the model changes: modes, buffers, random state and gradients are afterwards what they were.
+        The model is unchanged: modes, buffers, random state and gradients are restored.
 
         Args:
             model: Any module.
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
-            modules: Where to listen; None for every leaf that computes something.
-            pool: ``mean``, ``space``, ``tokens``, ``cls``, a function, or None.
-            output: Which of the floating-point tensors, of a module that returns several.
+            modules: The modules to observe; None for every leaf that computes something.
+            pool: ``mean``, ``space``, ``tokens``, ``cls``, a function, or None: see :func:`lightning_hooks.extraction.pooled`.
+            output: The index of the floating-point tensor, of a module that returns several.
             forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
 
         Returns:
@@ -155,7 +148,8 @@ class FeatureExtractor(HookedCallback):
             times has an entry per call: ``name``, ``name#2``, ….
 
         Raises:
-            ValueError: If ``modules`` matches nothing, a module given by name was not called, or nothing was heard at all.
+            ValueError: If ``modules`` matches nothing, a module given by name was not called, or no selected module was.
+            TypeError: If an argument is of a wrong type.
 
         Example:
             >>> from lightning_hooks import FeatureExtractor
@@ -171,7 +165,7 @@ class FeatureExtractor(HookedCallback):
         return {} if self.report is None else self.report.sites
 
     def clear(self) -> None:
-        """Forget the features of the last epoch."""
+        """Discard the features of the last epoch."""
         self.report = None
 
     @override
@@ -181,8 +175,8 @@ class FeatureExtractor(HookedCallback):
         reservoir = Reservoir(self.max_samples, self.sampling, self.seed, trainer.global_rank, trainer.world_size)
         self._store = store = FeatureStore(reservoir, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
-        self._told.clear()
-        self._first, self._off = True, False
+        self._warned.clear()
+        self._first, self._disabled = True, False
         self.clear()
         for name, module in sites:
             self.listen(name, module, _Keep(store, name, self.pool, self.output))
@@ -196,19 +190,25 @@ class FeatureExtractor(HookedCallback):
         where = (self.folder, self.file_format)
         if self.folder is not None and any((other.folder, other.file_format) == where for other in others):
             raise ValueError(
-                f"Two FeatureExtractors write {self.file_format} files to folder={str(self.folder)!r}, each over the other's. Give "
-                "each a folder of its own."
+                f"Two FeatureExtractors write {self.file_format} files to folder={str(self.folder)!r} and overwrite each other. "
+                "Give each its own folder."
             )
 
     def _site_fault(self, site: str, error: Exception) -> None:
-        if site not in self._told:
-            self._told.add(site)
-            rank_zero_warn(f"FeatureExtractor keeps nothing of {site!r} from here: {error}. Training goes on.")
+        if site not in self._warned:
+            self._warned.add(site)
+            rank_zero_warn(f"FeatureExtractor stores nothing of {site!r} from here on: {error}. Training continues.")
 
-    def _batch_start(self, stage: Stage, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def _stage_start(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
+        if stage == self.stage and trainer.state.fn != "fit":
+            super().on_train_start(trainer, pl_module)
+
+    def _batch_start(
+        self, stage: Stage, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         store = self._store
         self.gate.stop()
-        if store is None or self._off or stage != self.stage or batch_idx % self.every_n_steps:
+        if store is None or self._disabled or stage != self.stage or batch_idx % self.every_n_steps:
             return
         self._suspension.restore()
         try:
@@ -216,41 +216,37 @@ class FeatureExtractor(HookedCallback):
         except Exception as error:
             if self._first:
                 raise
-            self._off = True  # but not out of what ranks do together
-            rank_zero_warn(f"FeatureExtractor keeps nothing from batch {batch_idx} on: {error} Training goes on.")
+            self._disabled = True  # collectives still include this rank
+            rank_zero_warn(f"FeatureExtractor stores nothing from batch {batch_idx} on: {error} Training continues.")
         self._first = False
 
-    def _batch_end(self, stage: Stage) -> None:
+    def _batch_end(self, stage: Stage, *_: Any) -> None:
         if stage == self.stage and self._store is not None:
             self._store.commit()
         self.gate.stop()
         self.tell_faults()
 
-    def _epoch_end(self, stage: Stage, trainer: Trainer) -> None:
+    def _epoch_end(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
+        if stage == "train":
+            super().on_train_epoch_end(trainer, pl_module)
+        self._suspension.suspend(pl_module)
         if self._store is None or stage != self.stage or trainer.sanity_checking:
             return
         with torch.inference_mode(False), torch.no_grad():
             sites, fields, seen = merge_ranks(self._store, trainer.world_size, self._site_fault)
         self._store.reset()
-        found = dict(sorted(sites.items(), key=lambda item: self._place(item[0])))
+        found = _in_model_order(sites, self._sites)
         silent = tuple(name for name in self._sites if name not in found)
         self.report = ExtractedFeatures(trainer.current_epoch, epoch_step(trainer), found, fields, silent, seen)
-        untold = [name for name in silent if name not in self._told and name not in self.faults.errors]
-        if untold:
-            self._told.update(untold)
+        unexplained = [name for name in silent if name not in self._warned and name not in self.faults.errors]
+        if unexplained:
+            self._warned.update(unexplained)
             rank_zero_warn(
-                f"FeatureExtractor: nothing was heard from {some(untold)}: not called in the {stage} batches that were sampled, "
+                f"FeatureExtractor: there is no output of {some(unexplained)}: not called in the sampled {stage} batches, "
                 "called as .forward(x), or without a floating-point output."
             )
         if trainer.is_global_zero:
             self._write(trainer, self.report)
-
-    def _place(self, name: str) -> tuple[int, int]:
-        """Where a name stands: the modules in the model's order, and their calls."""
-        if name in self._sites:
-            return self._sites.index(name), 1
-        site, _, call = name.rpartition("#")
-        return self._sites.index(site), int(call)
 
     def _write(self, trainer: Trainer, report: ExtractedFeatures) -> None:
         try:
@@ -258,28 +254,15 @@ class FeatureExtractor(HookedCallback):
                 report.save(self.folder / f"epoch={report.epoch}.{self.file_format}")
         except OSError as error:
             self._site_fault(str(self.folder), error)
-        if not self.projector:
-            return
-        labels = [str(value) for value in _listed(next(iter(report.fields.values())))] if report.fields else None
-        trackers = self.trackers(trainer)
-        for name, values in report.sites.items():
-            points = values.reshape(len(values), -1).float()
-            finite = points.isfinite().all(1)  # a point without a place would hide the others
-            named = None if labels is None else [label for label, shown in zip(labels, finite.tolist(), strict=True) if shown]
-            if finite.any():
-                trackers.embedding(f"{self.prefix}/{name}", points[finite].numpy(), named, report.step)
-        trackers.save()
+        if self.projector:
+            _log_embeddings(self.trackers(trainer), self.prefix, report)
 
-    # Lightning has a method of its own for each stage.
+    # Lightning has separate methods for each stage.
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.stage in ("train", "validate"):
             super().on_train_start(trainer, pl_module)
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._batch_start("train", pl_module, batch, batch_idx)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -288,83 +271,51 @@ class FeatureExtractor(HookedCallback):
             self._suspension.suspend(pl_module)
 
     @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        self._epoch_end("train", trainer)
-
-    def _stage_start(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
-        if stage == self.stage and trainer.state.fn != "fit":
-            super().on_train_start(trainer, pl_module)
-
-    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
         self._stage_start("validate", trainer, pl_module)
 
-    @override
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_start("validate", pl_module, batch, batch_idx)
-
-    @override
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_end("validate")
-
-    @override
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._suspension.suspend(pl_module)
-        self._epoch_end("validate", trainer)
-
-    @override
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stage_start("test", trainer, pl_module)
-
-    @override
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_start("test", pl_module, batch, batch_idx)
-
-    @override
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_end("test")
-
-    @override
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._epoch_end("test", trainer)
-
-    @override
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stage_start("predict", trainer, pl_module)
-
-    @override
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_start("predict", pl_module, batch, batch_idx)
-
-    @override
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._batch_end("predict")
-
-    @override
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._epoch_end("predict", trainer)
+    on_test_start = partialmethod(_stage_start, "test")  # type: ignore[assignment]
+    on_predict_start = partialmethod(_stage_start, "predict")  # type: ignore[assignment]
+    on_train_batch_start = partialmethod(_batch_start, "train")  # type: ignore[assignment]
+    on_validation_batch_start = partialmethod(_batch_start, "validate")  # type: ignore[assignment]
+    on_test_batch_start = partialmethod(_batch_start, "test")  # type: ignore[assignment]
+    on_predict_batch_start = partialmethod(_batch_start, "predict")  # type: ignore[assignment]
+    on_validation_batch_end = partialmethod(_batch_end, "validate")  # type: ignore[assignment]
+    on_test_batch_end = partialmethod(_batch_end, "test")  # type: ignore[assignment]
+    on_predict_batch_end = partialmethod(_batch_end, "predict")  # type: ignore[assignment]
+    on_train_epoch_end = partialmethod(_epoch_end, "train")  # type: ignore[assignment]
+    on_validation_epoch_end = partialmethod(_epoch_end, "validate")  # type: ignore[assignment]
+    on_test_epoch_end = partialmethod(_epoch_end, "test")  # type: ignore[assignment]
+    on_predict_epoch_end = partialmethod(_epoch_end, "predict")  # type: ignore[assignment]
 
 
-def _listed(values: Any) -> list[Any]:
-    return list(values.tolist() if isinstance(values, Tensor) else values)
+def _in_model_order(features: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:
+    """Sort features by the position of their module and the number of the call."""
+
+    def position(name: str) -> tuple[int, int]:
+        if name in sites:
+            return sites.index(name), 1
+        site, _, call = name.rpartition("#")
+        return sites.index(site), int(call)
+
+    return {name: features[name] for name in sorted(features, key=position)}
+
+
+def _log_embeddings(trackers: Trackers, prefix: str, report: ExtractedFeatures) -> None:
+    field = next(iter(report.fields.values()), None)
+    labels = None if field is None else [str(value) for value in (field.tolist() if isinstance(field, Tensor) else field)]
+    for name, values in report.sites.items():
+        points = values.reshape(len(values), -1).float()
+        finite = points.isfinite().all(1)  # a nonfinite point would hide the others
+        shown = None if labels is None else [label for label, keep in zip(labels, finite.tolist(), strict=True) if keep]
+        if finite.any():
+            trackers.embedding(f"{prefix}/{name}", points[finite].numpy(), shown, report.step)
+    trackers.save()
 
 
 class _Keep(Listener):
-    """Forward hook of one site: keeps the rows that were chosen."""
+    """Forward hook of one site: stores the selected rows."""
 
     def __init__(self, store: FeatureStore, name: str, pool: Pool | None, output: int) -> None:
         self.store, self.name, self.pool, self.output = store, name, pool, output

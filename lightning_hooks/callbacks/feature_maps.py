@@ -1,4 +1,4 @@
-"""FeatureMapVisualizer: what layers make of a few samples, drawn after every epoch."""
+"""FeatureMapVisualizer: figures of the outputs of layers for a few samples, after every epoch."""
 
 from __future__ import annotations
 
@@ -26,38 +26,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_MODULES = 12
-"""Pictures an epoch, where nobody said of which modules."""
+"""The number of modules drawn if ``modules`` is None."""
 
 
 class FeatureMapVisualizer(FixedSampleCallback):
-    """Draws what layers put out for a fixed sample, after every epoch: maps, tokens by features, attention.
+    """Draws the outputs of layers for a fixed sample after every epoch: maps, tokens by features, attention.
 
-    Maps ``(n, channels, height, width)`` become a grid, each map from its own minimum to its maximum; tokens
-    ``(n, tokens, features)`` and vectors heat maps around zero; attention weights a grid of heads. ``nn.MultiheadAttention`` is
-    made to return its weights; other attention layers are drawn where they do (in transformers:
+    Maps ``(n, channels, height, width)`` are drawn as a grid, each map from its minimum to its maximum; tokens
+    ``(n, tokens, features)`` and vectors as heat maps around zero; attention weights as a grid of heads. ``nn.MultiheadAttention``
+    returns its weights for this; those of other attention layers are drawn if they return them (in transformers:
     ``attn_implementation="eager"``).
 
-    The sample runs separately, in eval mode: see :func:`lightning_hooks.extraction.undisturbed`. Figures go to trackers
-    that show pictures as ``feature_maps/<module>``, and to PNG files. :meth:`draw` does it for one batch, without a trainer.
+    The sample runs separately, in eval mode: see :func:`lightning_hooks.extraction.undisturbed`. Figures are logged as
+    ``feature_maps/<module>`` to trackers that show images, and written to PNG files. :meth:`draw` returns the figures of one batch,
+    without a trainer.
 
     Args:
-        modules: Which layers; None for twelve of the leaves that compute something, evenly spread over the depth.
-        sample: The batch to look at; None for the first rows of the first batch of ``stage``.
-        n_samples: How many rows of it.
-        max_maps: How many channels or heads of each layer, from the first.
-        stage: Where the batch comes from, ``train`` or ``validate``.
-        every_n_epochs: Look after epochs 0, n, 2n, ….
+        modules: The layers; None for twelve of the leaves that compute something, evenly spread over the depth.
+        sample: The batch; None for the first rows of the first batch of ``stage``.
+        n_samples: The number of rows, at least 1.
+        max_maps: The number of channels or heads of each layer, from the first, at least 1.
+        stage: The stage of the batch, ``train`` or ``validate``.
+        every_n_epochs: Run after epochs 0, n, 2n, ….
         forward: The name of the submodule or method to call instead of the model, or a function of (model, batch); None to call
             the model with the batch, its first entry, or its entries by name.
-        folder: Where to write ``feature_maps/epoch=<epoch>/<module>.png``; None for trackers alone.
+        folder: Where to write ``feature_maps/epoch=<epoch>/<module>.png``; None for no files.
 
     Attributes:
-        report: The last look, an :class:`~lightning_hooks.extraction.ExtractedFeatures` of the whole outputs, with the images as
-            the field ``input``; None before. ``figures(report)`` draws it again.
+        report: The last :class:`~lightning_hooks.extraction.ExtractedFeatures`, of whole outputs, with the images as the field
+            ``input``; None before the first. ``figures(report)`` draws it again.
 
     Raises:
         ImportError: At train start, without matplotlib.
-        ValueError: If an argument is out of range; at train start, if ``modules`` matches nothing; when the sample is there, if a
+        ValueError: If an argument is out of range; at train start, if ``modules`` matches nothing; in the first batch, if a
             module given by name is not called.
 
     Example:
@@ -104,14 +105,14 @@ class FeatureMapVisualizer(FixedSampleCallback):
         max_maps: int = 8,
         forward: Forward | None = None,
     ) -> dict[str, Figure]:
-        """Run a model on a batch, in eval mode without gradients, and draw what chosen modules put out.
+        """Draw the outputs of selected modules for a batch, in eval mode without gradients.
 
         Args:
-            model: Any module; nothing of it changes.
+            model: Any module; it is unchanged.
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
-            modules: Which layers; None for twelve leaves, evenly spread over the depth.
-            n_samples: How many rows of the batch.
-            max_maps: How many channels or heads of each layer.
+            modules: The layers; None for twelve leaves, evenly spread over the depth.
+            n_samples: The number of rows of the batch.
+            max_maps: The number of channels or heads of each layer.
             forward: As for the callback.
 
         Returns:
@@ -119,7 +120,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
 
         Raises:
             ImportError: Without matplotlib.
-            ValueError: If ``modules`` matches nothing, or nothing was heard.
+            ValueError: If ``modules`` matches nothing, or no selected module was called.
         """
         sample = first_rows(batch, n_samples)
         sites, _ = _spread(select_modules(model, modules), modules)
@@ -133,13 +134,13 @@ class FeatureMapVisualizer(FixedSampleCallback):
         if left_out:
             rank_zero_info(
                 f"FeatureMapVisualizer draws {len(sites)} of {len(sites) + left_out} modules, spread over the depth. "
-                "Choose with modules=."
+                "Select others with modules=."
             )
         self._channels_first = {name: channels_first(module, 3) for name, module in sites}
         super().attach(trainer, pl_module)
 
     @override
-    def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
+    def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
         sites, _ = _spread(self.select(pl_module), self.modules)
         outputs = _outputs(pl_module, sample, sites, self.modules, self.forward)
         images = images_in(sample)
@@ -154,7 +155,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
 
 
 def _spread(sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None) -> tuple[list[tuple[str, nn.Module]], int]:
-    """Of the sites of an open choice, some; and how many are left out."""
+    """Return at most ``MAX_MODULES`` sites if ``modules`` is None, and the number left out."""
     if modules is not None or len(sites) <= MAX_MODULES:
         return sites, 0
     places = sorted({round(place) for place in np.linspace(0, len(sites) - 1, MAX_MODULES)})
@@ -164,11 +165,11 @@ def _spread(sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None) 
 def _outputs(
     model: nn.Module, sample: Any, sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None, forward: Forward | None
 ) -> dict[str, Tensor]:
-    """What each call of each site put out, on the host: its first tensor, and attention weights as ``<name>#weights``."""
-    _, heard = capture(model, sample, sites, _copies, forward=forward, attention=True)
-    check_called([name for name in named_literally(modules) if name not in heard], heard, model)
+    """Return the output of each call of each site, on the host: its first tensor, and attention weights as ``<name>#weights``."""
+    _, outputs = capture(model, sample, sites, _copies, forward=forward, attention=True)
+    check_called([name for name in named_literally(modules) if name not in outputs], outputs, model)
     found: dict[str, Tensor] = {}
-    for site, calls in heard.items():
+    for site, calls in outputs.items():
         for call, tensors in enumerate(calls):
             found |= {f"{call_name(site, call)}{'#weights' if index else ''}": tensor for index, tensor in enumerate(tensors)}
     on_host = to_host(found)
@@ -178,7 +179,7 @@ def _outputs(
 
 
 def _copies(_: nn.Module, output: Any) -> list[Tensor] | None:
-    """The first tensor of an output, and the second if it has the shape of attention weights."""
+    """Return copies of the first tensor of an output, and of the second if it has the shape of attention weights."""
     found = [plain_values(tensor) for tensor in float_tensors(output)[:2]]
     return [tensor.clone() for tensor in found[:1] + [tensor for tensor in found[1:] if tensor.dim() in (3, 4)]] or None
 

@@ -1,4 +1,4 @@
-"""The base of callbacks that look at the same few samples after every epoch."""
+"""Base class of callbacks that run the model on the same few samples after every epoch."""
 
 from __future__ import annotations
 
@@ -28,17 +28,21 @@ Stage = Literal["train", "validate"]
 
 
 class FixedSampleCallback(HookedCallback):
-    """Runs the model on a fixed sample after every epoch, aside from training, and shows what it finds.
+    """Runs the model on a fixed sample after every epoch, separately from training, and logs figures of the result.
 
     Args:
         modules: As for :class:`HookedCallback`.
-        sample: The batch to look at; None for the first rows of the first batch of ``stage``. It stays the same for the whole
-            fit, and with a checkpoint also for the fits that resume it.
-        n_samples: How many rows of a batch are taken.
-        stage: Where the batch comes from, ``train`` or ``validate``.
-        every_n_epochs: Look after epochs 0, n, 2n, ….
-        forward: How to run the model if not by calling it: see :func:`lightning_hooks.extraction.run_model`.
-        folder: Where to write PNG files too, as ``<folder>/<kind>/epoch=<epoch>/<name>.png``; None for trackers alone.
+        sample: The batch; None for the first rows of the first batch of ``stage``. It stays the same for the whole fit, and with a
+            checkpoint also for the fits that resume it.
+        n_samples: The number of rows, at least 1.
+        stage: The stage of the batch, ``train`` or ``validate``.
+        every_n_epochs: Run after epochs 0, n, 2n, ….
+        forward: How to run the model instead of calling it: see :func:`lightning_hooks.extraction.run_model`.
+        folder: Where to write PNG files, as ``<folder>/<kind>/epoch=<epoch>/<name>.png``; None for no files.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If an argument is out of range, or ``sample`` has no tensor.
     """
 
     prefix: ClassVar[str]
@@ -71,39 +75,39 @@ class FixedSampleCallback(HookedCallback):
         self.folder = None if folder is None else Path(folder)
         self._taken: Any = None  # the sample of this fit
         self._restored: Any = None  # that of the checkpoint it resumes
-        self._failed = False
+        self._disabled = False
         self.report: Any = None
 
     @abstractmethod
-    def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> Any:
-        """Run the model on the sample and return a report; on every rank, since a sharded model needs all."""
+    def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> Any:
+        """Run the model on the sample and return a report; called on every rank, since a sharded model needs all of them."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells it apart in a checkpoint from others of its kind on the same modules."""
+        """The arguments that distinguish it in a checkpoint from others of its class on the same modules."""
         return {"stage": self.stage, "n_samples": self.n_samples, "every_n_epochs": self.every_n_epochs}
 
     @abstractmethod
     def figures(self, report: Any) -> dict[str, Figure]:
-        """Make the figures of a report, by the tag below ``prefix``."""
+        """Return the figures of a report by tag, without the ``prefix``."""
 
     def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
-        """Hand a figure to the trackers."""
+        """Log a figure to the trackers."""
         self.trackers(trainer).figure(tag, figure, step)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with style():  # says so now if matplotlib is missing
+        with style():  # raises now if matplotlib is missing
             pass
         self.report = None
-        self._failed = False
+        self._disabled = False
         if self.sample is not None:
             self._take(trainer, pl_module, self.sample)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._taken = None  # here: sanity validation, which may give the sample, comes before train start
+        self._taken = None  # here: the sanity check, which may provide the sample, is before train start
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -126,28 +130,28 @@ class FixedSampleCallback(HookedCallback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        if self._taken is None or self._failed or trainer.current_epoch % self.every_n_epochs:
+        if self._taken is None or self._disabled or trainer.current_epoch % self.every_n_epochs:
             return
         try:
-            self.report = self._look(trainer, pl_module, trainer.current_epoch, epoch_step(trainer))
+            self.report = self._run(trainer, pl_module, trainer.current_epoch, epoch_step(trainer))
             if trainer.is_global_zero:
                 self._show(trainer)
-        except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
-            self._failed = True
+        except Exception as error:  # noqa: BLE001  a figure must not end the training
+            self._disabled = True
             rank_zero_warn(
-                f"{type(self).__name__} raised {type(error).__name__}: {error} It is switched off for the rest of this fit; "
-                "training goes on without it."
+                f"{type(self).__name__} raised {type(error).__name__}: {error} It is disabled for the rest of this fit; "
+                "training continues without it."
             )
 
     def _take(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         self._taken = first_rows(batch if self._restored is None else self._restored, self.n_samples)
-        # What is wrong with the arguments comes out here, in the first batch, and not after an epoch.
-        self._look(trainer, pl_module, 0, 0)
+        # Wrong arguments raise here, in the first batch, and not after an epoch.
+        self._run(trainer, pl_module, 0, 0)
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule, epoch: int, step: int) -> Any:
+    def _run(self, trainer: Trainer, pl_module: LightningModule, epoch: int, step: int) -> Any:
         precision = trainer.precision_plugin
         with precision.forward_context():
-            return self.look(pl_module, precision.convert_input(self._taken), epoch, step)
+            return self.inspect(pl_module, precision.convert_input(self._taken), epoch, step)
 
     def _show(self, trainer: Trainer) -> None:
         trackers = self.trackers(trainer)
@@ -179,7 +183,7 @@ class FixedSampleCallback(HookedCallback):
 
 
 def _plain(value: Any) -> bool:
-    """Whether a weights-only checkpoint can hold it."""
+    """Whether a weights-only checkpoint can hold the value."""
     if isinstance(value, Mapping):
         return type(value) is dict and all(_plain(entry) for entry in value.values())
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""GradCAM: which places of an image speak for a class, watched while the model learns."""
+"""GradCAM: the image regions that contribute to a class score, after every epoch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CamReport:
-    """One look with Grad-CAM.
+    """The Grad-CAM maps of one epoch.
 
     Attributes:
         epoch: The epoch, from 0.
         step: The step at which Lightning logs what belongs to the end of that epoch.
-        module: The layer looked at.
+        module: The name of the layer.
         maps: Shape ``(n, height, width)``, at least 0, of the layer's height and width, CPU.
-        scores: The score that was explained, per sample, shape ``(n,)``, CPU.
-        classes: Its class, per sample, shape ``(n,)``, CPU; None where a function of the output gave the score.
-        images: The samples, where the batch holds ``(n, channels, height, width)``, CPU.
+        scores: The explained score of each sample, shape ``(n,)``, CPU.
+        classes: Its class, shape ``(n,)``, CPU; None if the target was a function of the output.
+        images: The samples, ``(n, channels, height, width)``, CPU; None if the batch has no images.
     """
 
     epoch: int
@@ -48,37 +48,37 @@ class CamReport:
 class GradCAM(FixedSampleCallback):
     """Draws Grad-CAM maps of a fixed sample over its images, after every epoch.
 
-    Grad-CAM weights the channels of a layer by the mean gradient of a class's score and sums them; what is positive speaks for the
-    class (Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
-    arXiv:1610.02391). Layers that work in place after the layer, layers called several times and frozen models are fine.
+    Grad-CAM sums the channels of a layer, weighted by the mean gradient of a class score; positive values contribute to the class
+    (Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
+    arXiv:1610.02391). In-place operations after the layer, layers called several times and frozen models are supported.
 
-    The sample runs aside from training, in eval mode; parameters' ``.grad`` is not touched. Figures go to the trackers that show
-    pictures as ``grad_cam/<module>``, or ``grad_cam/<module>.class=<class>`` if a class is given, and to PNG files.
-    :meth:`compute` does it for one batch, without a trainer.
+    The sample runs separately, in eval mode; ``.grad`` of parameters is unchanged. Figures are logged to trackers that show images
+    as ``grad_cam/<module>``, or ``grad_cam/<module>.class=<class>`` if a class is given, and written to PNG files. :meth:`compute`
+    returns the maps of one batch, without a trainer.
 
     Args:
         module: The name of the layer; None for the last convolution.
-        target: The class; a class per sample; None for the one predicted; or a function of the model's output that returns a score
+        target: The class; a class per sample; None for the predicted one; or a function of the model's output that returns a score
             per sample.
-        call: Which call, of a layer that is called several times in a forward pass; -1 for the last.
+        call: The index of the call, of a layer that is called several times in a forward pass; -1 for the last.
         reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to
-            ``(n, channels, height, width)``; None for a square, with or without one token (CLS) before it.
-        sample: The batch to look at; None for the first rows of the first batch of ``stage``.
-        n_samples: How many rows of it.
-        stage: Where the batch comes from, ``train`` or ``validate``.
-        every_n_epochs: Look after epochs 0, n, 2n, ….
+            ``(n, channels, height, width)``; None for a square grid, with or without a CLS token before it.
+        sample: The batch; None for the first rows of the first batch of ``stage``.
+        n_samples: The number of rows, at least 1.
+        stage: The stage of the batch, ``train`` or ``validate``.
+        every_n_epochs: Run after epochs 0, n, 2n, ….
         forward: The name of the submodule or method to call instead of the model, or a function of (model, batch); None to call
             the model with the batch, its first entry, or its entries by name.
-        folder: Where to write ``grad_cam/epoch=<epoch>/<module>.png``; None for trackers alone.
+        folder: Where to write ``grad_cam/epoch=<epoch>/<module>.png``; None for no files.
 
     Attributes:
-        report: The last look, a :class:`CamReport`; None before. ``figures(report)`` draws it again.
+        report: The last :class:`CamReport`; None before the first. ``figures(report)`` draws it again.
 
     Raises:
         ImportError: At train start, without matplotlib.
         RuntimeError: At train start, under a strategy that shards the model.
-        ValueError: If an argument is out of range; at train start, if there is no such layer; when the sample is there, if it
-            has no map (not called, without space, no such class).
+        ValueError: If an argument is out of range; at train start, if there is no such layer; in the first batch, if
+            there is no map (the layer is not called or has no spatial dimensions, or there is no such class).
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -136,19 +136,18 @@ class GradCAM(FixedSampleCallback):
     ) -> Tensor:
         """Compute the Grad-CAM maps of a batch.
 
-        The model runs in eval mode, and nothing of it changes: modes, buffers, random state and ``.grad`` of parameters are
-        afterwards what they were.
+        The model runs in eval mode and is unchanged: modes, buffers, random state and ``.grad`` of parameters are restored.
 
         Args:
             model: Any module.
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
             module: The layer, or its name; None for the last convolution.
-            target: The class; a class per sample; None for the one predicted; or a function of the model's output that returns a
+            target: The class; a class per sample; None for the predicted one; or a function of the model's output that returns a
                 score per sample.
-            call: Which call, of a layer that is called several times; -1 for the last.
+            call: The index of the call, of a layer that is called several times; -1 for the last.
             reshape: For layers of tokens: (height, width) of their grid, or a function from the layer's output to ``(n, channels,
-                height, width)``; None for a square, with or without one token (CLS) before it.
-            relu: Whether to keep only what speaks for the class, as in the paper.
+                height, width)``; None for a square grid, with or without a CLS token before it.
+            relu: Whether to set negative values to 0, as in the paper.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.
             forward: The name of the submodule or method to call instead of the model, or a function of (model, batch).
 
@@ -156,8 +155,8 @@ class GradCAM(FixedSampleCallback):
             Shape ``(n, height, width)``, on the model's device, in float32 at least, not normalised.
 
         Raises:
-            ValueError: If there is no such layer, it was not called, its output has no space, there is no such class, or the score
-                does not depend on it.
+            ValueError: If there is no such layer, it was not called, its output has no spatial dimensions, there is no such class,
+                or the score does not depend on it.
             TypeError: If an argument is of a wrong type.
 
         Example:
@@ -176,24 +175,24 @@ class GradCAM(FixedSampleCallback):
         sharded = is_sharded(trainer, pl_module)
         if sharded:
             raise RuntimeError(
-                f"GradCAM differentiates the model aside from training, which {sharded} does not allow for. Train with "
+                f"GradCAM differentiates the model separately from training, which {sharded} does not support. Train with "
                 "strategy='ddp' or on one device, or call GradCAM.compute on the whole model afterwards."
             )
         super().attach(trainer, pl_module)
 
     @override
-    def look(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
+    def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> CamReport:
         name, _ = find_layer(pl_module, self.module)
         options = {"call": self.call, "reshape": self.reshape, "forward": self.forward}
         cam = grad_cam(pl_module, sample, name, self.target, **options)  # type: ignore[arg-type]  # each is of its type
-        looked = to_host(
+        on_host = to_host(
             {key: tensor for key, tensor in (*cam._asdict().items(), ("images", images_in(sample))) if tensor is not None}
         )
-        return CamReport(epoch, step, name, **looked)
+        return CamReport(epoch, step, name, **on_host)
 
     @override
     def show(self, trainer: Trainer, tag: str, figure: Figure, step: int) -> None:
-        # As an image: trackers reduce a figure's colours, which plots have few of and photographs many.
+        # As an image: trackers reduce the number of colours of a figure, which harms photographs.
         self.trackers(trainer).image(tag, pixels(figure), step)
 
     @property
@@ -205,9 +204,9 @@ class GradCAM(FixedSampleCallback):
     @override
     def figures(self, report: CamReport) -> dict[str, Figure]:
         maps = report.maps
-        if maps.dim() == 4:  # of a volume, the middle
+        if maps.dim() == 4:  # a volume: its middle slice
             maps = maps[:, maps.shape[1] // 2]
-        maps = maps.reshape(len(maps), -1, maps.shape[-1])  # of a signal, one line
+        maps = maps.reshape(len(maps), -1, maps.shape[-1])  # a signal: one line
         images = report.images
         pictures = None
         if images is not None and len(images) == len(maps):
@@ -216,6 +215,6 @@ class GradCAM(FixedSampleCallback):
         classes = ["score"] * len(maps) if report.classes is None else [f"class {label}" for label in report.classes.tolist()]
         names = [f"{label} {score:.3g}" for label, score in zip(classes, report.scores.tolist(), strict=True)]
         chosen = "the predicted class" if self.target is None else "the class" if report.classes is not None else "the score"
-        line = f"What speaks for {chosen}, each map on its own scale; below: the score it explains"
+        line = f"Contributions to {chosen}, each map on its own scale; below: the score"
         tag = f"{report.module}.class={self.target}" if isinstance(self.target, int) else report.module
         return {tag: cam_figure(f"Grad-CAM at {report.module}, epoch {report.epoch}", line, maps.numpy(), pictures, names)}

@@ -1,4 +1,4 @@
-"""GradientTransform: changes chosen gradients on their way back."""
+"""GradientTransform: changes selected gradients during backward."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_hooks.callbacks.step_monitor import is_sharded
 from lightning_hooks.callbacks.trainer import callbacks_of, loss_scale, loss_scaler
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
-from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions
 from lightning_hooks.trackers import some
 from lightning_hooks.transforms import TRANSFORMS, ChangeGradient, Factor, GradientFunction, GradientState, HookOutput, Schedule
 
-_LOW = {"clamp": (0.0, True), "noise": (0.0, False)}  # the least factor, and whether it has to be above
+_LOW = {"clamp": (0.0, True), "noise": (0.0, False)}  # the lower bound of the factor, and whether it is exclusive
 
 
 @dataclass(frozen=True, slots=True)
 class GradientTransformReport:
-    """What a GradientTransform did in one epoch, on this rank.
+    """The changes by a GradientTransform in one epoch, on this rank.
 
     Attributes:
         epoch: The epoch, from 0.
-        factor: Its number; None if it had none.
-        calls: Site to how many gradients were changed there, in the model's order.
-        silent: Chosen sites that no gradient came to: frozen, unused, detached.
+        factor: The factor of the epoch; None without one.
+        calls: Site to the number of changed gradients, in the model's order.
+        silent: Selected sites without a gradient: frozen, unused, detached.
     """
 
     epoch: int
@@ -41,31 +41,32 @@ class GradientTransformReport:
 
 
 class GradientTransform(HookedCallback):
-    """Scales, zeroes, clamps or adds noise to chosen gradients, or hands them to a function, by hooks that return a new gradient.
+    """Scales, zeroes, clamps or adds noise to selected gradients, or applies a function, by hooks that return a new gradient.
 
-    Unlike an observer **it alters training**. At ``parameters`` it changes the gradient of one backward pass before it is
-    accumulated: under DDP that of this rank, before ranks are averaged; with accumulation that of one micro-batch. At
-    ``modules`` it changes the gradient at the module's output, and so everything before it. Numbers are for the unscaled gradient
-    whatever the loss scale; under a GradScaler what is not finite stays so that the scaler skips the step (``zero`` apart).
+    **It alters training.** At ``parameters`` it changes the gradient of one backward pass before it is accumulated: under DDP that
+    of this rank, before the average over ranks; with accumulation that of one micro-batch. At ``modules`` it changes the gradient
+    at the module's output, and so those of the layers before it. Factors apply to the unscaled gradient; under a GradScaler
+    nonfinite values are kept, so that the scaler skips the step (except with ``zero``).
 
-    ``scale`` and ``zero`` commute with the averaging over ranks; of ``clamp`` and a function the average of each rank's result is
-    taken. Noise at a parameter is the same on every rank, so it comes through the average as it is; at modules each rank draws its
-    own. Weights stay the same on all ranks in every case. Noise is a function of seed, site, epoch and batch: a resumed run draws
-    what the uninterrupted one does, and the global generators are not touched.
+    ``scale`` and ``zero`` commute with the average over ranks; with ``clamp`` and functions the results of the ranks are averaged.
+    Noise at a parameter is the same on every rank, so the average keeps it; at modules it differs between ranks. Weights stay equal
+    on all ranks. Noise is a function of seed, site, epoch and batch: a resumed run has the same noise as an uninterrupted one, and
+    the global generators are not used.
 
-    A zeroed gradient is not a frozen parameter: weight decay, momentum and Adam's averages still move it. To freeze for
-    good use ``requires_grad_(False)``.
+    Weight decay, momentum and Adam's averages still change a parameter with a zeroed gradient. To freeze it use
+    ``requires_grad_(False)``.
 
     Args:
         transform: ``scale`` (times ``factor``; -1 reverses), ``zero``, ``clamp`` (each element to ±``factor``), ``noise``
-            (Gaussian, of standard deviation ``factor``), or a function of the gradient, and of the factor if one is given, that
-            returns a new one.
-        factor: A number; ``{epoch: number}``, each from its epoch on and nothing before the first; or a function of the epoch that
-            returns a number, or None for nothing. Required but for ``zero`` and functions.
+            (Gaussian with standard deviation ``factor``), or a function of the gradient, and of the factor if one is given, that
+            returns a new gradient, or None for no change.
+        factor: A number, above 0 for ``clamp`` and at least 0 for ``noise``; ``{epoch: number}``, each from its epoch on, with no
+            change before the first; or a function of the epoch that returns a number, or None for no change. Required except for
+            ``zero`` and functions.
         parameters: Glob patterns on parameter names, or a predicate of (name, parameter).
-        modules: Modules whose output's gradient is changed: patterns, types, or a predicate.
-        seed: Of the noise.
-        name: What it is called in trackers: ``gradient_transform/<name>/factor``. None for the transform's name.
+        modules: Modules whose output gradient is changed: patterns, types, or a predicate.
+        seed: The seed of the noise.
+        name: The name in trackers: ``gradient_transform/<name>/factor``. None for the transform's name.
 
     Attributes:
         report: The last epoch's :class:`GradientTransformReport`; None before the first.
@@ -83,7 +84,7 @@ class GradientTransform(HookedCallback):
         >>> trainer = Trainer(callbacks=[slow], logger=False)
     """
 
-    hears_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph when it recomputes
+    hears_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph in the recomputation
     fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
     _state: GradientState | None
     _sites: dict[str, ChangeGradient] | None
@@ -102,9 +103,7 @@ class GradientTransform(HookedCallback):
         if not callable(transform) and transform not in TRANSFORMS:
             raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, or a function of the gradient; got {transform!r}.")
         if parameters is None and modules is None:
-            raise ValueError(
-                "GradientTransform needs to know where: give parameters= (patterns on parameter names), modules=, or both."
-            )
+            raise ValueError("GradientTransform needs parameters= (patterns on parameter names), modules=, or both; got neither.")
         if parameters is not None:
             check_parameter_selector(parameters)
         if transform == "zero" and factor is not None:
@@ -118,23 +117,26 @@ class GradientTransform(HookedCallback):
         low, above = _LOW.get(transform, (-math.inf, False)) if isinstance(transform, str) else (-math.inf, False)
         self._schedule = None if factor is None else Schedule("factor", factor, low, above)
         self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
-        said = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
-        self.name: str = name or str(said)
+        default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
+        self.name: str = name or str(default)
         self.report: GradientTransformReport | None = None
         self._state = self._sites = None
         self._waiting: list[tuple[str, nn.Parameter]] | None = None
-        self._told = False
+        self._announced = False
 
     def factor_at(self, epoch: int) -> float | None:
-        """Return the factor of an epoch; None if it has none."""
+        """Return the factor of an epoch, or None."""
         return None if self._schedule is None else self._schedule.at(epoch)
 
     def apply_to(self, model: nn.Module, *, epoch: int = 0) -> HookManager:
-        """Change gradients in plain PyTorch: until the returned manager's ``remove_all()``, or for a ``with`` block.
+        """Change gradients in plain PyTorch, until the returned manager's ``remove_all()``, or in a ``with`` block.
 
         Args:
             model: The model.
-            epoch: Which epoch's factor; :meth:`set_epoch` changes it.
+            epoch: The epoch of the factor; :meth:`set_epoch` changes it.
+
+        Returns:
+            The manager of the hooks.
 
         Example:
             >>> import torch
@@ -154,7 +156,7 @@ class GradientTransform(HookedCallback):
         return hooks
 
     def set_epoch(self, epoch: int) -> None:
-        """In plain PyTorch: an epoch begins."""
+        """Start an epoch, in plain PyTorch."""
         assert self._state is not None, "apply_to() a model first"
         self._state.factor = self.factor_at(epoch)
         self._state.step = str(epoch)
@@ -170,18 +172,17 @@ class GradientTransform(HookedCallback):
         if self.modules is not None:
             regions = compiled_regions(model)
             for name, module in select_modules(model, self.modules):
-                region = next((r for r in regions if not r or name == r or name.startswith(f"{r}.")), None)
-                if region is not None:
+                if compiled_around(name, regions) is not None:
                     raise ValueError(
-                        f"{name!r} runs under torch.compile, which would build the first epoch's factor into its graph. Choose a "
-                        "module outside of it, or parameters=."
+                        f"{name!r} runs under torch.compile, which would compile the first epoch's factor into its graph. Select a "
+                        "module outside of it, or use parameters=."
                     )
                 change = self._sites[name] = ChangeGradient(state, name, stream=f"rank {rank}")
                 hooks.register(module, HookOutput(change), "forward", label=name, with_kwargs=True)
         self._hook_parameters(hooks)
 
     def _hook_parameters(self, hooks: HookManager) -> None:
-        """Hook the parameters that require a gradient by now."""
+        """Hook the parameters that require a gradient now."""
         assert self._waiting is not None
         assert self._sites is not None
         ready = [(name, parameter) for name, parameter in self._waiting if parameter.requires_grad]
@@ -195,14 +196,14 @@ class GradientTransform(HookedCallback):
         sharded = is_sharded(trainer, pl_module)
         if sharded:
             raise RuntimeError(
-                f"GradientTransform changes whole gradients by tensor hooks, and under {sharded} such hooks never run, or see a "
-                "shard. Train with strategy='ddp' or on one device, or leave this callback out."
+                f"GradientTransform changes whole gradients by tensor hooks, which under {sharded} never run, or receive a "
+                "shard. Train with strategy='ddp' or on one device, or remove this callback."
             )
         self._hook(pl_module, self.hooks, trainer.global_rank)
         assert self._state is not None
         scaler = loss_scaler(trainer)
         self._state.loss_scale = None if scaler is None else lambda: loss_scale(scaler)
-        self.report, self._told = None, False
+        self.report, self._announced = None, False
         where = [*([f"parameters {self.parameters!r}"] if self.parameters is not None else [])]
         where += [f"outputs of {self.modules!r}"] if self.modules is not None else []
         rank_zero_info(f"GradientTransform alters training: {self.name} of the gradients of {' and '.join(where)}.")
@@ -210,13 +211,13 @@ class GradientTransform(HookedCallback):
     @override
     def released(self) -> None:
         if self._state is not None:
-            self._state.active = False  # tensor hooks live as long as their graph, which the user may keep
+            self._state.active = False  # tensor hooks exist as long as their graph, which the user may keep
         self._waiting = None
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._state is not None:  # here, for a resumed epoch has no start
+        if self._state is not None:  # here, since a resumed epoch has no start
             self._state.factor = self.factor_at(trainer.current_epoch)
             self._state.step = f"{trainer.current_epoch}/{batch_idx}"
 
@@ -224,24 +225,24 @@ class GradientTransform(HookedCallback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
         if self._state is not None and self._waiting is not None:
-            self._hook_parameters(self.hooks)  # what was unfrozen since
-            self._state.active = True  # what torch.autograd.grad computes at other times is not the loss's gradient
+            self._hook_parameters(self.hooks)  # parameters unfrozen since
+            self._state.active = True  # not for torch.autograd.grad at other times
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
         if self._state is not None:
             self._state.active = False
-        self._told = True
+        self._announced = True
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not self._told and not pl_module.automatic_optimization:
-            self._told = True
+        if not self._announced and not pl_module.automatic_optimization:
+            self._announced = True
             rank_zero_warn(
-                "GradientTransform: no backward pass was announced in the first batch, so no gradient is changed. With manual "
-                "optimisation call self.manual_backward(loss) in place of loss.backward()."
+                "GradientTransform: self.manual_backward was not called in the first batch, so no gradient is changed. With manual "
+                "optimisation call self.manual_backward(loss) instead of loss.backward()."
             )
 
     @override
@@ -258,11 +259,11 @@ class GradientTransform(HookedCallback):
         for site in sites.values():
             site.calls = site.received = 0
         if len(self.report.silent) == len(sites) and trainer.current_epoch == 0:
-            rank_zero_warn(f"GradientTransform: no gradient came to {some(self.report.silent)}: frozen, unused, or detached.")
+            rank_zero_warn(f"GradientTransform: there is no gradient at {some(self.report.silent)}: frozen, unused, or detached.")
         self.log_scalars(trainer, {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor})
 
     def _label(self, trainer: Trainer) -> str:
-        """The name, with a number where another before it has the same."""
+        """The name, with a number if an earlier GradientTransform has the same."""
         alike = [
             callback for callback in callbacks_of(trainer) if isinstance(callback, GradientTransform) and callback.name == self.name
         ]

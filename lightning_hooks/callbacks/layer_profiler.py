@@ -1,4 +1,4 @@
-"""LayerProfiler: where the time of a training step goes."""
+"""LayerProfiler: the time of each layer in training steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.profile_table import COLUMNS, summary_lines, table_rows
 from lightning_hooks.callbacks.trainer import epoch_step
 from lightning_hooks.hooks import ModuleSelector, guarded
-from lightning_hooks.hooks.checks import check_count
+from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples
@@ -26,15 +26,15 @@ STEP_STATS = ("step_ms", "forward_ms", "backward_ms", "other_ms", "outside_ms", 
 
 
 class LayerProfiler(HookedCallback):
-    """Times every layer in place, in real training steps: forward and backward, self and total.
+    """Measures the time of every layer in training steps: forward and backward, self and total.
 
-    Forward time is from a module's call to its return. Backward time is that of the autograd nodes its forward made, so models
-    with in-place operations, several calls, frozen layers and outputs of any structure are measured; forward passes that
-    activation checkpointing repeats in backward are told apart as recomputation. *Self* leaves inner modules out, *total* has
-    them in: self times and the time outside all modules add up to the step.
+    Forward time is from a module's call to its return. Backward time is that of the autograd nodes of its forward, so in-place
+    operations, several calls, frozen layers and outputs of any structure are supported; forward passes that activation
+    checkpointing repeats in backward are reported as recomputation. *Self* time excludes inner modules, *total* time includes them:
+    self times and the time outside all modules add up to the step.
 
-    It only observes. On the CPU its own time is not counted; on a CUDA device events are put into the stream and read when the
-    device has passed them, with no wait but one at the epoch's end. Each rank measures itself; rank 0's times are logged.
+    Training is unchanged. On the CPU the profiler's own time is excluded; on a CUDA device it records events and reads them with
+    one host sync at the end of an epoch. Each rank measures itself; the times of rank 0 are logged.
 
     Logged each epoch: ``profile/<module>/<stat>`` with stat one of self_ms, total_ms, forward_ms, backward_ms (both self; the
     recomputed forward is in self_ms) and share, means per step; ``profile/step_ms``, ``forward_ms``, ``backward_ms``,
@@ -42,12 +42,12 @@ class LayerProfiler(HookedCallback):
     and a table. NaN where nothing was measured.
 
     Args:
-        modules: Which modules to time; None for every module of the model, containers and dropout included.
-        every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. Of a long epoch at most 512 are kept.
-        warmup_steps: Training batches at the beginning of a fit that are not measured. Where the first epoch has measured
-            batches after them, they are the first after the warm-up and each n-th from there.
-        plot: Draw a bar chart each epoch for the trackers that show images; needs matplotlib.
-        summary: Print the table at the end of training.
+        modules: The modules to time; None for every module of the model, containers and dropout included.
+        every_n_steps: Measure training batches 0, n, 2n, … of each epoch; 1 for all. At most 512 of an epoch are kept.
+        warmup_steps: Number of first training batches of a fit that are not measured, at least 0. In the epoch in which the warm-up
+            ends, the first batch after it and every n-th from there are measured.
+        plot: Whether to draw a bar chart each epoch for trackers that show images; needs matplotlib.
+        summary: Whether to print the table at the end of training.
 
     Attributes:
         report: The last epoch's :class:`~lightning_hooks.profiling.ProfileReport`; None before the first.
@@ -79,9 +79,7 @@ class LayerProfiler(HookedCallback):
         summary: bool = True,
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
-        for name, value in (("plot", plot), ("summary", summary)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False; got {value!r}.")
+        check_bools(plot=plot, summary=summary)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
         self.plot = plot
         self.summary = summary
@@ -101,13 +99,13 @@ class LayerProfiler(HookedCallback):
 
         Args:
             model: The model, on the CPU or a CUDA device.
-            step: A function that takes one training step: forward, backward, optimizer.
-            steps: How many steps to measure.
-            warmup_steps: How many to take before, unmeasured.
-            modules: Which modules; None for every module of the model.
+            step: A function that runs one training step: forward, backward, optimizer.
+            steps: Number of steps to measure, at least 1.
+            warmup_steps: Number of steps before them, at least 0.
+            modules: The modules; None for every module of the model.
 
         Returns:
-            The report. See :class:`~lightning_hooks.profiling.ProfileSession` for a loop of one's own.
+            The report. Use :class:`~lightning_hooks.profiling.ProfileSession` in your own loop.
 
         Raises:
             TypeError: If an argument is of a wrong type.
@@ -123,7 +121,7 @@ class LayerProfiler(HookedCallback):
             (5, ['0', '1'])
         """
         if not callable(step):
-            raise TypeError(f"step must be a function that takes one training step; got {step!r}.")
+            raise TypeError(f"step must be a function that runs one training step; got {step!r}.")
         check_count("steps", steps, least=1)
         with ProfileSession(model, modules=modules, warmup_steps=warmup_steps) as session:
             for _ in range(warmup_steps + steps):
@@ -146,14 +144,14 @@ class LayerProfiler(HookedCallback):
         for site, (name, module) in enumerate(sites):
             if module is not None:
                 self.listen(name, module, EnterListener(self._tracer, site), "forward_pre")
-                # First of the hooks on the way out, and run although the module raises, as checkpointing lets it.
+                # The first forward hook, which also runs if the module raises, as it does under checkpointing.
                 self.listen(name, module, LeaveListener(self._tracer, site), "forward", prepend=True, always_call=True)
 
     @override
     def released(self) -> None:
         tracer: StepTracer | None = self.__dict__.get("_tracer")
         if tracer is not None and tracer.tracing:
-            tracer.abandon()  # hooks of nodes live as long as their graph, which the user may keep
+            tracer.abandon()  # hooks of nodes exist as long as their graph, which the user may keep
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -184,7 +182,7 @@ class LayerProfiler(HookedCallback):
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if self._tracer.tracing:
-            self._tracer.after_backward()  # where a manual loop called loss.backward() and nobody announced it
+            self._tracer.after_backward()  # a manual loop may call loss.backward() without an event
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -220,7 +218,7 @@ class LayerProfiler(HookedCallback):
         trackers.save()
 
     def scalars(self, report: ProfileReport) -> dict[str, float]:
-        """What is logged of a report, with full tags."""
+        """Return the logged values of a report by tag."""
         nan = float("nan")
         scalars: dict[str, float] = {}
         for name in self._samples.names:
@@ -242,8 +240,8 @@ class LayerProfiler(HookedCallback):
 
         Args:
             report: The report.
-            top: Only so many modules; None for all.
-            sort: The most ``self`` time first, the most ``total`` time first, or in the ``model``'s order.
+            top: The number of modules; None for all.
+            sort: By ``self`` or ``total`` time, largest first, or in the order of the ``model``.
 
         Raises:
             ValueError: If ``sort`` is none of these.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_hooks.hooks.checks import check_choice
 from lightning_hooks.profiling import ProfileReport
 from lightning_hooks.trackers import Table, some
 
@@ -20,12 +21,12 @@ COLUMNS = (
     "memory MB",
 )
 _IF_ANY = ("recompute ms", "memory MB")
-"""Columns that are left out in the terminal where they say nothing."""
+"""Columns that the terminal shows only if they have values."""
 ORDERS = ("self", "total", "model")
 
 
 def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "self") -> list[str]:
-    """A report as lines for the terminal."""
+    """Return a report as lines for the terminal."""
     if not report.measured_steps:
         return [
             f"Profile, epoch {report.epoch}: nothing was measured in its {report.batches} batches, which were warm-up. Lower "
@@ -50,9 +51,8 @@ def summary_lines(report: ProfileReport, top: int | None = None, sort: str = "se
 
 
 def table_rows(report: ProfileReport, sort: str = "self") -> list[tuple[object, ...]]:
-    """A report as rows below ``COLUMNS``."""
-    if sort not in ORDERS:
-        raise ValueError(f"sort must be one of {', '.join(ORDERS)}; got {sort!r}.")
+    """Return a report as rows for ``COLUMNS``."""
+    check_choice("sort", sort, ORDERS)
     found = list(report.sites.items())
     if sort != "model":
         found.sort(key=lambda item: -getattr(item[1], f"{sort}_time").mean)

@@ -1,4 +1,4 @@
-"""What a model makes of a batch, in plain torch: features, fixed samples, Grad-CAM; and running a model without a trace."""
+"""Features of a batch, fixed samples and Grad-CAM in plain torch, and running a model without side effects."""
 
 from lightning_hooks.extraction.batches import Field, Forward, batch_size, field_of, first_rows, images_in, map_tensors, run_model
 from lightning_hooks.extraction.cam import Cam, Reshape, Target, grad_cam, resize

@@ -1,4 +1,4 @@
-"""Batches of any structure: their size, their first rows, their fields, and handing them to a model."""
+"""Batches of any structure: their size, first rows and fields, and running a model on them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def run_model(model: nn.Module, batch: Any, forward: Forward | None = None) -> A
 
     Args:
         model: The model.
-        batch: A tensor is the input. A tuple or list: its first entry is the input. A mapping is passed by keyword, without
-            the entries that the model does not take (a label, an id).
-        forward: The name of the submodule or method to call instead of the model, or a function of (model, batch) for all
-            else, such as several inputs: ``lambda model, batch: model(*batch)``.
+        batch: A tensor, the input; a tuple or list, whose first entry is the input; or a mapping, passed by keyword without the
+            entries that the model does not accept (a label, an id).
+        forward: The name of the submodule or method to call instead of the model, or a function of (model, batch), for instance
+            with several inputs: ``lambda model, batch: model(*batch)``.
 
     Returns:
-        What the model returns.
+        The output of the model.
 
     Raises:
-        TypeError: If the batch is a mapping of which the model takes no entry, or the model has no ``forward``.
+        TypeError: If the model accepts no entry of a mapping, or has no ``forward``.
         AttributeError: If the model has nothing named ``forward``.
     """
     device = device_of(model)
@@ -63,7 +63,7 @@ def run_model(model: nn.Module, batch: Any, forward: Forward | None = None) -> A
         if call is not model or 'missing the required "forward" function' not in str(error):
             raise
         raise TypeError(
-            f"{type(model).__name__} has no forward. Say how to run it with forward=: the name of a submodule or method, or a "
+            f"{type(model).__name__} has no forward. Pass forward=: the name of a submodule or method, or a "
             "function of (model, batch)."
         ) from error
 
@@ -76,7 +76,7 @@ def _taken(call: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     if not taken:
         raise TypeError(
             f"{type(call).__name__} takes {', '.join(map(repr, parameters)) or 'nothing'}; the batch has "
-            f"{', '.join(map(repr, batch))}. Say how to run the model with forward=, a function of (model, batch)."
+            f"{', '.join(map(repr, batch))}. Pass forward=, a function of (model, batch)."
         )
     return taken
 
@@ -103,15 +103,14 @@ def _like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
 
 
 def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in ``batch`` that has one; None if there is none."""
+    """Return the first dimension of the first tensor in ``batch`` that has one, or None."""
     return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), None)
 
 
 def first_rows(batch: Any, n: int) -> Any:
-    """A copy of the first ``n`` rows of a batch, detached and outside inference mode.
+    """Return a copy of the first ``n`` rows of a batch, detached and outside inference mode.
 
-    Tensors whose first dimension is the batch's size and lists of that many plain values (strings, numbers) are cut; the
-    rest is kept whole.
+    Tensors whose first dimension is the batch size, and lists of that many strings or numbers, are cut; other entries stay whole.
 
     Raises:
         ValueError: If there is no tensor in the batch.
@@ -138,7 +137,7 @@ def _cut(value: Any, n: int, size: int) -> Any:
 
 
 def images_in(batch: Any) -> Tensor | None:
-    """The first tensor in ``batch`` that may be images, ``(n, channels, height, width)``; None if there is none."""
+    """Return the first tensor in ``batch`` that may be images, ``(n, channels, height, width)``, or None."""
     return next((tensor for tensor in tensors_in(batch) if tensor.dim() == 4 and not tensor.is_complex()), None)
 
 
@@ -156,6 +155,4 @@ def field_of(batch: Any, field: Field, name: str = "") -> Any:
         has = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"{type(batch).__name__}"
         if isinstance(batch, tuple | list):
             has = f"{len(batch)} entries"
-        raise ValueError(
-            f"the field {name or field!r} was asked for as {field!r}, which the batch has not; it has {has}."
-        ) from error
+        raise ValueError(f"the field {name or field!r} is {field!r}, which the batch does not have; it has {has}.") from error

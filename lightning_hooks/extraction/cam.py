@@ -1,4 +1,4 @@
-"""Grad-CAM: which places of a layer speak for a class."""
+"""Grad-CAM: the positions of a layer that contribute to a class score."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Target: TypeAlias = int | Sequence[int] | Tensor | Callable[[Any], Tensor] | Non
 """A class, a class per sample, None for the predicted one, or a function of the model's output that returns scores."""
 
 Reshape: TypeAlias = Sequence[int] | Callable[[Tensor], Tensor] | None
-"""How tokens lie in space: (height, width), or a function from a layer's output to ``(n, channels, space …)``."""
+"""The spatial layout of tokens: (height, width), or a function from a layer's output to ``(n, channels, space …)``."""
 
 
 class Cam(NamedTuple):
-    """What Grad-CAM gives.
+    """The result of Grad-CAM.
 
     Attributes:
         maps: Shape ``(n, height, width)``.
-        scores: The score that was explained, per sample, shape ``(n,)``.
-        classes: Its class, per sample, shape ``(n,)``; None where a function of the output gave the score.
+        scores: The explained score of each sample, shape ``(n,)``.
+        classes: Its class, shape ``(n,)``; None if the target was a function of the output.
     """
 
     maps: Tensor
@@ -51,7 +51,7 @@ def grad_cam(
     size: Sequence[int] | None = None,
     forward: Forward | None = None,
 ) -> Cam:
-    """Compute Grad-CAM maps, scores and classes: see :meth:`lightning_hooks.GradCAM.compute`, which returns the maps of this."""
+    """Compute Grad-CAM maps, scores and classes: see :meth:`lightning_hooks.GradCAM.compute`, which returns its maps."""
     check_forward(forward)
     check_target(target)
     check_reshape(reshape)
@@ -70,8 +70,8 @@ def grad_cam(
         gradient = torch.autograd.grad(scores.sum(), values, allow_unused=True)[0] if scores.requires_grad else None
         if gradient is None:
             raise ValueError(
-                f"the score does not depend on what {name!r} put out, or forward cuts the gradient between them (no_grad, detach); "
-                "choose a layer on the score's way."
+                f"the score does not depend on the output of {name!r}, or forward cuts the gradient between them (no_grad, "
+                "detach). Choose a layer that the score depends on."
             )
         maps = _weighted(values.detach(), gradient, layer, reshape)
     maps = maps.clamp(min=0) if relu else maps
@@ -79,11 +79,11 @@ def grad_cam(
 
 
 def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, nn.Module]:
-    """Return the (name, module) to look at: the one given, or the last convolution.
+    """Return the (name, module) of a layer, by default of the last convolution.
 
     Raises:
-        ValueError: If no module is so named or several match, the module is not in the model, or there is no convolution.
-        TypeError: If ``module`` is none of these.
+        ValueError: If no module or several match the name, the module is not in the model, or there is no convolution.
+        TypeError: If ``module`` is of another type.
     """
     if isinstance(module, str):
         found = select_modules(model, module)
@@ -108,7 +108,7 @@ def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, n
 
 
 def check_target(target: object) -> None:
-    """Raise TypeError if ``target`` is none of what it may be."""
+    """Raise TypeError if ``target`` is of a wrong type."""
     known = target is None or callable(target) or isinstance(target, Tensor | int | float | Sequence)
     if not known or isinstance(target, str | bytes):
         raise TypeError(
@@ -118,7 +118,7 @@ def check_target(target: object) -> None:
 
 
 def check_size(size: object) -> None:
-    """Raise TypeError if ``size`` is not two sides."""
+    """Raise TypeError if ``size`` is not two positive integers."""
     if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
         raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
 
@@ -152,10 +152,10 @@ def _differentiable_rnns(model: nn.Module) -> Any:
 
 
 class _Tap(Listener):
-    """Forward hook of the layer: keeps its output, and lets the model go on with a copy.
+    """Forward hook of the layer: keeps its output, and returns a copy.
 
-    What follows may work in place on the copy; the kept tensor stays what the layer put out, and the gradient reaches it
-    through the copy. Where nothing before the layer requires gradients, the kept tensor starts the graph.
+    Later modules may change the copy in place; the gradient reaches the kept tensor through it. If nothing before the layer
+    requires a gradient, the kept tensor is the root of the graph.
     """
 
     def __init__(self, calls: list[Tensor]) -> None:
@@ -218,7 +218,7 @@ def _logits(output: Any) -> Tensor:
 def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Reshape) -> Tensor:
     """Channels weighted by their mean gradient, summed."""
     values, gradient = (spatial(tensor, layer, reshape) for tensor in (values, gradient))
-    # In float32 at least: half precision loses what many small gradients add up to.
+    # In float32 at least: half precision loses the sum of many small gradients.
     exact = torch.promote_types(values.dtype, torch.float32)
     values, gradient = values.to(exact), gradient.to(exact)
     weights = gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True)
@@ -226,19 +226,19 @@ def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Resha
 
 
 def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor:
-    """Lay a layer's output out in space.
+    """Return a layer's output with spatial dimensions.
 
     Args:
         values: ``(n, channels, space …)``, or tokens ``(n, tokens, features)``.
-        layer: Where it is from.
-        reshape: (height, width) of the tokens, whose last height · width are taken; a function; or None: a square, with or
-            without one token more (CLS) before it.
+        layer: The layer.
+        reshape: (height, width) of the grid of the last height · width tokens; a function of ``values``; or None for a square
+            grid, with or without a CLS token before it.
 
     Returns:
         Shape ``(n, channels, space …)``.
 
     Raises:
-        ValueError: If tokens do not make a square and ``reshape`` does not say what they make, or the shape has no space.
+        ValueError: If the tokens are not a square grid and ``reshape`` is None, or the output has no spatial dimensions.
     """
     if callable(reshape):
         laid: Tensor = reshape(values)
@@ -247,14 +247,14 @@ def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor
         return values
     if values.dim() != 3:
         raise ValueError(
-            f"the output of this {type(layer).__name__} has shape {tuple(values.shape)}, without space to show. Choose a layer "
-            "with (n, channels, height, width) or (n, tokens, features), or give reshape= as a function."
+            f"the output of this {type(layer).__name__} has shape {tuple(values.shape)}, without spatial dimensions. Choose a "
+            "layer with (n, channels, height, width) or (n, tokens, features), or give reshape= as a function."
         )
     tokens = values.shape[1]
     if reshape is None:
         side = math.isqrt(tokens)
         if side * side != tokens and math.isqrt(tokens - 1) ** 2 != tokens - 1:
-            raise ValueError(f"{tokens} tokens make no square, nor without the first; give their grid as reshape=(height, width).")
+            raise ValueError(f"{tokens} tokens are no square grid, with or without the first; pass reshape=(height, width).")
         height = width = side
     else:
         height, width = reshape

@@ -1,4 +1,4 @@
-"""The features of an epoch, and the files they are kept in."""
+"""The features of an epoch, and their files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 FORMATS = ("npz", "safetensors")
-"""The kinds of file, which are also their suffixes."""
+"""The file formats, which are also the suffixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractedFeatures:
-    """What chosen modules put out for the same samples.
+    """Outputs of selected modules for the same samples.
 
     Attributes:
         epoch: The epoch, from 0.
         step: The step at which Lightning logs what belongs to the end of that epoch.
-        sites: Module name to features, ``(n, …)``, CPU; row ``i`` of every entry is the same sample. NaN where a module was not
-            called for a sample. Further calls in a batch are ``name#2``, ``name#3``, ….
-        fields: Name to what came with the samples: a tensor ``(n, …)``, or a list of n.
-        silent: Selected modules of which nothing was heard.
-        seen: How many samples went by, of which these were chosen.
+        sites: Module name to features, ``(n, …)``, CPU; row ``i`` of each entry belongs to the same sample. NaN where a module was
+            not called for a sample. Further calls in a batch are ``name#2``, ``name#3``, ….
+        fields: Name to entries of the batch: a tensor ``(n, …)``, or a list of n.
+        silent: Selected modules without an output.
+        seen: Number of samples from which these were selected.
     """
 
     epoch: int
@@ -41,17 +41,17 @@ class ExtractedFeatures:
         return next((len(values) for values in (*self.sites.values(), *self.fields.values())), 0)
 
     def save(self, path: str | Path) -> Path:
-        """Write to a file, by its suffix ``.npz`` or ``.safetensors``; folders are made.
+        """Write to a ``.npz`` or ``.safetensors`` file, by its suffix; missing folders are created.
 
-        In either, features are under ``features/<module>`` and tensor fields under ``fields/<name>``; the rest is JSON, in
-        the array ``json`` or in safetensors' metadata. NumPy has no bfloat16: npz keeps such features as float32.
+        Features are named ``features/<module>`` and tensor fields ``fields/<name>``; the rest is JSON, in the array ``json`` or in
+        the metadata of safetensors. NumPy has no bfloat16: npz files have float32 instead.
 
         Returns:
             The path.
 
         Raises:
             ValueError: If the suffix is another.
-            ImportError: If safetensors is wanted and not installed.
+            ImportError: If the suffix is ``.safetensors`` and safetensors is not installed.
         """
         path = Path(path)
         kind = _kind(path)
@@ -61,7 +61,7 @@ class ExtractedFeatures:
         lists = {name: values for name, values in self.fields.items() if not isinstance(values, Tensor)}
         rest = json.dumps({"epoch": self.epoch, "step": self.step, "silent": self.silent, "seen": self.seen, "fields": lists})
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it first: a reader never finds half a file.
+        # Written under another name first: a reader never finds an incomplete file.
         partial = path.with_name(f".{path.name}.partial")
         if kind == "npz":
             arrays = {
@@ -76,7 +76,7 @@ class ExtractedFeatures:
 
     @classmethod
     def load(cls, path: str | Path) -> ExtractedFeatures:
-        """Read what :meth:`save` wrote.
+        """Read a file written by :meth:`save`.
 
         Raises:
             ValueError: If the suffix is neither ``.npz`` nor ``.safetensors``.
@@ -98,7 +98,7 @@ class ExtractedFeatures:
 
 
 def safetensors_for(what: str) -> Any:
-    """The functions of safetensors for torch.
+    """Return ``safetensors.torch``.
 
     Raises:
         ImportError: If it is not installed.
@@ -116,6 +116,6 @@ def _kind(path: Path) -> str:
     kind = path.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise ValueError(
-            f"features are kept in files that end in {' or '.join(f'.{known}' for known in FORMATS)}; got {str(path)!r}."
+            f"features are saved in files with the suffix {' or '.join(f'.{known}' for known in FORMATS)}; got {str(path)!r}."
         )
     return kind

@@ -1,4 +1,4 @@
-"""The features of all ranks together."""
+"""Merging of the features of all ranks."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ Collected = tuple[dict[str, Tensor], dict[str, Any]]
 def merge_ranks(
     store: FeatureStore, world: int, on_fault: Callable[[str, Exception], None]
 ) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-    """Bring what the store keeps to the host, of all ranks if there are several.
+    """Copy the samples of a store to the host, merged over all ranks.
 
-    Ranks first tell each other which samples they keep, then send only those that all together keep: two collectives. Every
-    rank ends with the same.
+    Ranks first exchange the keys of their samples, then send only those that are kept of all: two collectives. Every rank has the
+    same result.
 
     Args:
-        store: This rank's.
-        world: How many ranks there are.
-        on_fault: Told of a site that cannot be merged.
+        store: The store of this rank.
+        world: Number of ranks.
+        on_fault: Called with (site, error) for a site that cannot be merged.
 
     Returns:
-        Features by site; fields by name; how many samples were seen.
+        Features by site; fields by name; the number of samples seen.
     """
     kept = store.reservoir.kept()
     if world == 1:
         return (*store.collect([slot for _, _, slot in kept]), store.reservoir.seen)
-    told: list[Any] = [None] * world
-    torch.distributed.all_gather_object(told, (kept, store.reservoir.seen))
-    chosen = choose([entries for entries, _ in told], store.reservoir.capacity)
+    offers: list[Any] = [None] * world
+    torch.distributed.all_gather_object(offers, (kept, store.reservoir.seen))
+    chosen = choose([entries for entries, _ in offers], store.reservoir.capacity)
     here = torch.distributed.get_rank()
     ours = store.collect([slot for rank, slot in chosen if rank == here])
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, ours)
     sites, fields = join(parts, [rank for rank, _ in chosen], on_fault)
-    return sites, fields, sum(seen for _, seen in told)
+    return sites, fields, sum(seen for _, seen in offers)
 
 
 def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[str, Exception], None]) -> Collected:
     """Put the samples of several ranks in order.
 
     Args:
-        parts: What each rank sends.
-        ranks: For each sample of the whole, in order, the rank that has it; each rank's are in its own order.
-        on_fault: Told of a site whose features have different shapes on different ranks; it is left out.
+        parts: The features and fields of each rank.
+        ranks: The rank of each sample, in the merged order.
+        on_fault: Called with (site, error) for a site whose features differ in shape between ranks; it is left out.
 
     Returns:
-        Features by site, NaN where a rank has none of a site, and fields by name.
+        Features by site, NaN where a rank has none, and fields by name.
     """
     sites: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for features, _ in parts for name in features):

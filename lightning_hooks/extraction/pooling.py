@@ -1,4 +1,4 @@
-"""From a layer's output to one vector per sample."""
+"""Pooling of a layer's output to one vector per sample."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Pool: TypeAlias = str | Callable[[Tensor], Tensor]
 """One of ``POOLS``, or a function of a module's output, ``(n, …)`` to ``(n, …)``."""
 
 POOLS = ("mean", "space", "tokens", "cls")
-"""The named ways to pool; see :func:`pooled`."""
+"""The named poolings; see :func:`pooled`."""
 
-# Modules that put channels first in three dimensions too.
+# Modules whose outputs have channels first, also with three dimensions.
 _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -41,10 +41,10 @@ def pooled(values: Tensor, pool: Pool | None, module: nn.Module) -> Tensor:
 
     Args:
         values: The output, samples first: ``(n, channels, space …)``, ``(n, tokens, features)`` or ``(n, features)``.
-        pool: None keeps everything. ``space`` is the mean over dimensions 2 and up; ``tokens`` the mean over all but the
+        pool: None for no pooling. ``space`` is the mean over dimensions 2 and up; ``tokens`` the mean over all but the
             first and the last; ``cls`` the first token; ``mean`` is ``space`` for four or more dimensions and for
-            one-dimensional convolutions, norms and pools, ``tokens`` otherwise. What has two dimensions stays as it is.
-        module: Where the output is from.
+            one-dimensional convolutions, norms and pools, ``tokens`` otherwise. Two-dimensional outputs are unchanged.
+        module: The module of the output.
 
     Returns:
         Shape ``(n, channels)`` or ``(n, features)``; that of ``values`` with ``pool=None``.

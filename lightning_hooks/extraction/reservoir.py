@@ -1,4 +1,4 @@
-"""Which samples of a stream are kept, decided on the host and mergeable over ranks."""
+"""Selection of samples from a stream, on the host and mergeable over ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ SAMPLINGS = ("first", "reservoir")
 
 @dataclass(slots=True)
 class Reservoir:
-    """Bounded choice of samples from a stream of unknown length.
+    """Bounded selection of samples from a stream of unknown length.
 
-    Each sample gets a key when it arrives, and the samples with the smallest keys are kept ("bottom-k sampling", Cohen and
-    Kaplan 2007). With random keys every sample of the stream is as likely as any other to be kept; with the arrival number as
-    key the first are. Either way the choice of several ranks together is the bottom of their joined keys. Keys come from a
-    generator of its own, so no other random state moves.
+    Each sample gets a key on arrival, and the samples with the smallest keys are kept ("bottom-k sampling", Cohen and Kaplan 2007,
+    "Summarizing data using bottom-k sketches"). Random keys select uniformly; arrival numbers as keys select the first. The
+    selection of several ranks is the bottom-k of all their keys. Keys come from a separate generator.
 
     Attributes:
-        capacity: How many samples are kept.
+        capacity: Number of samples to keep.
         sampling: ``first`` or ``reservoir``.
         seed: Seeds the keys of ``reservoir``.
-        rank: This process, which numbers its arrivals ``rank``, ``rank + world``, …
-        world: How many processes there are.
+        rank: This process, whose arrivals are numbered ``rank``, ``rank + world``, …
+        world: Number of processes.
         seen: Samples that have arrived here.
     """
 
@@ -36,7 +35,7 @@ class Reservoir:
     rank: int = 0
     world: int = 1
     seen: int = 0
-    _heap: list[tuple[float, int, int]] = field(default_factory=list)  # (-key, -arrival, slot): the next to go on top
+    _heap: list[tuple[float, int, int]] = field(default_factory=list)  # (-key, -arrival, slot): the next to be replaced on top
     _random: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
@@ -49,10 +48,10 @@ class Reservoir:
         self._random.seed(f"{self.seed}-{self.rank}")
 
     def admit(self, n: int) -> dict[int, int]:
-        """Let ``n`` samples arrive.
+        """Add ``n`` samples of the stream.
 
         Returns:
-            Slot to row: which of the ``n`` are kept now, and where. Slots count from 0 and are taken in order until all are.
+            Slot to row, of those of the ``n`` samples that are kept. Slots count from 0 and are filled in order.
         """
         placed: dict[int, int] = {}
         if self.sampling == "first" and self.seen >= self.capacity:
@@ -74,19 +73,19 @@ class Reservoir:
         return placed
 
     def kept(self) -> list[tuple[float, int, int]]:
-        """The (key, arrival, slot) of each sample kept, in the order of arrival."""
+        """Return the (key, arrival, slot) of each kept sample, in the order of arrival."""
         return sorted(((-key, -arrival, slot) for key, arrival, slot in self._heap), key=lambda entry: entry[1])
 
 
 def choose(ranks: Sequence[Sequence[tuple[float, int, int]]], capacity: int) -> list[tuple[int, int]]:
-    """Choose from what several ranks kept.
+    """Select from the samples of several ranks.
 
     Args:
         ranks: Each rank's :meth:`Reservoir.kept`.
-        capacity: How many to keep of all together.
+        capacity: Number of samples to keep.
 
     Returns:
-        (rank, slot) of each sample kept, in the order of arrival.
+        The (rank, slot) of each kept sample, in the order of arrival.
     """
     entries = [(key, arrival, rank, slot) for rank, kept in enumerate(ranks) for key, arrival, slot in kept]
     return [(rank, slot) for _, _, rank, slot in sorted(heapq.nsmallest(capacity, entries), key=lambda entry: entry[1])]

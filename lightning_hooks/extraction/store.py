@@ -1,4 +1,4 @@
-"""The samples an epoch keeps: features on the device, fields of the batch beside them, bounded."""
+"""Storage of an epoch's selected samples: features on the device and fields of the batch, bounded."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from lightning_hooks.extraction.reservoir import Reservoir
 
 
 class FeatureStore:
-    """Keeps chosen samples of a stream of batches, with no wait for the device.
+    """Stores selected samples of a stream of batches, without a host sync.
 
-    Which samples are kept is decided on the host, from the batch's size alone. Their rows are copied on the device into buffers
-    of at most ``reservoir.capacity`` rows, which :meth:`collect` brings to the host.
+    The selection is made on the host from the batch size. Rows are copied on the device into buffers of at most
+    ``reservoir.capacity`` rows, which :meth:`collect` copies to the host.
 
     Args:
-        reservoir: Decides.
-        fields: Name to entry of the batch that is kept beside the features.
-        on_fault: Told of a site whose features cannot be kept, (name, error); it has none for the rest of the epoch.
+        reservoir: Selects the samples.
+        fields: Name to the entry of the batch that is stored with the features.
+        on_fault: Called with (site, error) for a site whose features cannot be stored; it has none for the rest of the epoch.
     """
 
     def __init__(self, reservoir: Reservoir, fields: Mapping[str, Field], on_fault: Callable[[str, Exception], None]) -> None:
         self.reservoir = reservoir
         self.fields = dict(fields)
         self.on_fault = on_fault
-        self.rows: Tensor | None = None  # of this batch, which are kept
+        self.rows: Tensor | None = None  # indices of this batch's selected rows
         self.outputs: list[tuple[str, Tensor]] = []
         self._size = 0
         self._slots: dict[int, int] = {}
@@ -47,13 +47,13 @@ class FeatureStore:
         self.stop()
 
     def start(self, batch: Any, device: torch.device) -> bool:
-        """A batch starts.
+        """Start a batch.
 
         Returns:
-            Whether any of its samples is kept, so that listening is worth while.
+            Whether any of its samples is selected, so that hooks need to record.
 
         Raises:
-            ValueError: If the batch holds no tensor, or a field is missing or has not one entry per sample.
+            ValueError: If the batch has no tensor, or a field is missing or does not have one entry per sample.
         """
         self.stop()
         size = batch_size(batch)
@@ -70,7 +70,7 @@ class FeatureStore:
         for name, value in found.items():
             if isinstance(value, Tensor):
                 rows = _index(list(self._slots.values()), value.device)
-                self._try_to_enter(f"{_FIELD}{name}", value.detach().index_select(0, rows))
+                self._try_to_store(f"{_FIELD}{name}", value.detach().index_select(0, rows))
             else:
                 kept = self._lists.setdefault(name, [])
                 kept.extend([None] * (max(self._slots) + 1 - len(kept)))
@@ -79,21 +79,21 @@ class FeatureStore:
         return True
 
     def take(self, site: str, values: Tensor) -> Tensor:
-        """The rows of ``values`` that are kept, as a copy.
+        """Return a copy of the selected rows of ``values``, ``(n, …)``.
 
         Raises:
-            ValueError: If its first dimension is not the batch's size.
+            ValueError: If the first dimension is not the batch size.
         """
         if values.dim() == 0 or values.shape[0] != self._size:
             raise ValueError(
-                f"its output has shape {tuple(values.shape)}, where the batch has {self._size} samples: features are kept by the "
+                f"its output has shape {tuple(values.shape)}, where the batch has {self._size} samples: features are stored by the "
                 "first dimension"
             )
         assert self.rows is not None
         return values.index_select(0, self.rows)
 
     def commit(self) -> None:
-        """The batch is over: enter what was found. A known site that was not called leaves NaN for these samples."""
+        """End the batch: store its outputs. A known site that was not called has NaN for these samples."""
         if self.rows is None:
             return
         calls: Counter[str] = Counter()
@@ -107,22 +107,22 @@ class FeatureStore:
                     stale = [slot for slot in self._slots if slot < buffer.shape[0]]
                     buffer.index_fill_(0, _index(stale, buffer.device), torch.nan)
         for site, values in found.items():
-            self._try_to_enter(site, values)
+            self._try_to_store(site, values)
         self.stop()
 
     def stop(self) -> None:
-        """Forget the batch under way."""
+        """Discard the current batch."""
         self.rows = None
         self.outputs.clear()
 
     def collect(self, slots: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Bring kept samples to the host: one wait for the device, however many sites there are.
+        """Copy stored samples to the host, with one host sync for all sites.
 
         Args:
-            slots: Which, in which order.
+            slots: The slots of the samples, in order.
 
         Returns:
-            Features by site, and fields by name (tensors, or lists of what was in the batch's lists).
+            Features by site, and fields by name (tensors or lists).
         """
         found: dict[str, Tensor] = {}
         for name, buffer in self._tensors.items():
@@ -147,18 +147,18 @@ class FeatureStore:
             )
         return value
 
-    def _try_to_enter(self, name: str, values: Tensor) -> None:
+    def _try_to_store(self, name: str, values: Tensor) -> None:
         if name in self._broken:
             return
         try:
             with torch.inference_mode(False), torch.no_grad():
-                self._enter(name, values, _index(list(self._slots), values.device))
-        except Exception as error:  # noqa: BLE001  told, and training goes on
+                self._write(name, values, _index(list(self._slots), values.device))
+        except Exception as error:  # noqa: BLE001  reported, and training continues
             self._broken.add(name)
             self._tensors.pop(name, None)
             self.on_fault(name.removeprefix(_FIELD), error)
 
-    def _enter(self, name: str, values: Tensor, index: Tensor) -> None:
+    def _write(self, name: str, values: Tensor, index: Tensor) -> None:
         known = self._tensors.get(name)
         if known is None:
             known = values.new_empty((0, *values.shape[1:]))
@@ -187,7 +187,7 @@ _FIELD = "field:"  # no module's name holds a colon and a field's name may be an
 
 
 def to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to CPU memory, outside inference mode; from a CUDA device all at once, with one wait for the last."""
+    """Copy tensors to CPU memory, outside inference mode; from CUDA devices asynchronously, with one sync per device."""
     with torch.inference_mode(False):
         devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
         if not devices:

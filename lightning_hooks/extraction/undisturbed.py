@@ -1,4 +1,4 @@
-"""Running a model aside from its training, and leaving no trace."""
+"""Running a model outside of its training, without side effects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lightning_hooks.hooks import all_closed
 
 @contextmanager
 def undisturbed(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
-    """Run ``model`` inside this block as if it had not been run.
+    """Run ``model`` in this block without side effects.
 
-    Inside: every module is in eval mode; without gradients, or with them (``grad``), also when called from inference mode;
-    random numbers are the same each time; fused attention paths are off and compiled modules run as they are written, so that
-    every module's hooks run; callbacks of this package do not listen. Afterwards, also when the block raises: each module's mode,
-    the contents of buffers, and the random state of torch (CPU and the model's device), numpy and Python are what they were.
+    In the block every module is in eval mode, with or without gradients (``grad``), also within inference mode; random numbers are
+    the same each time; fused attention paths are off and compiled modules run uncompiled, so that every module's hooks run; the
+    hooks of this package's callbacks do not record. Afterwards, also when the block raises, each module's mode, the contents of
+    buffers, and the random state of torch (CPU and the model's device), NumPy and Python are restored.
 
     Args:
-        model: Any module. Its ``train`` and ``eval`` methods are not called, since some do more than set the mode.
-        grad: Whether autograd records. Parameters' ``.grad`` is then the caller's care: ``torch.autograd.grad`` leaves it alone.
+        model: Any module. Its ``train`` and ``eval`` methods are not called, since overrides may have side effects.
+        grad: Whether autograd records. Use ``torch.autograd.grad``, which does not write to ``.grad`` of parameters.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
@@ -45,12 +45,12 @@ def undisturbed(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            # Under a caller's autocast, weights cast here without gradients would be taken from its cache by the next step.
+            # Under a caller's autocast, the next step would reuse the weights that were cast here without gradients.
             torch.clear_autocast_cache()
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """The device of the first parameter or buffer; None for a model without any."""
+    """Return the device of the first parameter or buffer; None for a model without any."""
     return next((tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors), None)
 
 
@@ -71,15 +71,15 @@ def _buffers(model: nn.Module) -> Iterator[None]:
     before = []
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if not buffer.is_inference():  # such a one cannot be written to outside inference mode
+            if not buffer.is_inference():  # an inference tensor cannot be written outside inference mode
                 before.append((module, name, buffer, buffer._version, buffer.detach().clone()))
     try:
         yield
     finally:
         with torch.no_grad():
             for module, name, buffer, version, saved in before:
-                # The version counter (it has no public name) tells without waiting for the device whether a buffer was written
-                # to. One that was not is left alone: a write would count as a change to any graph that holds it.
+                # The version counter (it has no public name) shows without a sync whether a buffer was written. Others are not
+                # restored: a write would count as a change for a graph that holds the buffer.
                 if buffer._version != version:
                     buffer.copy_(saved)
                 if getattr(module, name, None) is not buffer:

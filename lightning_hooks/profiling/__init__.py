@@ -1,4 +1,4 @@
-"""Time per layer during real training steps, in plain torch."""
+"""Time of each layer in real training steps, in plain torch."""
 
 from lightning_hooks.profiling.report import LayerTimes, ProfileReport, Spread
 from lightning_hooks.profiling.session import ProfileSession

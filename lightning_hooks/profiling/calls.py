@@ -1,4 +1,4 @@
-"""Who called whom: the accounts that time is divided among."""
+"""The tree of calls, and the accounts to which time is assigned."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Phase(IntEnum):
 
 
 class CallTree:
-    """The places in the tree of calls, each numbered when it is first met: a site, called from a place.
+    """The places in the tree of calls, numbered in the order of first use. A place is a site called from another place.
 
-    One module called from two others has two places, so that time inside it counts for whoever called. An account is a place
-    in a phase, as one number.
+    A module called from two others has two places, so that its time counts for its caller. An account is a place in a phase, as one
+    number.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class CallTree:
         return found
 
     def called_again(self, place: int, site: int) -> int:
-        """Return the place of ``site`` when backward recomputes it while at ``place``: beside it, or beside a caller of it."""
+        """Return the place of ``site`` recomputed in backward at ``place``: next to that place, or next to one of its callers."""
         above = place
         while True:
             found = self._known.get((above, site))
@@ -52,7 +52,7 @@ class CallTree:
             above = self.parents[above]
 
     def sites_at(self, place: int) -> set[int]:
-        """Return the site of ``place`` and those it was called from."""
+        """Return the site of ``place`` and the sites of its callers."""
         found = set()
         while place != ROOT:
             found.add(self.sites[place])
@@ -61,7 +61,7 @@ class CallTree:
 
 
 def account(place: int, phase: Phase) -> int:
-    """Number a place in a phase."""
+    """Return the account of a place in a phase."""
     return place * len(Phase) + phase
 
 

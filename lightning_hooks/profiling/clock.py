@@ -1,4 +1,4 @@
-"""Clocks that divide a step's time among accounts: the host's, and a CUDA stream's."""
+"""Clocks that assign the time of a step to accounts, by host time or by CUDA events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step, divided.
+    """The times of one step.
 
     Attributes:
-        accounts: Account to milliseconds; together they are the step.
-        overhead: Milliseconds of host time that the profiler's own hooks took.
+        accounts: Account to milliseconds; their sum is the time of the step.
+        overhead: Host milliseconds spent in the profiler's own hooks.
     """
 
     accounts: dict[int, float]
@@ -24,38 +24,38 @@ class StepTimes:
 
 
 class StepClock(Protocol):
-    """Every moment of a step belongs to one account; :meth:`switch` says which from now on.
+    """Assigns each moment of a step to one account, which :meth:`switch` changes.
 
-    What happens between :meth:`pause` and :meth:`resume` is the profiler's own work.
+    Between :meth:`pause` and :meth:`resume` the profiler itself works.
     """
 
     def begin(self, account: int) -> None:
-        """A step begins, on ``account``."""
+        """Begin a step on ``account``."""
 
     def pause(self) -> None:
-        """Our own work begins."""
+        """Begin the profiler's own work."""
 
     def switch(self, account: int) -> None:
-        """From now on time goes to ``account``."""
+        """Assign the time from now on to ``account``."""
 
     def resume(self) -> None:
-        """Our own work is over."""
+        """End the profiler's own work."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
 
     def abandon(self) -> None:
-        """The step will not end: forget it."""
+        """Discard the step."""
 
     def take(self, wait: bool) -> list[StepTimes]:
-        """Hand over the steps that are over; with ``wait`` all of them, else those whose times can be had at once."""
+        """Return the steps that have ended and remove them: with ``wait`` all, else those whose times are known without a sync."""
 
     def allocated(self) -> int | None:
-        """Bytes allocated on the device now; None where nobody counts them."""
+        """Return the bytes allocated on the device; None where they are not counted."""
 
 
 class HostClock:
-    """Host time, for models on the CPU. It stands still while the profiler itself works."""
+    """Host time, for models on the CPU. It excludes the profiler's own work."""
 
     def __init__(self) -> None:
         self._account = 0
@@ -64,12 +64,12 @@ class HostClock:
         self._done: list[StepTimes] = []
 
     def begin(self, account: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._account, self._overhead, self._times = account, 0, {}
         self._last = time.perf_counter_ns()
 
     def pause(self) -> None:
-        """Enter what has passed."""
+        """Add the time since the last change to the account."""
         now = time.perf_counter_ns()
         self._times[self._account] = self._times.get(self._account, 0) + now - self._last
         self._last = now
@@ -79,47 +79,47 @@ class HostClock:
         self._account = account
 
     def resume(self) -> None:
-        """Leave out what has passed."""
+        """Add the time since the pause to the overhead."""
         now = time.perf_counter_ns()
         self._overhead += now - self._last
         self._last = now
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         self.pause()
         self._done.append(StepTimes({account: ns / 1e6 for account, ns in self._times.items()}, self._overhead / 1e6))
 
     def abandon(self) -> None:
-        """Forget the step."""
+        """Discard the step."""
         self._times = {}
 
     def take(self, wait: bool) -> list[StepTimes]:
-        """All steps: host times are known at once."""
+        """Return all steps."""
         done, self._done = self._done, []
         return done
 
     def allocated(self) -> int | None:
-        """Nobody counts the host's."""
+        """Return None: host memory is not counted."""
         return None
 
 
 class CudaClock:
-    """Stream time, for models on a CUDA device: an event wherever the account changes, and no wait for any of them.
+    """Stream time, for models on a CUDA device: records an event at each change of account, without a host sync.
 
-    An event is read when the device has passed it: between steps those that it has (asked, not waited for), and the rest at the
-    epoch's end. Read events are used again, so memory holds those of the few steps that the host is ahead.
+    Events that the device has passed are read between steps, the rest at the end of the epoch. They are used again, so that only
+    the events of the steps that the host is ahead are in memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._account = 0
         self._began = self._overhead = 0
-        self._marks: list[tuple[torch.cuda.Event, int]] = []  # from this event on time goes to the account
+        self._marks: list[tuple[torch.cuda.Event, int]] = []  # the account from this event on
         self._over: list[tuple[list[tuple[torch.cuda.Event, int]], int]] = []
         self._free: list[torch.cuda.Event] = []
 
     def begin(self, account: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._overhead = 0
         self._marks = []
         self._mark(account)
@@ -131,30 +131,30 @@ class CudaClock:
         self._marks.append((event, account))
 
     def pause(self) -> None:
-        """The device works on; only the host's time is noted."""
+        """Start to measure the overhead; the device continues."""
         self._began = time.perf_counter_ns()
 
     def switch(self, account: int) -> None:
-        """Put an event into the stream."""
+        """Record an event."""
         if account != self._account:
             self._mark(account)
 
     def resume(self) -> None:
-        """Note the host's time."""
+        """Add the host time since the pause to the overhead."""
         self._overhead += time.perf_counter_ns() - self._began
 
     def end(self) -> None:
-        """Put in the last event."""
+        """Record the last event."""
         self._mark(self._account)
         self._over.append((self._marks, self._overhead))
         self._marks = []
 
     def abandon(self) -> None:
-        """Forget the step."""
+        """Discard the step."""
         self._marks = []
 
     def take(self, wait: bool) -> list[StepTimes]:
-        """Read the steps that the device has finished, or with ``wait`` all."""
+        """Return the steps that the device has finished, or with ``wait`` all."""
         done = []
         while self._over:
             marks, overhead = self._over[0]
@@ -171,7 +171,7 @@ class CudaClock:
         return done
 
     def allocated(self) -> int | None:
-        """Bytes that PyTorch's allocator has given out; no wait for the device."""
+        """Return the bytes that PyTorch's allocator has in use; no host sync."""
         return torch.cuda.memory_allocated(self._device)
 
 
@@ -179,7 +179,7 @@ def clock_for(device: torch.device) -> StepClock:
     """Return the clock of a device.
 
     Raises:
-        RuntimeError: If there is none that can be read without waiting at every layer.
+        RuntimeError: If the device is neither a CPU nor a CUDA device.
     """
     if device.type == "cpu":
         return HostClock()

@@ -1,4 +1,4 @@
-"""Which module made which node of the autograd graph."""
+"""The modules that created the nodes of the autograd graph."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from lightning_hooks.profiling.calls import ROOT
 
 # AccumulateGrad nodes, which parameters keep from step to step, all have this number. The engine runs one right after the
-# node that hands it a gradient, so its time goes to that node's module without a hook.
+# node that passes it a gradient, so its time is assigned to that node's module without a hook.
 _ACCUMULATE_GRAD = 2**64 - 1
 
 
 class _Lane:
-    """One thread's forward passes in this step: autograd numbers the nodes of each thread in the order of their making."""
+    """The forward passes of one thread in this step: autograd numbers the nodes of each thread in the order of their creation."""
 
     def __init__(self, place: int) -> None:
-        # There is no public name for the number the next node will get, nor for a node's own; they are what
-        # torch.autograd.profiler and the compiler match forward and backward operations by.
+        # The sequence numbers of nodes have no public name; torch.autograd.profiler and the compiler match forward and backward
+        # operations by them.
         self.starts: list[int] = [torch.autograd._get_sequence_nr()]  # type: ignore[attr-defined]
-        self.places: list[int] = [place]  # from starts[i] on, nodes are made at places[i]
+        self.places: list[int] = [place]  # from starts[i] on, nodes are created at places[i]
         self.seen: set[int] = {_ACCUMULATE_GRAD}
 
     def move(self, place: int) -> None:
@@ -32,13 +32,13 @@ class _Lane:
 
 
 class NodeMap:
-    """Hooks the nodes of a step's graph, each for the place in the call tree that was running when it was made.
+    """Hooks the nodes of a step's graph, each for the place in the call tree that created it.
 
-    Module backward hooks refuse models with in-place operations and miss outputs that are not tensors. Nodes do neither: a node
-    keeps its number whatever later becomes of the tensor it was made for. No node is held; a graph dies when it would have.
+    Module backward hooks do not support in-place operations and outputs that are not tensors. Hooks of nodes do: a node keeps its
+    number when its tensor changes. No reference to a node is kept, so graphs are freed as usual.
 
     Args:
-        hook_for: Place to the pre-hook its nodes get.
+        hook_for: Returns the pre-hook for the nodes of a place.
     """
 
     def __init__(self, hook_for: Callable[[int], Callable[..., Any]]) -> None:
@@ -46,7 +46,7 @@ class NodeMap:
         self._lanes: dict[int, _Lane] = {}
 
     def clear(self) -> None:
-        """A new step starts."""
+        """Start a new step."""
         self._lanes.clear()
         self._lane(ROOT)
 
@@ -58,14 +58,14 @@ class NodeMap:
         return lane
 
     def move(self, place: int) -> None:
-        """What this thread makes from now on is made at ``place``."""
+        """Assign the nodes that this thread creates from now on to ``place``."""
         self._lane(place).move(place)
 
     def claim(self, nodes: Iterable[Any]) -> None:
-        """Hook the nodes of this step that ``nodes`` were computed from, each once.
+        """Hook ``nodes`` and the nodes of this step before them, each once.
 
         Args:
-            nodes: Where to start: the ``grad_fn`` of tensors, or None.
+            nodes: The ``grad_fn`` of tensors, or None.
         """
         lane = self._lane(ROOT)
         first, seen = lane.starts[0], lane.seen

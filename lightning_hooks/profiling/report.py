@@ -1,4 +1,4 @@
-"""What a profile says: times of every layer, in milliseconds."""
+"""The report of a profile: times of every layer, in milliseconds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lightning_hooks.reports.plain import PlainReport
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds in a step, over the measured steps.
+    """Statistics of the milliseconds per step, over the measured steps.
 
     Attributes:
-        mean: Their mean.
-        std: Their standard deviation, of the steps measured (divided by their number).
-        p50: Their median.
-        p95: Their 95th percentile, interpolated linearly.
+        mean: Mean.
+        std: Population standard deviation.
+        p50: Median.
+        p95: 95th percentile, linearly interpolated.
     """
 
     mean: float
@@ -26,10 +26,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """One module's times in a step, all its calls together, and what it puts out.
+    """Times of one module per step, of all its calls, and the size of its output.
 
-    *Self* is time in the module and in no chosen module inside it; self times of all modules and the time outside them add up to
-    the step. *Total* is from its call to its return, and in backward the same for its part of the graph.
+    *Self* time excludes selected modules inside the module; the self times of all modules and the time outside them add up to the
+    step. *Total* time is from its call to its return, and in backward that of its part of the graph.
 
     Attributes:
         calls: Forward calls in a step, mean.
@@ -45,8 +45,8 @@ class LayerTimes:
         share: Mean self time over the step's mean, 0 to 1.
         total_share: Mean total time over the step's mean, 0 to 1.
         output_bytes: Bytes of the tensors it returned in a step, mean.
-        memory_bytes: By how much the device memory allocated grew over its forward calls of one step, inner modules included:
-            its output and what it keeps for backward. None on the CPU, and where it was not read.
+        memory_bytes: Growth of the allocated device memory during its forward calls in one step, inner modules included: its output
+            and the tensors saved for backward. None on the CPU, and if it was not read.
     """
 
     calls: float
@@ -67,26 +67,26 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport(PlainReport):
-    """Where the time of training steps went, on this rank.
+    """Times of training steps, on this rank.
 
     ``forward_time + backward_time + other_time = step_time``, and ``step_time`` is the self times of all modules plus
-    ``outside_forward``, ``outside_backward`` and ``other_time``. On the CPU the clock stands still in the profiler's own hooks.
+    ``outside_forward``, ``outside_backward`` and ``other_time``. On the CPU the times exclude the profiler's own hooks.
 
     ``to_dict()`` gives plain JSON data, and ``from_dict()`` the report again.
 
     Attributes:
         epoch: The epoch, from 0.
         step: The trainer's ``global_step`` at its end.
-        device: Where the model was: ``cpu``, ``cuda:0``.
+        device: The device of the model, such as ``cpu`` or ``cuda:0``.
         sites: Module name to its times, in model order; only modules that were called.
-        silent: Chosen modules that were not called in a measured step, or run inside a compiled one.
+        silent: Selected modules that were not called in a measured step, or run inside a compiled one.
         step_time: From the batch's start to its end.
         forward_time: Forward; recomputation is not in it.
         backward_time: Backward, recomputation included.
         other_time: The rest: optimizer, other callbacks, logging.
-        outside_forward: Forward outside every chosen module: the loss, functional code.
+        outside_forward: Forward outside every selected module: the loss, functional code.
         outside_backward: Backward of the same.
-        overhead: Host milliseconds in a step that the profiler's own hooks took, mean.
+        overhead: Mean host milliseconds per step in the profiler's own hooks.
         measured_steps: Training batches measured.
         batches: Training batches of the epoch.
     """

@@ -1,4 +1,4 @@
-"""From the times of many steps to a report."""
+"""The report of the times of many steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_hooks.profiling.report import LayerTimes, ProfileReport, Spread
 from lightning_hooks.profiling.tracer import Tally, TracedStep
 
 LIMIT = 512
-"""Steps kept of an epoch. Where there are more, every second one is dropped and from then on fewer are measured."""
+"""The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""
 
 _SITE_PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "recompute": Phase.RECOMPUTE}
 
@@ -22,8 +22,8 @@ class Samples:
     """The measured steps of one epoch.
 
     Args:
-        names: The sites.
-        device: Where the model is.
+        names: The names of the sites.
+        device: The device of the model.
     """
 
     def __init__(self, names: list[str], device: str) -> None:
@@ -37,19 +37,19 @@ class Samples:
         self._steps: list[TracedStep] = []
 
     def wants(self) -> bool:
-        """Whether the next step that could be measured is to be."""
+        """Return whether to measure the next step."""
         wanted = self._turn % self.stride == 0
         self._turn += 1
         return wanted
 
     def add_step(self, step: TracedStep) -> None:
-        """A step was traced; its times may come later."""
+        """Add a traced step; its times may follow later."""
         if step.reads_memory:
             self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
         self._waiting.append(step)
 
     def add_times(self, times: list[StepTimes]) -> None:
-        """Take up the times of the oldest steps that had none."""
+        """Add the times of the oldest steps without any."""
         for found in times:
             step = self._waiting.pop(0)
             if step.counts:
@@ -60,12 +60,12 @@ class Samples:
             self.stride *= 2
 
     def reset(self) -> None:
-        """A new epoch starts."""
+        """Start a new epoch."""
         self._waiting, self._times, self._steps = [], [], []
         self.stride, self._turn = 1, 0
 
     def report(self, tree: CallTree, epoch: int, step: int, batches: int) -> ProfileReport:
-        """Make the report of what was added. Every step's times are there by now."""
+        """Return the report of the added steps, which must all have their times."""
         accounts = sorted({account for times in self._times for account in times.accounts})
         column = {account: index for index, account in enumerate(accounts)}
         table = np.zeros((len(self._times), len(accounts)))

@@ -1,4 +1,4 @@
-"""Profiling a model in a training loop of one's own."""
+"""Profiling in any training loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepT
 
 
 class ProfileSession:
-    """Profiles the layers of a model in any training loop: hooks go in with the ``with`` block and come out with it.
+    """Profiles the layers of a model in any training loop. The hooks are registered in the ``with`` block.
 
-    Backward is found by itself. The model's own call counts as forward; what is neither in it nor in backward, such as the loss
-    function and the optimizer, is ``other_time``.
+    Backward is detected. Forward is the call of the model; ``other_time`` is the rest, such as the loss function and the optimizer.
 
     Args:
         model: The model, on the CPU or a CUDA device.
-        modules: Which modules; None for every module of the model.
-        warmup_steps: Steps at the beginning that are not measured.
+        modules: The modules; None for every module of the model.
+        warmup_steps: Number of first steps that are not measured, at least 0.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -65,7 +64,7 @@ class ProfileSession:
 
     def __enter__(self) -> ProfileSession:
         if self._model is None:
-            raise RuntimeError("This ProfileSession has been used. Make a new one for another profile.")
+            raise RuntimeError("This ProfileSession has been used. Create a new one for another profile.")
         with self._hooks.all_or_nothing():
             for site, (name, module) in [(-1, ("", self._model)), *enumerate(self._sites)]:
                 if module is None:
@@ -81,13 +80,17 @@ class ProfileSession:
         self._tracer.tracing = False
         self._model, self._sites = None, []
         for site, error in self._faults.take():
-            warnings.warn(f"ProfileSession: the hook at {site!r} raised {error}; times there are not whole.", stacklevel=2)
+            warnings.warn(f"ProfileSession: the hook at {site!r} raised {error}; its times are incomplete.", stacklevel=2)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Everything in this block is one training step."""
+        """Run one training step in this block.
+
+        Raises:
+            RuntimeError: Outside of the ``with`` block of the session.
+        """
         if self._model is None or not len(self._hooks):
-            raise RuntimeError("Take steps inside the with block of the ProfileSession: its hooks are not in place.")
+            raise RuntimeError("Run steps inside the with block of the ProfileSession: its hooks are not registered.")
         taken, self._taken = self._taken, self._taken + 1
         reads_memory = self._reads_memory and taken == max(self.warmup_steps - 1, 0)
         if taken < self.warmup_steps and not reads_memory:
@@ -103,7 +106,7 @@ class ProfileSession:
         self._samples.add_times(self._tracer.clock.take(wait=False))
 
     def report(self) -> ProfileReport:
-        """Return the report of the steps measured so far; waits for the device.
+        """Return the report of the steps so far; waits for the device.
 
         Raises:
             RuntimeError: If no step was measured.
@@ -111,7 +114,7 @@ class ProfileSession:
         self._samples.add_times(self._tracer.clock.take(wait=True))
         if self._taken <= self.warmup_steps:
             raise RuntimeError(
-                f"No step was measured: {self._taken} were taken, and the first {self.warmup_steps} are warm-up. Take more steps, "
+                f"No step was measured: {self._taken} were run, and the first {self.warmup_steps} are warm-up. Run more steps, "
                 "or lower warmup_steps."
             )
         return self._samples.report(self._tracer.tree, epoch=0, step=self._taken, batches=self._taken)

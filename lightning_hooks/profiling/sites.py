@@ -1,4 +1,4 @@
-"""Which modules are timed."""
+"""Selection of the modules to time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from lightning_hooks.hooks.selection import (
     ModuleSelector,
     can_be_called,
     clean_name,
+    compiled_around,
     compiled_regions,
     select_modules,
 )
 
 
 def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module | None]]:
-    """Choose the modules of ``root`` to time.
+    """Select the modules of ``root`` to time.
 
-    None chooses every module that can be called: a profile must not leave out what takes time, and a block's total is of as much
-    interest as a leaf's. Inside a compiled module there are no layers any more, only fused kernels: a module that
-    ``torch.compile(module)`` returned is timed as a whole, and hooks stay out of compiled code.
+    None selects every module that can be called, since every module takes time and the total of a block is of interest too. A
+    compiled module consists of fused kernels: a module that ``torch.compile(module)`` returned is timed as a whole, without hooks
+    inside compiled code.
 
     Args:
-        root: The model; it is not chosen itself.
+        root: The model; it is not selected itself.
         modules: The selector.
 
     Returns:
@@ -36,11 +37,8 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
     compiled = compiled_regions(root)
     found: list[tuple[str, nn.Module | None]] = []
     for name, module in chosen:
-        if not any(not region or name == region or name.startswith(f"{region}.") for region in compiled):
-            found.append((name, module))
-            continue
-        inside = any(not region or name.startswith(f"{region}.") for region in compiled)
-        found.append((name, None if inside else wrappers.get(name)))
+        region = compiled_around(name, compiled)
+        found.append((name, module if region is None else wrappers.get(name) if region == name else None))
     return found
 
 

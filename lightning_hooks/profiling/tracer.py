@@ -1,4 +1,4 @@
-"""The tracer: follows one step through forward and backward, and tells the clock whose time it is."""
+"""The tracer: follows one step through forward and backward, and switches the account of the clock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lightning_hooks.profiling.graph import NodeMap
 
 @dataclass(slots=True)
 class Tally:
-    """What one step's calls of one site came to.
+    """Totals of the calls of one site in one step.
 
     Attributes:
         calls: Forward calls.
         recomputed: Forward calls inside backward.
-        output_bytes: Bytes of the tensors they returned, in forward.
-        memory_bytes: By how much allocated device memory grew over them; only in a step that reads it.
+        output_bytes: Bytes of the returned tensors, in forward.
+        memory_bytes: Growth of the allocated device memory; only in a step that reads it.
     """
 
     calls: int = 0
@@ -36,18 +36,18 @@ class Tally:
 class _Frame:
     site: int
     phase: Phase
-    before: int  # the account to go back to
+    before: int  # the previous account
     allocated: int | None = None
 
 
 @dataclass(slots=True)
 class TracedStep:
-    """What a traced step leaves, besides its times.
+    """The calls of a traced step.
 
     Attributes:
-        tallies: Site to its calls; only those that were called.
+        tallies: Site to its totals; only called sites.
         reads_memory: Whether allocated memory was read at every call, which takes time.
-        counts: Whether its times are wanted.
+        counts: Whether its times are in the report.
     """
 
     tallies: dict[int, Tally] = field(default_factory=dict)
@@ -56,14 +56,14 @@ class TracedStep:
 
 
 class StepTracer:
-    """Divides the time of training steps among sites and phases.
+    """Assigns the time of training steps to sites and phases.
 
-    In forward a site's time runs from its call to its return. Backward runs the nodes of the graph; each belongs to the site
-    that was running when forward made it, and so does the time until the next node of another site starts.
+    In forward the time of a site is from its call to its return. In backward each node of the graph belongs to the site whose
+    forward created it, and the time until the node of another site starts is that site's.
 
     Args:
-        device: Where the model is.
-        faults: Where hooks that raise are noted.
+        device: The device of the model.
+        faults: Records the hooks that raise.
     """
 
     def __init__(self, device: torch.device, faults: Faults) -> None:
@@ -71,7 +71,7 @@ class StepTracer:
         self.clock = clock_for(device)
         self.step = TracedStep()
         self.tracing = False
-        self.now = 0  # the account whose time it is
+        self.now = 0  # the current account
         self._nodes = NodeMap(self._hook_for)
         self._marks: dict[int, Callable[..., Any]] = {}
         self._faults = faults
@@ -79,10 +79,10 @@ class StepTracer:
         self._in_backward = False
         self._before_backward = 0
 
-    # What happens around a step.
+    # One step.
 
     def begin_step(self, phase: Phase, reads_memory: bool = False, counts: bool = True) -> None:
-        """Trace what follows; outside every module it is in ``phase``. A step that does not ``count`` is not in the times."""
+        """Begin a step, whose phase outside every module is ``phase``. Without ``counts`` its times are not in the report."""
         self.step = TracedStep(reads_memory=reads_memory, counts=counts)
         self._stack.clear()
         self._nodes.clear()
@@ -92,18 +92,18 @@ class StepTracer:
         self.clock.begin(self.now)
 
     def end_step(self) -> TracedStep:
-        """The step is over."""
+        """End the step."""
         self.tracing = False
         self.clock.end()
         return self.step
 
     def abandon(self) -> None:
-        """There will be no end."""
+        """Discard the step."""
         self.tracing = False
         self.clock.abandon()
 
     def before_backward(self, loss: Tensor) -> None:
-        """Backward starts at ``loss``: what is left of the graph belongs to no module."""
+        """Begin backward at ``loss``: the remaining nodes of the graph belong to no module."""
         self.clock.pause()
         self._in_backward = True
         self._switch(account(ROOT, Phase.BACKWARD))
@@ -111,16 +111,16 @@ class StepTracer:
         self.clock.resume()
 
     def after_backward(self) -> None:
-        """Backward is over."""
+        """End backward."""
         self.clock.pause()
         self._in_backward = False
         self._switch(account(ROOT, Phase.OTHER))
         self.clock.resume()
 
-    # What the hooks tell.
+    # Called by the hooks.
 
     def enter(self, site: int) -> None:
-        """A module is called; site -1 is the model itself, whose time is that outside every module."""
+        """Begin a module's call; site -1 is the model itself, whose time is that outside every module."""
         if not self.tracing:
             return
         self.clock.pause()
@@ -139,19 +139,19 @@ class StepTracer:
         self.clock.resume()
 
     def leave(self, site: int, output: Any) -> None:
-        """A module returns; ``output`` is None if it raised."""
+        """End a module's call; ``output`` is None if it raised."""
         if not self.tracing or not any(frame.site == site for frame in self._stack):
             return
         self.clock.pause()
         frame = self._stack.pop()
-        while frame.site != site:  # one whose return was not heard
+        while frame.site != site:  # a call whose end was not recorded
             frame = self._stack.pop()
         self._switch(frame.before)
         self._nodes.move(place_of(frame.before))
         if site >= 0 and frame.phase is Phase.FORWARD:
             self._weigh(self.step.tallies[site], frame, output)
         if not self._stack or self._stack[-1].site < 0 or self._stack[-1].phase is not frame.phase:
-            # An outermost one: with its nodes come those of all modules inside it.
+            # An outermost call: its nodes lead to those of all modules inside it.
             self._nodes.claim([tensor.grad_fn for tensor in tensors_in(output) if tensor.requires_grad])
         self.clock.resume()
 
@@ -162,18 +162,18 @@ class StepTracer:
             tally.memory_bytes += allocated - frame.allocated
 
     def node(self, target: int) -> None:
-        """A node of the graph is about to run."""
+        """Begin a node of the graph."""
         self.clock.pause()
-        if not self._in_backward:  # one that nobody announced: torch.autograd.grad, or a training loop of the user's own
+        if not self._in_backward:  # not announced: torch.autograd.grad, or the user's own training loop
             self._in_backward = True
             self._before_backward = self.now
-            # How DDP and FSDP too learn that backward is over; it has no public name.
+            # DDP and FSDP also use this callback for the end of backward; it has no public name.
             torch.autograd.Variable._execution_engine.queue_callback(self._mark_end())
         self._switch(target)
         self.clock.resume()
 
     def graph_done(self) -> None:
-        """The backward pass under way has run its last node."""
+        """End a backward pass that was not announced."""
         if self.tracing and self._in_backward:
             self.clock.pause()
             self._in_backward = False
@@ -201,7 +201,7 @@ class EnterListener(Listener):
         self.tracer, self.site = tracer, site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The module is called."""
+        """Begin the call."""
         self.tracer.enter(self.site)
 
 
@@ -212,7 +212,7 @@ class LeaveListener(Listener):
         self.tracer, self.site = tracer, site
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The module returns."""
+        """End the call."""
         self.tracer.leave(self.site, output)
 
 
@@ -223,7 +223,7 @@ class NodeListener(Listener):
         self.tracer, self.target = tracer, target
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:
-        """A node runs; most have their place running already."""
+        """Begin the node, unless its account is the current one."""
         if self.tracer.now != self.target and self.tracer.tracing:
             self.tracer.node(self.target)
 

@@ -1,4 +1,4 @@
-"""Masking a model's weakest units by their activity, in plain torch."""
+"""Masks for the units of a model with the lowest activity, in plain torch."""
 
 from lightning_hooks.pruning.report import PrunedUnits, PruningReport
 from lightning_hooks.pruning.schedule import SCHEDULES, target_at

@@ -1,4 +1,4 @@
-"""What pruning did in an epoch."""
+"""The report of pruning in an epoch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lightning_hooks.reports.plain import PlainReport
 
 @dataclass(frozen=True, slots=True)
 class PrunedUnits:
-    """One module's units.
+    """The units of one module.
 
     Attributes:
-        units: How many it has.
-        masked: How many are masked from now on.
+        units: Number of units.
+        masked: Number of units masked from now on.
         sparsity: Their share, 0 to 1.
-        threshold: The largest activity over the epoch among the masked ones, of what they put out before the mask; NaN if none is
-            masked, or the module was not called.
-        activity: Mean activity of the units that stay, over the epoch; NaN if the module was not called.
+        threshold: The largest activity of a masked unit in the epoch, before the mask; NaN if none is masked, or the module was not
+            called.
+        activity: Mean activity of the other units in the epoch; NaN if the module was not called.
     """
 
     units: int
@@ -29,17 +29,17 @@ class PrunedUnits:
 
 @dataclass(frozen=True, slots=True)
 class PruningReport(PlainReport):
-    """The masks made at the end of an epoch, in force from the next.
+    """The masks made at the end of an epoch, which apply from the next.
 
     ``to_dict()`` gives plain JSON data, and ``from_dict()`` the report again.
 
     Attributes:
-        epoch: The epoch whose activity decided, from 0.
+        epoch: The epoch whose activity was measured, from 0.
         step: The trainer's ``global_step`` at its end.
-        target: The share of each module's units that the schedule asks for.
-        sparsity: The share of all units of all modules that is masked.
-        sites: Module name to its units, in model order; only modules that have been called.
-        silent: Chosen modules that were not called in the epoch's measured batches, on any rank; they keep their masks.
+        target: The scheduled share of masked units of each module, 0 to 1.
+        sparsity: The masked share of all units of all modules, 0 to 1.
+        sites: Module name to its units, in model order; only modules that were called.
+        silent: Selected modules that were not called in the epoch's sampled batches on any rank; they keep their masks.
     """
 
     epoch: int

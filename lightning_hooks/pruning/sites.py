@@ -1,4 +1,4 @@
-"""The masks and the activity of chosen modules' units."""
+"""The masks and the activity of the units of selected modules."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from lightning_hooks.statistics.rows import row_dtype
 
 
 class UnitSite:
-    """One module's units: their activity since the epoch began, and which are masked.
+    """The units of one module: their activity in this epoch, and their mask.
 
     Args:
-        name: The module's name.
-        layout: Where its units lie.
-        units: How many there are; None if that is not known yet.
+        name: The name of the module.
+        layout: The layout of its units.
+        units: Their number; None if it is unknown.
     """
 
     def __init__(self, name: str, layout: Layout, units: int | None) -> None:
         self.name, self.layout, self.units = name, layout, units
         self.sums: Tensor | None = None  # of |value| over the epoch, (units,), on the device
-        self.count = 0  # values of a unit in them
+        self.count = 0  # number of values of each unit in sums
         self.dropped: Tensor | None = None  # (units,), on the device; None while nothing is masked
-        self.kept: Tensor | None = None  # the same on the host, the other way round; None before the first decision
+        self.kept: Tensor | None = None  # the negation, on the host; None before the first decision
 
     def check(self, output: Any) -> Tensor:
         """Return the output if its units can be masked.
@@ -50,10 +50,10 @@ class UnitSite:
         return output
 
     def settle(self, units: int) -> None:
-        """Take up the number of units that an output has.
+        """Set the number of units, from an output.
 
         Raises:
-            RuntimeError: If it was another before.
+            RuntimeError: If it was different before.
         """
         if self.units is None:
             self.units = units
@@ -61,32 +61,30 @@ class UnitSite:
         other = next((number for number in known if number != units), None)
         if other is not None:
             raise RuntimeError(
-                f"{self.name!r} gave {units} units, and {other} before (or in the checkpoint). ActivationPruner masks modules "
-                "whose number of units stays; give unit_dim= if it looked at the wrong dimension."
+                f"{self.name!r} returned {units} units, and {other} before (or in the checkpoint). ActivationPruner needs modules "
+                "with a constant number of units; pass unit_dim= if it used the wrong dimension."
             )
 
     def mask(self, kept: Tensor, device: torch.device) -> None:
-        """Mask what is False in ``kept``, ``(units,)`` on the host."""
+        """Mask the units that are False in ``kept``, ``(units,)``, on the host."""
         self.kept = kept
         self.dropped = None if bool(kept.all()) else (~kept).to(device, non_blocking=True)
 
 
 class MaskListener(Listener):
-    """Forward hook of one site: measures, and returns the output with masked units at zero.
-
-    Measured is what the module puts out, before the mask.
+    """Forward hook of one site: measures the output before the mask, and returns it with masked units at zero.
 
     Args:
         site: The site.
-        gate: Measure while it is open.
-        training_only: Measure only while the module is in training mode.
+        gate: The hook measures while it is open.
+        training_only: Whether to measure only in training mode.
     """
 
     def __init__(self, site: UnitSite, gate: Gate, training_only: bool) -> None:
         self.site, self.gate, self.training_only = site, gate, training_only
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
-        """Mask the output; None leaves it as it is."""
+        """Return the masked output, or None for no change."""
         site = self.site
         measures = self.gate.open and (module.training or not self.training_only)
         if not measures and site.dropped is None:
@@ -108,12 +106,12 @@ class MaskListener(Listener):
 
 
 class UnitSites:
-    """All sites of a model.
+    """The sites of a model.
 
     Args:
-        modules: (name, module) of each, in order; looked at, not kept.
-        root: The model they are from.
-        unit_dim: The dimension of their outputs in which units lie; None to tell by the module, or by the one before it.
+        modules: (name, module) pairs in order; the modules are not kept.
+        root: The model.
+        unit_dim: The dimension of the units in their outputs; None to infer it from the module or the one before it.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], root: nn.Module, unit_dim: int | None = None) -> None:
@@ -127,19 +125,19 @@ class UnitSites:
             else:
                 self.sites.append(UnitSite(name, Layout(given=unit_dim), None))
         self.device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
-        # Where a site does not say how many units it has, every rank keeps room for those of the widest layer: perhaps it is
-        # called on one rank only.
+        # If the number of units of a site is unknown, every rank reserves as many as the widest layer has: the site may be called
+        # on one rank only.
         self._most = most_units(root)
         self._room = [site.units for site in self.sites]
 
     def pack(self, fixed: bool) -> Tensor:
-        """Return the epoch's activity as one vector: the units of each site, how many values of a unit there were, and their sums.
+        """Return the epoch's activity as one vector: number of units, number of values per unit, and sums, of each site.
 
         Args:
-            fixed: Give every site the room that every rank gives it, whether or not it was called here.
+            fixed: Whether to reserve the same length for each site on every rank.
 
         Raises:
-            RuntimeError: If ``fixed`` is asked for, and a site has more units than any layer with parameters.
+            RuntimeError: If ``fixed``, and a site has more units than any layer with parameters.
         """
         sums = []
         for site, room in zip(self.sites, self._room, strict=True):
@@ -147,8 +145,8 @@ class UnitSites:
             width = self._most if room is None else room
             if fixed and len(found) > width:
                 raise RuntimeError(
-                    f"{site.name!r} has {len(found)} units, more than any layer of the model with parameters ({self._most}), so "
-                    "the ranks cannot agree on the room for them. Choose the layer before it with modules=."
+                    f"{site.name!r} has {len(found)} units, more than any layer of the model with parameters ({self._most}), "
+                    "which is the limit with several ranks. Select the layer before it with modules=."
                 )
             sums.append(torch.cat((found, found.new_zeros(width - len(found)))) if fixed else found)
         known = [len(site.sums) if site.sums is not None else 0 for site in self.sites]
@@ -162,7 +160,7 @@ class UnitSites:
         return torch.cat((packed[:, :n].amax(0), packed[:, n:].sum(0)))
 
     def read(self, packed: Tensor, fixed: bool) -> dict[str, Activity]:
-        """Take a vector on the host apart: the sites that were called, on any rank."""
+        """Return the activity of the sites that were called on any rank, from a vector on the host."""
         n = len(self.sites)
         known, counts = packed[:n].long().tolist(), packed[n : 2 * n].long().tolist()
         found: dict[str, Activity] = {}
@@ -175,30 +173,30 @@ class UnitSites:
         return found
 
     def restore(self, found: Mapping[str, Activity]) -> None:
-        """Go on from the activity of an epoch that a checkpoint interrupted."""
+        """Continue from the activity of an interrupted epoch."""
         for site in self.sites:
             activity = found.get(site.name)
             if activity is not None:
                 site.sums, site.count = activity.sums.to(self.device, row_dtype(self.device)), activity.count
 
     def reset(self) -> None:
-        """A new epoch starts."""
+        """Start a new epoch."""
         for site in self.sites:
             site.sums, site.count = None, 0
 
     def decide(self, found: Mapping[str, Activity], target: float, regrow: bool) -> dict[str, PrunedUnits]:
-        """Make the masks anew: of each site, the ``target`` share of its units that did least.
+        """Make new masks: of each site, the ``target`` share of its units with the lowest activity.
 
-        Units are ordered by mean activity, then by index, so every rank decides alike. At least one unit stays. A unit whose
-        activity is not finite is never masked: that would hide a fault. A site that was not called keeps its mask.
+        Units are sorted by mean activity, then by index, so that every rank makes the same masks. At least one unit stays. A unit
+        with nonfinite activity is never masked: that would hide a fault. A site that was not called keeps its mask.
 
         Args:
-            found: The sites' activity.
-            target: The share.
-            regrow: Whether units that are masked may come back; else they are the first to be masked again.
+            found: The activity of the sites.
+            target: The share to mask, 0 to 1.
+            regrow: Whether masked units may become active again; else they stay masked.
 
         Returns:
-            The sites that have a mask by now, masked units or not.
+            The units of the sites that have a mask.
         """
         for site in self.sites:
             activity = found.get(site.name)
@@ -211,16 +209,16 @@ class UnitSites:
             kept = torch.ones(len(means), dtype=torch.bool)
             kept[[unit for unit in order[:number] if held[unit] or math.isfinite(means[unit])]] = False
             site.mask(kept, self.device)
-        return {site.name: _told(site, found.get(site.name)) for site in self.sites if site.kept is not None}
+        return {site.name: _units_of(site, found.get(site.name)) for site in self.sites if site.kept is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a site's units did in an epoch.
+    """The activity of the units of a site in an epoch.
 
     Attributes:
-        sums: Of |value|, ``(units,)``, on the host.
-        count: How many values of a unit they are of.
+        sums: Sum of |value| of each unit, ``(units,)``, on the host.
+        count: Number of values per unit.
     """
 
     sums: Tensor
@@ -232,7 +230,7 @@ class Activity:
         return means
 
 
-def _told(site: UnitSite, activity: Activity | None) -> PrunedUnits:
+def _units_of(site: UnitSite, activity: Activity | None) -> PrunedUnits:
     assert site.kept is not None
     kept = site.kept.tolist()
     means = activity.means() if activity else []
@@ -248,13 +246,13 @@ def _told(site: UnitSite, activity: Activity | None) -> PrunedUnits:
 
 
 def overall(sites: Mapping[str, PrunedUnits]) -> float:
-    """The share of all units that is masked; 0 where there are none."""
+    """Return the masked share of all units; 0 without units."""
     units = sum(entry.units for entry in sites.values())
     return sum(entry.masked for entry in sites.values()) / units if units else 0.0
 
 
 def report_of(sites: UnitSites, found: Mapping[str, Activity], target: float, regrow: bool, epoch: int, step: int) -> PruningReport:
-    """Decide, and tell."""
+    """Make new masks, and return their report."""
     pruned = sites.decide(found, target, regrow)
     silent = tuple(site.name for site in sites.sites if site.name not in found)
     return PruningReport(epoch, step, target, overall(pruned), pruned, silent)

@@ -1,4 +1,4 @@
-"""Where a module's units lie, and how many there are."""
+"""The layout and number of the units of a module."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NORM = nn.modules.batchnorm._NormBase
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a module's output holds its units.
+    """The position of the units in a module's output.
 
     Attributes:
-        spatial: They lie before so many spatial dimensions; None if that is not how it is said.
-        last: They lie last, or in dimension 1 (False), or it is not said (None).
-        guess: The same, guessed by the model's order, for the three dimensions in which both are common.
-        given: The dimension itself, where the user says it.
+        spatial: The number of spatial dimensions after the units, or None.
+        last: Whether the units are in the last dimension (True) or in dimension 1 (False); None if unknown.
+        guess: The same, from the order of the model's modules, for three-dimensional outputs, where both are common.
+        given: The dimension that the user passed, or None.
     """
 
     spatial: int | None = None
@@ -31,13 +31,13 @@ class Layout:
 
     @classmethod
     def of(cls, maker: nn.Module, guess: bool | None) -> Layout:
-        """The layout of what ``maker`` puts out: channels before the spatial dimensions, features last."""
+        """Return the layout of the output of ``maker``: channels before the spatial dimensions, features last."""
         if isinstance(maker, _CONV):
             return cls(spatial=len(maker.kernel_size))
         return cls(last=features_last(maker), guess=guess)
 
     def dim(self, values: Tensor) -> int:
-        """The dimension of ``values`` in which the units lie.
+        """Return the dimension of the units in ``values``.
 
         Raises:
             RuntimeError: If there is no such dimension.
@@ -49,12 +49,12 @@ class Layout:
         if found is None:
             found = unit_dimension(values, self.guess if self.last is None and dims == 3 else self.last)
         if not -dims <= found < dims:
-            raise RuntimeError(f"unit_dim={found} is no dimension of an output of shape {tuple(values.shape)}.")
+            raise RuntimeError(f"unit_dim={found} is not a dimension of an output of shape {tuple(values.shape)}.")
         return found % dims
 
 
 def known_units(module: nn.Module) -> int | None:
-    """Return how many units a module has, as far as it says itself."""
+    """Return the number of units of a module from its attributes, or None."""
     if isinstance(module, nn.LayerNorm):
         return int(module.normalized_shape[-1])
     for kind, attribute in (
@@ -66,12 +66,12 @@ def known_units(module: nn.Module) -> int | None:
         (nn.Embedding, "embedding_dim"),
     ):
         if isinstance(module, kind):
-            return int(getattr(module, attribute)) or None  # a lazy layer says 0
+            return int(getattr(module, attribute)) or None  # a lazy layer has 0
     return None
 
 
 def activity_sums(values: Tensor, dim: int) -> tuple[Tensor, int]:
-    """Return the sum of |value| of each unit, shape ``(n_units,)``, and how many values of a unit there are. No host sync."""
+    """Return the sum of |value| of each unit, shape ``(n_units,)``, and the number of values per unit. No host sync."""
     found = values.detach()
     others = [other for other in range(found.dim()) if other != dim]
     if found.dtype in (torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Making masks permanent: the weights that make masked units zero."""
+"""Permanent masks: setting the weights of masked units to zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.units import known_units
 
-# They give 0 for 0, and each unit from that unit alone: a zero before them is a zero after.
+# They map 0 to 0 and each unit separately: a zero input is a zero output.
 _KEEP_ZERO: tuple[type[nn.Module], ...] = (
     nn.ReLU,
     nn.ReLU6,
@@ -44,21 +44,21 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
-    """Set the weights and biases of masked units to zero, so that the model gives without masks what it gave with them.
+    """Set the weights and biases of masked units to zero, so that the model without masks has the same output as with them.
 
-    That is done at the masked module itself where it is a linear layer, a convolution, an embedding or a norm with weights; and
-    where it is an activation, pooling or dropout that keeps zeros and stands in an ``nn.Sequential`` behind one of these, there.
+    They are those of the masked module if it is a linear layer, a convolution, an embedding or a norm with weights. For an
+    activation, pooling or dropout that keeps zeros and follows one of these in an ``nn.Sequential``, they are those of that layer.
 
     Args:
-        root: The model the masks are of.
-        masks: Module name to which units stay, boolean, ``(units,)``.
+        root: The model of the masks.
+        masks: Module name to the units that stay, boolean, ``(units,)``.
 
     Returns:
         The names of the modules whose weights were changed.
 
     Raises:
-        ValueError: If a mask's module is not there, has no weights that make its units, has another number of them, or shares
-            them with another module. Nothing is changed then.
+        ValueError: If the module of a mask does not exist, has no weights for its units, has another number of units, or shares its
+            weights with another module. Then nothing is changed.
     """
     modules = dict(named_sites(root))
     owners = Counter(id(p) for _, p in root.named_parameters(remove_duplicate=False))
@@ -69,21 +69,21 @@ def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
             continue
         if name not in modules:
             raise ValueError(
-                f"There is a mask for {name!r}, and {type(root).__name__} has no such module. Give the model it is of."
+                f"There is a mask for {name!r}, and {type(root).__name__} has no such module. Pass the model of the masks."
             )
         producer = producer_of(name, modules)
         if producer is None:
             kind = type(modules[name]).__name__
             raise ValueError(
-                f"The units of {name!r} ({kind}) are not made by weights of its own, nor of a layer before it in an nn.Sequential, "
-                "so zeroing weights cannot take the place of its mask. Mask the linear layer or convolution before it instead."
+                f"The units of {name!r} ({kind}) have no weights, neither its own nor those of a layer before it in an "
+                "nn.Sequential, so zeroing weights cannot replace its mask. Mask the linear layer or convolution before it instead."
             )
         module = modules[producer]
         if known_units(module) != len(kept):
-            raise ValueError(f"The mask of {name!r} is of {len(kept)} units, and {producer!r} has {known_units(module)}.")
+            raise ValueError(f"The mask of {name!r} has {len(kept)} units, and {producer!r} has {known_units(module)}.")
         shared = any(owners[id(p)] > 1 for p in module.parameters(recurse=False))
         if shared or (producer != name and places[id(module)] > 1):
-            raise ValueError(f"{producer!r} shares its weights with another place in the model, where zeroing them would act too.")
+            raise ValueError(f"{producer!r} shares its weights with another module, where zeroing them would have an effect too.")
         plan.append((producer, module, ~kept))
     with torch.no_grad():
         for _, module, dropped in plan:
@@ -92,7 +92,7 @@ def zero_units(root: nn.Module, masks: Mapping[str, Tensor]) -> list[str]:
 
 
 def producer_of(name: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the module whose weights make the units of ``name``, as far as that is certain; None where it is not."""
+    """Return the name of the module whose weights determine the units of ``name``, or None if that is uncertain."""
     while True:
         module = modules[name]
         if _has_units(module):
@@ -115,7 +115,7 @@ def _keeps_zero(module: nn.Module) -> bool:
 
 
 def _has_units(module: nn.Module) -> bool:
-    if "parametrizations" in module._modules:  # its weight is computed, and zeros written there would not stay
+    if "parametrizations" in module._modules:  # its weight is computed: zeros written to it would be overwritten
         return False
     if isinstance(module, _NORMS):
         return module.weight is not None
@@ -128,7 +128,7 @@ def _zero(module: nn.Module, dropped: Tensor) -> None:
     dropped = dropped.to(weight.device)
     if isinstance(module, nn.Embedding | nn.LayerNorm):  # units last
         weight.masked_fill_(dropped, 0.0)
-    elif isinstance(module, _CONV_TRANSPOSE):  # (in, out / groups, …): a group of the outputs comes from that of the inputs
+    elif isinstance(module, _CONV_TRANSPOSE):  # (in, out / groups, …): each group of outputs depends on one group of inputs
         rows = dropped.view(module.groups, 1, -1).expand(-1, module.in_channels // module.groups, -1).flatten(0, 1)
         weight.masked_fill_(rows.view(*rows.shape, *(1,) * (weight.dim() - 2)), 0.0)
     else:

@@ -1,7 +1,7 @@
-"""Histograms whose range grows with the values, and the ranges that can be read from them.
+"""Histograms whose range grows with the values, and the choice of ranges from them.
 
-They are those of ``torch.ao.quantization.HistogramObserver``, bin for bin on the CPU, with two differences: NaN and infinite values
-are left out one by one (there NaN raises), and on an accelerator nothing waits for the device.
+On the CPU they equal those of ``torch.ao.quantization.HistogramObserver`` in every bin, with two differences: NaN and infinite
+values are left out (there NaN raises), and on an accelerator there is no host sync.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from lightning_hooks.statistics.host_copies import number
 
 UPSAMPLING = 16
-"""Into how many parts a bin is cut when its contents move to wider bins."""
+"""The number of parts into which a bin is split when its counts move to wider bins."""
 
-_CHUNK = 1 << 22  # values binned at a time on an accelerator: their int64 places take eight bytes each
+_CHUNK = 1 << 22  # values binned at a time on an accelerator: each takes eight bytes for its int64 index
 _STEP = 1e-5  # of the cumulated share, in the search for the range of least error
 _QUANTIZED_BINS = 256
 
@@ -45,9 +45,9 @@ def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -
 
 
 def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return a histogram's counts in the bins of a range that holds its own.
+    """Return a histogram's counts in the bins of a range that contains its own.
 
-    Each bin is cut in ``UPSAMPLING`` parts, and each part goes to the new bin that its middle falls in.
+    Each bin is split into ``UPSAMPLING`` parts, and each part moves to the new bin that contains its middle.
 
     Args:
         histogram: Counts, float32, ``(bins,)``.
@@ -74,7 +74,7 @@ def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
 
 
 def merge_histograms(histograms: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Join the histograms of several ranks.
+    """Merge the histograms of several ranks.
 
     Args:
         histograms: ``(k, bins)``, float32.
@@ -94,10 +94,10 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
-    """What ``torch.histc`` gives for the finite values, without its wait for the range."""
-    apart = (ends[1] > ends[0]).to(ends.dtype)
-    low, high = ends[0] - (1 - apart), ends[1] + (1 - apart)  # a single value: as histc does
-    counts = torch.zeros(bins + 1, dtype=torch.int64, device=flat.device)  # the last is for what is not finite
+    """Return ``torch.histc`` of the finite values, without its host sync."""
+    distinct = (ends[1] > ends[0]).to(ends.dtype)
+    low, high = ends[0] - (1 - distinct), ends[1] + (1 - distinct)  # a single value: as histc does
+    counts = torch.zeros(bins + 1, dtype=torch.int64, device=flat.device)  # the last bin is for nonfinite values
     one = torch.ones((), dtype=torch.int64, device=flat.device)
     for start in range(0, flat.shape[0], _CHUNK):
         chunk = flat[start : start + _CHUNK]
@@ -109,7 +109,7 @@ def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:
 
 
 def _spread(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """:func:`moved` without a look at the numbers: any device, traceable."""
+    """Return :func:`moved` without a host sync, on any device; traceable."""
     bins = histogram.shape[0]
     parts = bins * UPSAMPLING
     middles = old[0] + (torch.arange(parts, device=old.device) + 0.5) * ((old[1] - old[0]) / parts)
@@ -122,7 +122,7 @@ def _spread(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
 
 
 def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tuple[float, float]:
-    """Return the range that holds the middle ``percentile`` percent of the values, as much cut off below as above.
+    """Return the range that holds the middle ``percentile`` percent of the values, with equal shares cut off below and above.
 
     Args:
         histogram: Counts on the host, ``(bins,)``.
@@ -146,7 +146,7 @@ def percentile_range(histogram: Tensor, ends: Tensor, percentile: float) -> tupl
 def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Return the range of (nearly) least squared quantisation error: the search of ``HistogramObserver``.
 
-    It cuts off shares of the values from the side that gives more bins for it, until the error grows.
+    It cuts off shares of the values on the side with more bins for the same share, until the error grows.
 
     Args:
         histogram: Counts on the host, float32, ``(bins,)``.
@@ -192,7 +192,7 @@ def least_error_range(histogram: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _shares() -> tuple[np.ndarray, np.ndarray]:
-    """The shares that the search goes through from below and from above, summed up as it does."""
+    """Return the shares of the search from below and from above, with the same rounding."""
     steps = np.full(round(1 / _STEP) + 2, _STEP)
     return np.cumsum(np.concatenate(([0.0], steps))), np.cumsum(np.concatenate(([1.0], -steps)))
 
@@ -210,7 +210,7 @@ def _quantization_error(histogram: Tensor, width: float, start: int, end: int) -
     half = torch.tensor(level / 2)
 
     def error(low: Tensor, high: Tensor) -> Tensor:
-        """Of values spread evenly between two distances from a level's middle."""
+        """The error of values spread evenly between two distances from the middle of a level."""
         return density * ((high * high * high - low * low * low) / 3)
 
     whole = (last - first - 1) * error(-half, half)

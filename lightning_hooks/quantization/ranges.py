@@ -1,4 +1,4 @@
-"""The table of activation ranges: what each site has put out, and from it the range to quantise."""
+"""The table of activation ranges, from which the ranges to quantise are read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hooks.hooks.checks import check_choice, check_count, check_optional_integer
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.quantization.range_histograms import add_values, least_error_range, merge_histograms, percentile_range
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
@@ -16,24 +17,24 @@ from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.rows import row_dtype
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")
-"""How a range is chosen."""
+"""The methods for choosing a range."""
 
 _CALLS, _COUNT, _NONFINITE, _COUNTERS = 0, 1, 2, 3
-_SEEN, _AVERAGE = slice(0, 2), slice(2, 4)  # in ``ends``: the extremes, and their moving average
+_SEEN, _AVERAGE = slice(0, 2), slice(2, 4)  # columns of ``ends``: the extremes, and their moving average
 
 
 class RangeTable:
-    """Ranges of all sites on the device; nothing waits for it until :meth:`read`.
+    """Ranges of all sites, on the device. There is no host sync before :meth:`read`.
 
     Args:
-        names: The sites.
-        device: Where the numbers live.
+        names: The names of the sites.
+        device: The device of the table.
         method: One of ``METHODS``.
-        averaging_constant: Weight of a new call in the moving average.
+        averaging_constant: Weight of a new call in the moving average, 0 to 1.
         bins: Bins of a histogram.
         percentile: Percent of the values in a range of method ``percentile``.
-        channel_dim: Also keep extremes of each index of this dimension; None for not.
-        capacity: Channels kept per site; 0 for as many as come.
+        channel_dim: The dimension of the channels, whose extremes are kept too; None for none.
+        capacity: Number of channels per site; 0 for no limit.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RangeTable:
         self.channel_dim, self.capacity = channel_dim, capacity
         device = torch.device(device)
         self.counters = torch.zeros((len(names), _COUNTERS), dtype=row_dtype(device), device=device)
-        self.ends = torch.empty((len(names), 4), device=device)  # as torch.ao's observers: in float32
+        self.ends = torch.empty((len(names), 4), device=device)  # float32, as in torch.ao's observers
         n_bins = bins if method in ("histogram", "percentile") else 0
         self.histograms = torch.zeros((len(names), n_bins), device=device)
         self.channels: dict[int, Tensor] = {}  # site -> (2, channels), extremes
@@ -70,7 +71,7 @@ class RangeTable:
 
     @torch.no_grad()
     def add(self, index: int, output: Any) -> None:
-        """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
+        """Add the output of one call at site ``index``. No host sync; no tensor is kept."""
         tensors = [plain_values(tensor) for tensor in float_tensors(output)]
         for position, values in enumerate(tensors):
             self._add_tensor(index, values.float().to(self.ends.device, non_blocking=True), position == 0)
@@ -100,7 +101,7 @@ class RangeTable:
         finite = torch.isfinite(flat)
         found = torch.stack((torch.where(finite, flat, math.inf).amin(1), torch.where(finite, flat, -math.inf).amax(1)))
         if self.capacity and found.shape[1] > self.capacity:
-            return  # every rank must keep as many: they were counted from the model's parameters
+            return  # every rank has the same capacity, from the model's parameters
         known = self.channels.get(index)
         if known is None or known.shape[1] < found.shape[1]:
             grown = torch.full_like(found, math.inf)
@@ -112,7 +113,7 @@ class RangeTable:
         part.copy_(_wider(part, found))
 
     def pack(self) -> Tensor:
-        """Return everything as one vector, of the same length on every rank if ``capacity`` is set."""
+        """Return the table as one vector, of the same length on every rank if ``capacity`` is set."""
         width = self._width()
         channels = torch.empty((len(self.names), 2, width), device=self.ends.device)
         channels[:, 0], channels[:, 1] = math.inf, -math.inf
@@ -122,7 +123,7 @@ class RangeTable:
         return torch.cat([part.to(self.counters.dtype).flatten() for part in parts])
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        """Restore a vector of :meth:`pack` or :meth:`merge_packed`."""
         counters, ends, histograms, channels = self._parts(packed.to(self.ends.device))
         self.counters.copy_(counters)
         self.ends.copy_(ends)
@@ -133,16 +134,16 @@ class RangeTable:
     def merge_packed(self, packed: Tensor) -> Tensor:
         """Merge the packed tables of several ranks, ``(world, m)``, into one, ``(m,)``.
 
-        Extremes and histograms are those of all values. A moving average becomes the mean of the ranks' averages, over the ranks
-        that heard the site: that of the mean extremes, if every rank heard it equally often.
+        Extremes and histograms are those of all values. A moving average becomes the mean of the averages of the ranks that called
+        the site: that of the mean extremes, if each rank called it equally often.
         """
         counters, ends, histograms, channels = map(torch.stack, zip(*map(self._parts, packed), strict=True))
         joint = torch.empty_like(ends[0])
         joint[:, ::2], joint[:, 1::2] = ends[..., ::2].amin(0), ends[..., 1::2].amax(0)
         average = ends[..., _AVERAGE]
-        heard = torch.isfinite(average)
-        mean = torch.where(heard, average, 0).sum(0) / heard.sum(0).clamp(min=1)
-        joint[:, _AVERAGE] = torch.where(heard.any(0), mean, joint[:, _AVERAGE])
+        called = torch.isfinite(average)
+        mean = torch.where(called, average, 0).sum(0) / called.sum(0).clamp(min=1)
+        joint[:, _AVERAGE] = torch.where(called.any(0), mean, joint[:, _AVERAGE])
         merged = histograms[0].clone()
         if merged.shape[1]:
             for index in range(len(self.names)):
@@ -165,10 +166,10 @@ class RangeTable:
     def read(
         self, packed: Tensor, dtype: str = "int8", scheme: str = "affine"
     ) -> tuple[dict[str, ActivationRange], tuple[str, ...]]:
-        """Choose the ranges from a packed table on the host.
+        """Return the ranges of a packed table on the host.
 
         Args:
-            packed: What :meth:`pack` or :meth:`merge_packed` gave.
+            packed: A vector of :meth:`pack` or :meth:`merge_packed`.
             dtype: ``int8`` or ``uint8``.
             scheme: ``affine`` or ``symmetric``.
 
@@ -183,7 +184,7 @@ class RangeTable:
             if not calls:
                 silent.append(name)
                 continue
-            if not count:  # only NaN and infinite values, or none at all
+            if not count:  # only NaN and infinite values, or no values
                 nan = math.nan
                 sites[name] = ActivationRange(nan, nan, 1.0, 0, nan, nan, round(calls), 0, 1.0 if nonfinite else nan)
                 continue
@@ -214,10 +215,10 @@ class RangeTable:
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:
-    """Return the smallest and largest finite value, ``(2,)``, (inf, -inf) if there is none; and how many are not finite."""
+    """Return the smallest and largest finite value, ``(2,)``, (inf, -inf) without any, and the number of nonfinite values."""
     if values.device.type == "cpu" and not torch.compiler.is_compiling():
         found = torch.stack(torch.aminmax(values))
-        if math.isfinite(number(found[0])) and math.isfinite(number(found[1])):  # aminmax hands on a NaN
+        if math.isfinite(number(found[0])) and math.isfinite(number(found[1])):  # aminmax propagates NaN
             return found, 0
     finite = torch.isfinite(values)
     found = torch.stack((torch.where(finite, values, math.inf).amin(), torch.where(finite, values, -math.inf).amax()))
@@ -225,14 +226,13 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor | int]:
 
 
 def check_range_options(method: object, averaging_constant: object, bins: object, percentile: object, channel_dim: object) -> None:
-    """Raise if an option of :class:`RangeTable` is not sensible.
+    """Check the options of :class:`RangeTable`.
 
     Raises:
         TypeError: If one is of a wrong type.
-        ValueError: If one is out of range, or channels are asked for with a method other than ``minmax``.
+        ValueError: If one is out of range, or ``channel_dim`` is given with a method other than ``minmax``.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
+    check_choice("method", method, METHODS)
     for name, value in (("averaging_constant", averaging_constant), ("percentile", percentile)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number; got {value!r}.")
@@ -242,15 +242,9 @@ def check_range_options(method: object, averaging_constant: object, bins: object
         )
     if not 0 < percentile <= 100:  # type: ignore[operator]
         raise ValueError(f"percentile must be above 0 and at most 100 (percent of the values kept); got {percentile!r}.")
-    if isinstance(bins, bool) or not isinstance(bins, int):
-        raise TypeError(f"bins must be an integer of at least 2; got {bins!r}.")
-    if bins < 2:
-        raise ValueError(f"bins must be at least 2; got {bins!r}.")
-    if channel_dim is None:
-        return
-    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int):
-        raise TypeError(f"channel_dim must be an integer (the dimension of the channels) or None; got {channel_dim!r}.")
-    if method != "minmax":
+    check_count("bins", bins, least=2)
+    check_optional_integer("channel_dim", channel_dim, "the dimension of the channels")
+    if channel_dim is not None and method != "minmax":
         raise ValueError(f"channel_dim goes with method='minmax' only; got channel_dim={channel_dim!r} and method={method!r}.")
 
 
@@ -259,12 +253,12 @@ def _wider(known: Tensor, found: Tensor) -> Tensor:
 
 
 def _channel_ranges(extremes: Tensor, dtype: str, scheme: str) -> tuple[ChannelRange, ...]:
-    heard = extremes[0] <= extremes[1]
-    if not heard.any():
+    found = extremes[0] <= extremes[1]
+    if not found.any():
         return ()
-    width = int(heard.nonzero()[-1]) + 1  # what is beyond was never there
-    heard, extremes = heard[:width], extremes[:, :width]
-    known = torch.where(heard, extremes, 0.0)
+    width = int(found.nonzero()[-1]) + 1  # the rest is unused capacity
+    found, extremes = found[:width], extremes[:, :width]
+    known = torch.where(found, extremes, 0.0)
     scales, zero_points = quantization_parameters(known[0], known[1], dtype, scheme)
-    columns = zip(heard.tolist(), *extremes.tolist(), scales.tolist(), zero_points.tolist(), strict=True)
+    columns = zip(found.tolist(), *extremes.tolist(), scales.tolist(), zero_points.tolist(), strict=True)
     return tuple(ChannelRange(*numbers) if there else ChannelRange(math.nan, math.nan, 1.0, 0) for there, *numbers in columns)

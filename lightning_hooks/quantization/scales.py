@@ -1,4 +1,4 @@
-"""From a range of values to the scale and zero point that quantise it to eight bits."""
+"""Scale and zero point that quantise a range of values to eight bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from lightning_hooks.hooks.checks import check_choice
 
 LEVELS: dict[str, tuple[int, int]] = {"int8": (-128, 127), "uint8": (0, 255)}
 """The smallest and largest integer of each type."""
@@ -21,8 +23,8 @@ class ChannelRange:
     Attributes:
         min: Its lower end.
         max: Its upper end.
-        scale: Width of one quantisation step.
-        zero_point: The integer that stands for 0.
+        scale: Width of a quantisation step, above 0.
+        zero_point: The integer that represents 0.
     """
 
     min: float
@@ -33,19 +35,19 @@ class ChannelRange:
 
 @dataclass(frozen=True, slots=True)
 class ActivationRange:
-    """The range of a module's output over an epoch, and how to quantise it: ``q = clamp(round(x / scale) + zero_point)``.
+    """The range of a module's output in an epoch, and its quantisation: ``q = clamp(round(x / scale) + zero_point)``.
 
     Attributes:
-        min: Lower end of the range that the method chose; values below are clamped.
-        max: Upper end.
-        scale: Width of one quantisation step.
-        zero_point: The integer that stands for 0.
-        smallest: The smallest finite value seen.
-        largest: The largest finite value seen.
-        calls: Calls listened to.
-        count: Finite values seen.
-        nonfinite_fraction: Share of values that were NaN or infinite; they are in no range.
-        channels: The ranges of the output's channels, if they were asked for.
+        min: Lower end of the range; smaller values are clamped.
+        max: Upper end; larger values are clamped.
+        scale: Width of a quantisation step, above 0.
+        zero_point: The integer that represents 0.
+        smallest: The smallest finite value.
+        largest: The largest finite value.
+        calls: Number of sampled calls.
+        count: Number of finite values.
+        nonfinite_fraction: Share of NaN and infinite values, 0 to 1, which are in no range.
+        channels: The ranges of the output's channels, if ``channel_dim`` is given.
     """
 
     min: float
@@ -63,8 +65,9 @@ class ActivationRange:
 def quantization_parameters(low: Tensor, high: Tensor, dtype: str = "int8", scheme: str = "affine") -> tuple[Tensor, Tensor]:
     """Return the scales and zero points that map ranges to eight bits, as ``torch.ao``'s observers do.
 
-    Affine: the range, widened to hold 0, fills all levels, and the zero point is the level of 0. Symmetric: the larger of the two
-    ends, on both sides of 0. See Jacob et al., "Quantization and training of neural networks for efficient
+    Affine: the range, extended to contain 0, maps to all levels, and the zero point is the level of 0. Symmetric: the larger
+        absolute
+    end on both sides of 0. See Jacob et al., "Quantization and training of neural networks for efficient
     integer-arithmetic-only inference" (2018).
 
     Args:
@@ -93,7 +96,5 @@ def quantization_parameters(low: Tensor, high: Tensor, dtype: str = "int8", sche
 
 def check_levels(dtype: object, scheme: object) -> None:
     """Raise ValueError unless ``dtype`` and ``scheme`` are known."""
-    if dtype not in LEVELS:
-        raise ValueError(f"dtype must be one of {', '.join(LEVELS)}; got {dtype!r}.")
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}; got {scheme!r}.")
+    check_choice("dtype", dtype, LEVELS)
+    check_choice("scheme", scheme, SCHEMES)

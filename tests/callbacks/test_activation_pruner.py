@@ -272,12 +272,12 @@ def test_a_checkpoint_of_other_modules_is_refused(tmp_path: Path) -> None:
         callback["masks"] = {"net.9": callback["masks"]["net.0"]}
     torch.save(state, tmp_path / "other.ckpt")
     model = Classifier(mlp())
-    with pytest.raises(ValueError, match=r"There is a mask for 'net\.9', which modules='net\.0' does not choose in Classifier"):
+    with pytest.raises(ValueError, match=r"There is a mask for 'net\.9', which modules='net\.0' does not select in Classifier"):
         trainer([ActivationPruner(modules="net.0")], max_epochs=2).fit(model, loader(), ckpt_path=tmp_path / "other.ckpt")
     for callback in state["callbacks"].values():
         callback["masks"] = {"net.0": torch.ones(5, dtype=torch.bool)}
     torch.save(state, tmp_path / "other.ckpt")
-    with pytest.raises(RuntimeError, match=r"'net\.0' gave 16 units, and 5 before \(or in the checkpoint\)"):
+    with pytest.raises(RuntimeError, match=r"'net\.0' returned 16 units, and 5 before \(or in the checkpoint\)"):
         trainer([ActivationPruner(modules="net.0")], max_epochs=2).fit(model, loader(), ckpt_path=tmp_path / "other.ckpt")
     assert not any(hook_counts(model).values())
 
@@ -352,11 +352,11 @@ def test_without_lightning_masks_come_and_go_with_the_block() -> None:
 
 def test_what_cannot_be_asked_for_is_said() -> None:
     model, pruner = mlp(), ActivationPruner(modules="0")
-    with pytest.raises(RuntimeError, match=r"prune\(\) has nothing measured: call it in the block of masking"):
+    with pytest.raises(RuntimeError, match=r"prune\(\) has no measurements: call it in the block of masking"):
         pruner.prune(0)
     with pytest.raises(KeyError, match=r"There is no mask for '0'\. There are: none: masks are made at the end of an epoch"):
         pruner.mask("0")
-    with pruner.masking(model), pytest.raises(RuntimeError, match="masks a model already"), pruner.masking(model):
+    with pruner.masking(model), pytest.raises(RuntimeError, match="already masks a model"), pruner.masking(model):
         pass
     assert not any(hook_counts(model).values())
     with pytest.raises(ValueError, match="with unit_dim=1 the masked units may be others"):
@@ -366,7 +366,7 @@ def test_what_cannot_be_asked_for_is_said() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "error", "text"),
     [
-        ({"modules": None}, TypeError, r"modules must say whose units to mask, for instance 'encoder\.\*'; got None"),
+        ({"modules": None}, TypeError, r"modules must name the modules to prune, for instance 'encoder\.\*'; got None"),
         ({"amount": 0}, ValueError, "amount must be above 0 and below 1, the share of units to mask; got 0"),
         ({"amount": 1.0}, ValueError, r"amount must be above 0 and below 1, the share of units to mask; got 1\.0"),
         ({"amount": "half"}, TypeError, "amount must be a number above 0 and below 1; got 'half'"),
@@ -398,7 +398,7 @@ def test_compiled_modules_are_refused() -> None:
         trainer([ActivationPruner(modules="net.0.0")]).fit(model, loader())
 
 
-def test_a_schedule_that_training_does_not_reach_is_told() -> None:
+def test_a_schedule_beyond_the_training_warns() -> None:
     pruner = ActivationPruner(modules="net.0", amount=0.5, start_epoch=1, end_epoch=4, summary=False)
     with pytest.warns(UserWarning, match=r"all of amount=0\.5 at the end of epoch 4, and training ends with epoch 1"):
         trainer([pruner], max_epochs=2).fit(Classifier(mlp()), loader())
@@ -407,7 +407,7 @@ def test_a_schedule_that_training_does_not_reach_is_told() -> None:
 def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     trainer([ActivationPruner(modules="net.0", amount=0.25)]).fit(Classifier(mlp()), loader())
     text = capsys.readouterr().out
-    assert "Pruning, epoch 0: 25% of the units are masked (asked for: 25%)." in text
+    assert "Pruning, epoch 0: 25% of the units are masked (target: 25%)." in text
     assert text.splitlines()[-1].split()[:3] == ["net.0", "16", "4"]
 
 

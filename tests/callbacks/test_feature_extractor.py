@@ -204,11 +204,13 @@ def test_silent_modules_are_told_and_missing_rows_are_nan() -> None:
     net = Sometimes(mlp())
     net.extra = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
     keep = FeatureExtractor(modules=["net.0", "extra.*"])
-    with pytest.warns(UserWarning, match=r"FeatureExtractor: nothing was heard from extra\.1: not called in the train batches"):
+    with pytest.warns(
+        UserWarning, match=r"FeatureExtractor: there is no output of extra\.1: not called in the sampled"
+    ):
         trainer([keep], max_epochs=2).fit(net, loader(n=40))
     assert keep.report.silent == ("extra.1",)
-    heard = keep.features["extra.0"].isfinite().all(1)
-    assert heard.tolist() == [False] * 8 + [True] * 8 + [False] * 8 + [True] * 8 + [False] * 8
+    called = keep.features["extra.0"].isfinite().all(1)
+    assert called.tolist() == [False] * 8 + [True] * 8 + [False] * 8 + [True] * 8 + [False] * 8
     assert keep.features["net.0"].isfinite().all()
 
 
@@ -228,8 +230,8 @@ def test_a_layer_without_samples_first_is_told_and_the_others_go_on() -> None:
     assert len(keep.features["net.0"]) == 15
 
 
-def test_a_field_that_is_not_there_is_an_error_at_once_and_later_only_told() -> None:
-    with pytest.raises(ValueError, match="the field 'id' was asked for as 2, which the batch has not; it has 2 entries"):
+def test_a_missing_field_raises_in_the_first_batch_and_warns_later() -> None:
+    with pytest.raises(ValueError, match="the field 'id' is 2, which the batch does not have; it has 2 entries"):
         trainer([FeatureExtractor(fields={"id": 2})]).fit(model(), loader())
 
     def fails_later(batch: Any) -> Any:
@@ -239,7 +241,7 @@ def test_a_field_that_is_not_there_is_an_error_at_once_and_later_only_told() -> 
     calls: list[int] = []
     keep = FeatureExtractor(modules="net.0", fields={"label": lambda batch: fails_later(batch) if len(calls) < 2 else "no"})
     with pytest.warns(
-        UserWarning, match=r"keeps nothing from batch 2 on: the field 'label' must hold one entry .* Training goes on\."
+        UserWarning, match=r"stores nothing from batch 2 on: the field 'label' must hold one entry .* Training continues\."
     ):
         trainer([keep]).fit(model(), loader())
     assert len(keep.features["net.0"]) == 16
@@ -283,9 +285,9 @@ def test_compiled_layers(backend: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"stage": "fit"}, ValueError, "stage must be one of 'train', 'validate', 'test', 'predict'; got 'fit'"),
-        ({"sampling": "random"}, ValueError, "sampling must be one of 'first', 'reservoir'; got 'random'"),
-        ({"file_format": "pt"}, ValueError, "file_format must be one of 'npz', 'safetensors'; got 'pt'"),
+        ({"stage": "fit"}, ValueError, "stage must be one of train, validate, test, predict; got 'fit'"),
+        ({"sampling": "random"}, ValueError, "sampling must be one of first, reservoir; got 'random'"),
+        ({"file_format": "pt"}, ValueError, "file_format must be one of npz, safetensors; got 'pt'"),
         ({"max_samples": 0}, ValueError, "max_samples must be at least 1; got 0"),
         ({"fields": ["label"]}, TypeError, r"fields must map a name to an index, .* as \{'label': 1\}; got \['label'\]"),
         ({"pool": "avg"}, ValueError, "pool must be None, one of 'mean'.*; got 'avg'"),
@@ -303,7 +305,7 @@ def test_two_that_would_write_the_same_file_are_refused(tmp_path: Path) -> None:
     def keep(modules: str, **arguments: Any) -> FeatureExtractor:
         return FeatureExtractor(modules=modules, folder=tmp_path, **arguments)
 
-    with pytest.raises(ValueError, match=r"Two FeatureExtractors write npz files to folder='.*', each over the other's"):
+    with pytest.raises(ValueError, match=r"Two FeatureExtractors write npz files to folder='.*' and overwrite each other"):
         trainer([keep("net.0"), keep("net.2")]).fit(Classifier(mlp()), loader())
     trainer([keep("net.0"), keep("net.2", file_format="safetensors")]).fit(Classifier(mlp()), loader())
     assert {path.name for path in tmp_path.iterdir()} == {"epoch=0.npz", "epoch=0.safetensors"}

@@ -178,7 +178,7 @@ def test_only_some_leaves_are_drawn_where_nobody_chose(caplog: pytest.LogCapture
     ours = FeatureMapVisualizer()
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         trainer([ours]).fit(Watched(Deep), loader(SHAPE))
-    assert "FeatureMapVisualizer draws 12 of 31 modules, spread over the depth. Choose with modules=." in caplog.text
+    assert "FeatureMapVisualizer draws 12 of 31 modules, spread over the depth. Select others with modules=." in caplog.text
     assert len(ours.report.sites) == 12
     assert {"net.1", "net.31"} <= ours.report.sites.keys()
 
@@ -232,9 +232,9 @@ def test_a_later_fault_is_told_once_and_training_goes_on(kind: str, tmp_path: Pa
 
     ours = OURS[kind]()
     model = Breaks()
-    with pytest.warns(UserWarning, match=rf"{type(ours).__name__} raised ArithmeticError: not today\. It is switched off") as told:
+    with pytest.warns(UserWarning, match=rf"{type(ours).__name__} raised ArithmeticError: not today\. It is disabled") as warned:
         trainer([ours], max_epochs=4).fit(model, loader(SHAPE))
-    assert sum("not today" in str(entry.message) for entry in told) == 1
+    assert sum("not today" in str(entry.message) for entry in warned) == 1
     assert ours.report.epoch == 0
     assert len(model.losses) == 28
     assert all(module.training for module in model.net.modules())
@@ -277,7 +277,7 @@ def test_precision_of_the_trainer_is_used() -> None:
         ),
         (lambda: FeatureMapVisualizer(modules="nat.*"), ValueError, r"modules='nat\.\*' matches no module of Watched"),
         (lambda: GradCAM(target=7), ValueError, "target must be between 0 and 2, the model's classes; got 7"),
-        (lambda: GradCAM(module="net.head"), ValueError, "without space to show"),
+        (lambda: GradCAM(module="net.head"), ValueError, "without spatial dimensions"),
         (lambda: FeatureMapVisualizer(forward="encode"), AttributeError, "forward='encode': Watched has no 'encode'"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_model_without_a_forward_says_what_to_do(look: Any) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    with pytest.raises(TypeError, match=r"Without has no forward\. Say how to run it with forward=: the name of a submodule"):
+    with pytest.raises(TypeError, match=r"Without has no forward\. Pass forward=: the name of a submodule"):
         trainer([look()]).fit(Without(), loader(SHAPE))
 
 

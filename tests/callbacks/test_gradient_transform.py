@@ -259,7 +259,7 @@ def test_what_is_unfrozen_later_is_changed_then() -> None:
 
     model = Classifier(mlp())
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.warns(UserWarning, match="no gradient came to net.0.weight, net.0.bias: frozen, unused, or detached"):
+    with pytest.warns(UserWarning, match="there is no gradient at net.0.weight, net.0.bias: frozen, unused, or detached"):
         trainer([transform, Unfreezes(), Keep()], max_epochs=2).fit(model, loader())
     assert [report.silent for report in reports] == [("net.0.weight", "net.0.bias"), ()]
     assert [report.calls["net.0.weight"] for report in reports] == [0, 7]
@@ -306,8 +306,8 @@ def test_manual_optimisation() -> None:
     raw = Manual()
     raw.raw = True
     with (
-        pytest.warns(UserWarning, match="no backward pass was announced in the first batch.*call self.manual_backward"),
-        pytest.warns(UserWarning, match="no gradient came to"),
+        pytest.warns(UserWarning, match="self.manual_backward was not called in the first batch"),
+        pytest.warns(UserWarning, match="there is no gradient at"),
     ):
         trainer([transform]).fit(raw, loader())
 
@@ -434,7 +434,7 @@ BAD = [
         ValueError,
         "transform must be one of scale, zero, clamp, noise, or a function.*'halve'",
     ),
-    ({"transform": "zero"}, ValueError, "needs to know where: give parameters="),
+    ({"transform": "zero"}, ValueError, "needs parameters="),
     ({"transform": "scale", "parameters": "*"}, ValueError, "transform='scale' needs a factor"),
     ({"transform": "zero", "factor": 0.0, "parameters": "*"}, ValueError, "'zero' takes no factor; got 0.0. For a schedule use"),
     ({"transform": "clamp", "factor": 0.0, "parameters": "*"}, ValueError, "factor must be above 0 and finite; got 0.0"),

@@ -306,11 +306,11 @@ def test_a_fault_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPat
         if callbacks:
             with pytest.warns(
                 UserWarning, match="LayerProfiler: the hook at .*raised RuntimeError: planted; it is switched off"
-            ) as told:
+            ) as warned:
                 trainer(callbacks).fit(models[-1], loader())
         else:
             trainer().fit(models[-1], loader())
-    assert len([w for w in told if "planted" in str(w.message)]) == 1
+    assert len([w for w in warned if "planted" in str(w.message)]) == 1
     assert same_state(*models)
 
 

@@ -336,15 +336,15 @@ NET, X = build(InPlace)
         ({"target": "cat"}, TypeError, "target must be the number of a class, one for each sample.*; got 'cat'"),
         ({"size": 7}, TypeError, r"size must be the \(height, width\) that maps are scaled to, or None; got 7"),
         ({"target": lambda output: 3}, TypeError, "target, a function .*, must return a tensor of scores; got int"),
-        ({"module": "head"}, ValueError, r"the output of this Linear has shape \(4, 5\), without space to show"),
+        ({"module": "head"}, ValueError, r"the output of this Linear has shape \(4, 5\), without spatial dimensions"),
         ({"reshape": (2, 3, 4)}, TypeError, r"reshape must be \(height, width\) of the grid of tokens.*; got \(2, 3, 4\)"),
         ({"forward": "conv2"}, RuntimeError, "to have 6 channels"),
         (
             {"forward": lambda net, x: net(x).detach()},
             ValueError,
-            "the score does not depend on what 'conv2' put out, or forward cuts",
+            "the score does not depend on the output of 'conv2', or forward cuts",
         ),
-        ({"forward": lambda net, x: net.conv1(x), "module": "conv2"}, ValueError, "nothing was heard from the modules 'conv2'"),
+        ({"forward": lambda net, x: net.conv1(x), "module": "conv2"}, ValueError, "there is no output of the modules 'conv2'"),
         ({"forward": lambda net, x: net(x)[:, :, None]}, ValueError, r"scores of shape \(4, 5, 1\), not \(n, classes\)"),
         (
             {"forward": lambda net, x: (net(x), x)},
@@ -359,7 +359,7 @@ def test_messages(arguments: dict[str, Any], error: type[Exception], message: st
 
 
 def test_messages_about_tokens_and_models_without_convolutions() -> None:
-    with pytest.raises(ValueError, match="7 tokens make no square, nor without the first; give their grid as reshape="):
+    with pytest.raises(ValueError, match="7 tokens are no square grid, with or without the first; pass reshape="):
         GradCAM.compute(TinyLSTM(), torch.randn(2, 7, 6), module="lstm")
     with pytest.raises(ValueError, match=r"reshape=\(3, 3\) needs 9 tokens; the layer gives 7"):
         GradCAM.compute(TinyLSTM(), torch.randn(2, 7, 6), module="lstm", reshape=(3, 3))

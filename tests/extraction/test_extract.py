@@ -127,7 +127,7 @@ def test_calls_and_outputs() -> None:
         assert torch.equal(extract(lstm, x, "lstm", output=output)["lstm"], expected)
 
 
-def test_fused_layers_are_heard() -> None:
+def test_fused_layers_are_recorded() -> None:
     """In eval mode without gradients PyTorch runs an encoder layer as one kernel, past its children."""
     found = extract(TinyTransformer(), torch.randn(2, 5, 6), "encoder.layers.*.linear1")
     assert {name: tuple(values.shape) for name, values in found.items()} == {
@@ -171,13 +171,13 @@ class Careless(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"modules": "unused"}, ValueError, r"nothing was heard from the modules 'unused' of Careless \(Linear\): not called"),
+        ({"modules": "unused"}, ValueError, r"there is no output of the modules 'unused' of Careless \(Linear\): not called"),
         (
             {"modules": ["used", "forwarded"]},
             ValueError,
             r"the modules 'forwarded' of Careless \(Linear\).*called as \.forward\(x\)",
         ),
-        ({"modules": "un*"}, ValueError, "nothing was heard from any module selected in Careless"),
+        ({"modules": "un*"}, ValueError, "there is no output of any module selected in Careless"),
         ({"modules": "usde"}, ValueError, "modules='usde' matches no module of Careless. Closest names: 'used'"),
         ({"pool": "max"}, ValueError, "pool must be None, one of 'mean', 'space', 'tokens', 'cls', or a function .*; got 'max'"),
         ({"output": -1}, ValueError, "output must be the index, from 0 up, .*; got -1"),
@@ -186,9 +186,9 @@ class Careless(nn.Module):
         (
             {"batch": {"y": 1, "z": 2}},
             TypeError,
-            "Careless takes 'x'; the batch has 'y', 'z'. Say how to run the model with forward=",
+            "Careless takes 'x'; the batch has 'y', 'z'. Pass forward=",
         ),
-        ({"modules": "used", "output": 1}, ValueError, "nothing was heard from the modules 'used'.*floating-point tensor"),
+        ({"modules": "used", "output": 1}, ValueError, "there is no output of the modules 'used'.*floating-point tensor"),
     ],
 )
 def test_messages(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

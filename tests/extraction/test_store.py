@@ -152,8 +152,8 @@ def test_memory_is_bounded_by_the_samples_kept() -> None:
 @pytest.mark.parametrize(
     ("field", "batch", "message"),
     [
-        (2, (torch.zeros(3), 1), "the field 'f' was asked for as 2, which the batch has not; it has 2 entries"),
-        ("y", {"x": torch.zeros(3)}, "the field 'f' was asked for as 'y', which the batch has not; it has the keys 'x'"),
+        (2, (torch.zeros(3), 1), "the field 'f' is 2, which the batch does not have; it has 2 entries"),
+        ("y", {"x": torch.zeros(3)}, "the field 'f' is 'y', which the batch does not have; it has the keys 'x'"),
         (1, (torch.zeros(3), 1), "the field 'f' must hold one entry for each of the batch's 3 samples; got int"),
         (1, (torch.zeros(3), torch.zeros(2)), r"the batch's 3 samples; got Tensor of shape \(2,\)"),
         (1, (torch.zeros(3), ["a"]), "the batch's 3 samples; got list of length 1"),
@@ -213,7 +213,7 @@ def test_bfloat16_in_either_file(tmp_path: Path) -> None:
 
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"files that end in \.npz or \.safetensors; got '.*features\.pt'"):
+    with pytest.raises(ValueError, match=r"files with the suffix \.npz or \.safetensors; got '.*features\.pt'"):
         ExtractedFeatures(0, 0, {}).save(tmp_path / "features.pt")
 
 

@@ -147,20 +147,20 @@ def test_an_autocast_cache_keeps_no_weight_that_was_cast_without_gradients() -> 
 
 def test_our_callbacks_do_not_listen() -> None:
     """A user may look with GradCAM.compute in the middle of a step; statistics are those of training all the same."""
-    heard = []
+    recorded = []
     gate, shut = Gate(), Gate()
     gate.start(True)
     shut.start(False)
     net = nn.Linear(2, 2)
     for each in (gate, shut):
-        net.register_forward_hook(sampled(lambda *args: heard.append(1), when=each))
+        net.register_forward_hook(sampled(lambda *args: recorded.append(1), when=each))
     net(torch.ones(1, 2))
     with pytest.raises(RuntimeError), undisturbed(net):
         net(torch.ones(1, 2))
         raise RuntimeError
-    assert len(heard) == 1
+    assert len(recorded) == 1
     net(torch.ones(1, 2))
-    assert len(heard) == 2
+    assert len(recorded) == 2
     gate.pause()
     with undisturbed(net):
         pass
@@ -169,4 +169,4 @@ def test_our_callbacks_do_not_listen() -> None:
     with undisturbed(net):
         gate.stop()  # the batch ended meanwhile
     net(torch.ones(1, 2))
-    assert len(heard) == 2
+    assert len(recorded) == 2

@@ -196,7 +196,7 @@ def test_what_checkpointing_recomputes_is_told_apart(reentrant: bool, early_stop
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_functions_of_the_root(reentrant: bool) -> None:
-    """What is recomputed while another module's backward waits for it is beside that module, not inside it."""
+    """What is recomputed while another module's backward waits for it is next to that module, not inside it."""
 
     def script(m: Any, x: Tensor) -> Tensor:
         return checkpoint(lambda t: m.b(m.a(t)) * 2, x.requires_grad_(), use_reentrant=reentrant)

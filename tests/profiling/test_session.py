@@ -17,7 +17,7 @@ from tests.support.reference import same_state
 
 
 class Net(nn.Module):
-    """Enough real work that a hook's cost is nothing beside it."""
+    """Enough real work that a hook's cost is small in comparison."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_wrong_objects_are_refused() -> None:
         ProfileSession("net")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Linear has no submodules to observe.*torch\.nn\.Sequential\(model\)"):
         LayerProfiler.profile(nn.Linear(2, 2), lambda: None)
-    with pytest.raises(TypeError, match="step must be a function that takes one training step; got None"):
+    with pytest.raises(TypeError, match="step must be a function that runs one training step; got None"):
         LayerProfiler.profile(mlp(), None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="the model is on 'meta'"):
         ProfileSession(nn.Sequential(nn.Linear(2, 2, device="meta")))
@@ -145,7 +145,7 @@ def test_wrong_objects_are_refused() -> None:
 def test_a_session_that_raises_removes_its_hooks_and_is_used_once() -> None:
     model = mlp()
     session = ProfileSession(model, warmup_steps=0)
-    with pytest.raises(RuntimeError, match="Take steps inside the with block"), session.step():
+    with pytest.raises(RuntimeError, match="Run steps inside the with block"), session.step():
         pass
     with pytest.raises(ZeroDivisionError), session, session.step():
         model(torch.ones(2, 8))
@@ -161,7 +161,7 @@ def test_a_report_before_any_measured_step_is_refused() -> None:
         for _ in range(2):
             with session.step():
                 model(torch.ones(2, 8))
-        with pytest.raises(RuntimeError, match="No step was measured: 2 were taken, and the first 2 are warm-up"):
+        with pytest.raises(RuntimeError, match="No step was measured: 2 were run, and the first 2 are warm-up"):
             session.report()
 
 
@@ -177,9 +177,9 @@ def test_the_hooks_of_a_graph_that_is_kept_are_deaf_afterwards() -> None:
 def test_a_hook_that_fails_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_hooks.profiling.tracer.StepTracer.leave", lambda *args: 1 / 0)
     model = mlp()
-    with pytest.warns(UserWarning, match="the hook at '.*' raised ZeroDivisionError") as told:
+    with pytest.warns(UserWarning, match="the hook at '.*' raised ZeroDivisionError") as warned:
         LayerProfiler.profile(model, step_of(model, (8,)), steps=2, warmup_steps=0, modules="0")
-    assert len(told) == 2  # the module's and the model's own
+    assert len(warned) == 2  # the module's and the model's own
 
 
 @pytest.mark.filterwarnings(

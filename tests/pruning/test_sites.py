@@ -108,23 +108,23 @@ def decide(means: list[float], target: float, kept: list[bool] | None = None, re
     sites, _ = one(module)
     if kept is not None:
         sites.sites[0].mask(torch.tensor(kept), torch.device("cpu"))
-    told = sites.decide({"0": Activity(torch.tensor(means, dtype=torch.float64) * 4, 4)}, target, regrow)
-    return sites.sites[0].kept.tolist(), told["0"]
+    units = sites.decide({"0": Activity(torch.tensor(means, dtype=torch.float64) * 4, 4)}, target, regrow)
+    return sites.sites[0].kept.tolist(), units["0"]
 
 
 def test_the_weakest_go_and_ties_go_by_index() -> None:
-    kept, told = decide([3, 1, 1, 2], 0.5)
+    kept, units = decide([3, 1, 1, 2], 0.5)
     assert kept == [True, False, False, True]
-    assert (told.units, told.masked, told.sparsity, told.threshold, told.activity) == (4, 2, 0.5, 1.0, 2.5)
+    assert (units.units, units.masked, units.sparsity, units.threshold, units.activity) == (4, 2, 0.5, 1.0, 2.5)
     assert decide([1, 1, 1, 1], 0.25)[0] == [False, True, True, True]
 
 
 def test_one_unit_always_stays_and_little_is_nothing() -> None:
     assert decide([1, 2], 0.99)[0] == [False, True]
     assert decide([1.0], 0.9)[0] == [True]
-    kept, told = decide([1, 2, 3], 0.1)
+    kept, units = decide([1, 2, 3], 0.1)
     assert kept == [True, True, True]
-    assert math.isnan(told.threshold)
+    assert math.isnan(units.threshold)
 
 
 def test_what_is_not_finite_is_not_hidden() -> None:
@@ -141,9 +141,9 @@ def test_masked_units_stay_masked_unless_they_may_regrow() -> None:
 def test_a_silent_site_keeps_its_mask() -> None:
     sites, _ = one(nn.ReLU())
     sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
-    told = sites.decide({}, 0.9, False)
-    assert told["0"].masked == 1
-    assert math.isnan(told["0"].activity)
+    units = sites.decide({}, 0.9, False)
+    assert units["0"].masked == 1
+    assert math.isnan(units["0"].activity)
 
 
 def test_ranks_are_merged_as_if_their_data_were_one() -> None:
@@ -200,7 +200,7 @@ def test_a_number_of_units_that_changes_is_refused() -> None:
     module = nn.ReLU()
     _, hook = one(module)
     hook(module, (), torch.ones(2, 3))
-    with pytest.raises(RuntimeError, match=r"'0' gave 4 units, and 3 before \(or in the checkpoint\)"):
+    with pytest.raises(RuntimeError, match=r"'0' returned 4 units, and 3 before \(or in the checkpoint\)"):
         hook(module, (), torch.ones(2, 4))
 
 
@@ -210,5 +210,5 @@ def test_the_dimension_can_be_given() -> None:
     hook(module, (), torch.ones(2, 3, 6))
     assert hook.site.units == 3
     _, hook = one(module, unit_dim=3)
-    with pytest.raises(RuntimeError, match=r"unit_dim=3 is no dimension of an output of shape \(2, 6\)"):
+    with pytest.raises(RuntimeError, match=r"unit_dim=3 is not a dimension of an output of shape \(2, 6\)"):
         hook(module, (), torch.ones(2, 6))

@@ -14,7 +14,7 @@ from tests.support.rank_features import extracted, predicted
 from tests.support.reference import everything
 from tests.support.two_processes import run_twice
 
-pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:FeatureExtractor. nothing was heard from net.sometimes")]
+pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore:FeatureExtractor. there is no output of net.sometimes")]
 
 
 @pytest.fixture(scope="module")
