@@ -275,19 +275,19 @@ class FeatureExtractor(HookedCallback):
         super().on_validation_start(trainer, pl_module)
         self._stage_start("validate", trainer, pl_module)
 
-    on_test_start = partialmethod(_stage_start, "test")  # type: ignore[assignment]
-    on_predict_start = partialmethod(_stage_start, "predict")  # type: ignore[assignment]
-    on_train_batch_start = partialmethod(_batch_start, "train")  # type: ignore[assignment]
-    on_validation_batch_start = partialmethod(_batch_start, "validate")  # type: ignore[assignment]
-    on_test_batch_start = partialmethod(_batch_start, "test")  # type: ignore[assignment]
-    on_predict_batch_start = partialmethod(_batch_start, "predict")  # type: ignore[assignment]
-    on_validation_batch_end = partialmethod(_batch_end, "validate")  # type: ignore[assignment]
-    on_test_batch_end = partialmethod(_batch_end, "test")  # type: ignore[assignment]
-    on_predict_batch_end = partialmethod(_batch_end, "predict")  # type: ignore[assignment]
-    on_train_epoch_end = partialmethod(_epoch_end, "train")  # type: ignore[assignment]
-    on_validation_epoch_end = partialmethod(_epoch_end, "validate")  # type: ignore[assignment]
-    on_test_epoch_end = partialmethod(_epoch_end, "test")  # type: ignore[assignment]
-    on_predict_epoch_end = partialmethod(_epoch_end, "predict")  # type: ignore[assignment]
+    on_test_start = partialmethod(_stage_start, "test")
+    on_predict_start = partialmethod(_stage_start, "predict")
+    on_train_batch_start = partialmethod(_batch_start, "train")
+    on_validation_batch_start = partialmethod(_batch_start, "validate")
+    on_test_batch_start = partialmethod(_batch_start, "test")
+    on_predict_batch_start = partialmethod(_batch_start, "predict")
+    on_validation_batch_end = partialmethod(_batch_end, "validate")
+    on_test_batch_end = partialmethod(_batch_end, "test")
+    on_predict_batch_end = partialmethod(_batch_end, "predict")
+    on_train_epoch_end = partialmethod(_epoch_end, "train")
+    on_validation_epoch_end = partialmethod(_epoch_end, "validate")
+    on_test_epoch_end = partialmethod(_epoch_end, "test")
+    on_predict_epoch_end = partialmethod(_epoch_end, "predict")
 
 
 def _in_model_order(features: Mapping[str, Tensor], sites: list[str]) -> dict[str, Tensor]:

@@ -394,7 +394,7 @@ def test_modules_that_cannot_be_masked_stop_training_with_the_reason() -> None:
 
 def test_compiled_modules_are_refused() -> None:
     model = Classifier(nn.Sequential(torch.compile(mlp(), backend="eager"), nn.Linear(3, 3)))
-    with pytest.raises(RuntimeError, match=r"'net\.0\.0' runs under torch\.compile, .* then apply\(model\), and compile"):
+    with pytest.raises(RuntimeError, match=r"'net\.0\.0' runs under torch\.compile, .* then call apply\(model\), and compile"):
         trainer([ActivationPruner(modules="net.0.0")]).fit(model, loader())
 
 

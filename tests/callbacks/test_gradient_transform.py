@@ -352,7 +352,7 @@ def test_compiled_models() -> None:
     plain, compiled = (fit(compile_it, parameters="net.0.*") for compile_it in (False, True))
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(value, compiled.state_dict()[key], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"'net.0' runs under torch.compile.*Choose a module outside of it, or parameters="):
+    with pytest.raises(ValueError, match=r"'net.0' runs under torch.compile.*Select a module outside of it, or use parameters="):
         fit(True, modules="net.0")
     torch.compiler.reset()
 

@@ -13,7 +13,7 @@ from lightning_hooks.profiling import samples
 from lightning_hooks.profiling.calls import CallTree, Phase, account
 from lightning_hooks.profiling.clock import StepTimes
 from lightning_hooks.profiling.samples import Samples
-from lightning_hooks.profiling.tracer import TracedStep, Tally
+from lightning_hooks.profiling.tracer import Tally, TracedStep
 
 
 def fill(found: Samples, times: list[float], place: int, **kwargs: bool) -> None:

@@ -151,7 +151,7 @@ def test_a_session_that_raises_removes_its_hooks_and_is_used_once() -> None:
         model(torch.ones(2, 8))
         raise ZeroDivisionError
     assert not any(hook_counts(model).values())
-    with pytest.raises(RuntimeError, match=r"has been used\. Make a new one"), session:
+    with pytest.raises(RuntimeError, match=r"has been used\. Create a new one"), session:
         pass
 
 

@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed() -> None:
     tied = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     tied[1].weight = tied[0].weight
     refused(tied, {"1": HALF}, "'1' shares its weights with another module")
-    refused(nn.Sequential(good, nn.ReLU(), good), {"1": HALF}, "'0' shares its weights with another place")
+    refused(nn.Sequential(good, nn.ReLU(), good), {"1": HALF}, "'0' shares its weights with another module")
 
 
 def test_a_whole_mask_changes_nothing_wherever_it_is() -> None:
