@@ -29,7 +29,7 @@ class Ordered(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An alert, and where in the course of a training batch it stands."""
+    """An alert, and when in a training batch it happens."""
 
     report: int  # the place of its report
     alert: Alert  # the alert
@@ -105,7 +105,7 @@ def _root(node: Node) -> Node:
 
 
 def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
-    """Of what is not finite, the step at which that began, if it is one before the site was looked at."""
+    """Of what is not finite, the step at which that began, if it is before the site was sampled."""
     events = [event for report in reports if isinstance(report, ClipReport) for event in report.events.values()]
     first = min((_first(event, "first_nonfinite_batch") for event in events), default=math.inf)
     if node.kind != "nonfinite" or not first < node.batch < math.inf:
@@ -116,7 +116,7 @@ def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
     )
 
 
-# Where each alert stands.
+# When each alert happens.
 
 
 def _places(reports: Sequence[Report]) -> Mapping[str, float]:

@@ -36,7 +36,7 @@ class AlwaysClipped(Rule):
     growth: float = 10.0
 
     def __call__(self, report: ClipReport, history: Sequence[ClipReport] = ()) -> Iterator[Alert]:
-        """Yield an info per optimizer whose steps were nearly all clipped; a warning where that does harm."""
+        """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
         for site, stats in report.optimizers.items():
             if stats.steps >= self.min_steps and stats.rate > self.threshold:
                 top = stats.top_parameters[0][0] if stats.top_parameters else "?"

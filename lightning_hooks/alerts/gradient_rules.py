@@ -77,18 +77,17 @@ def _largest_alike_after(flow: _Flow) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vanishing(Rule):
-    """Gradients that are lost on the way back through the model.
+    """Gradients that vanish in the backward pass.
 
-    A module counts only if every module before it has lost its gradient too: in a transformer the queries and keys of a
-    healthy layer get very little, and the layers before them plenty. Nor does it count where later modules of the same role (the
-    last part of the name, such as ``q_proj``) get as little. The alert stands at the module through which most of it is
-    lost; where it is lost little by little, at the one nearest the loss that has lost it. Those before follow from it.
+    A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
+    very little, the layers before them much more), and not where later modules of the same role (the last part of the name, such
+    as ``q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is lost
+    gradually, the one nearest the loss that has lost it. The others are consequences.
 
     Attributes:
-        relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Ratios down
-            to 1e-2 occur in healthy networks, so the default is far lower.
-        absolute: An RMS below which a gradient counts as vanished whatever the others are; close to what a float32
-            update can no longer carry.
+        relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Healthy networks
+            have ratios down to 1e-2.
+        absolute: An RMS below which a gradient has vanished whatever the others are: a float32 update hardly carries less.
         alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
     """
 
@@ -142,17 +141,16 @@ class Vanishing(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploding(Rule):
-    """Gradients that grow on the way back, or are huge everywhere.
+    """Gradients that grow in the backward pass, or are very large everywhere.
 
-    Huge is in the units of the loss. Where every optimizer's step is free of the gradient's scale, as Adam's, and the loss falls,
-    that a gradient is huge is no alert, unless ``absolute`` is another than the default: a limit of the user's holds always.
-
-    The alert stands at the module through which most of the growth happens; where it happens little by little, at the one nearest
-    the loss whose gradient is too large.
+    Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
+    scale, as Adam's, and the loss falls, unless ``absolute`` differs from the default: a limit of the user's always applies. The
+    alert's site is the module through which most of the growth happens; where it is gradual, the one nearest the loss with too
+    large a gradient.
 
     Attributes:
-        relative: RMS over that near the loss (the largest among the last eighth of the modules), above which a gradient
-            explodes, provided that every module before has at least a hundredth as much too large a gradient.
+        relative: RMS over that near the loss (the largest among the last eighth of the modules) above which a gradient explodes,
+            provided that every module before it exceeds at least a hundredth of that.
         absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
             (1e3 in the hook literature and NeuralDBG).
     """
@@ -212,14 +210,14 @@ class Exploding(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretching(Rule):
-    """One module through which gradients grow far more than through any in health, as a recurrent one whose weights stretch.
+    """One module through which gradients grow much more than in healthy runs, such as a recurrent one with large weights.
 
     Attributes:
-        threshold: Norm that comes out of it on the way back over the largest norm at any module after it (at its neighbour's
-            alone would not do: the gradients of queries and keys are thousands of times below those of values, in health). A
-            normalisation of small values reaches 120 in health.
-        scale_free: What the threshold is multiplied by where all optimizers are free of the gradient's scale, as Adam, and the loss
-            falls: a branch of a healthy scVI reaches 330.
+        threshold: Norm of the gradient before the module over the largest norm at any module after it (not its neighbour's alone:
+            the gradients of queries and keys are thousands of times smaller than those of values). Healthy runs reach 120, at a
+            normalisation of small values.
+        scale_free: Factor of the threshold where the step of every optimizer is independent of the gradient's scale, as Adam's, and
+            the loss falls: a branch of a healthy scVI reaches 330.
     """
 
     kind: ClassVar[str] = "exploding"
@@ -315,14 +313,14 @@ class Zero(Rule):
 class Missing(Rule):
     """Parameters that require gradients and never get one.
 
-    A library's model has branches that a task does not use, and a target network is a copy that follows another: those are infos. A
-    parameter that had a gradient in an earlier epoch, and what is cut off in the user's own model, are warnings.
+    It is an info for unused branches of a library's model and for target networks, and a warning for a parameter of the user's own
+    model and for one that had a gradient in an earlier epoch.
     """
 
     kind: ClassVar[str] = "missing"
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per parameter whose gradient was None at every step, as far as it was looked at."""
+        """Yield an alert per parameter whose gradient was None at every measured step."""
         for site, gradient in report.parameters.items():
             if site in report.setups and report.setups[site].has_gradient:
                 continue  # at a step that was not sampled: a branch that is taken by chance

@@ -1,4 +1,4 @@
-"""Rules over how a model is built and started, and what it is fed."""
+"""Rules over how a model is built and initialised, and over its inputs and targets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoorInit(Rule):
-    """A layer that starts from weights much larger, or smaller, than those of all its siblings.
+    """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
 
-    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Trainings differ by more in health
-    (GPT-2 starts the last layer of each residual branch small by design, T5 its heads large, PPO its policy's head small), so
-    siblings are layers of the same role (``FeatureReport.initial_roles``), and heads have none. A layer counts only if no sibling
-    is near it, and if its own gain is no textbook's: a new head with PyTorch's initialisation on a small body with BERT's (a fixed
-    0.02) is well.
+    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
+    starts the last layer of each residual branch small, T5 its heads large, PPO the head of its policy small), so only layers of
+    one role (``FeatureReport.initial_roles``) are compared, and heads have none. A layer counts only if no other of its role is
+    close and its own gain is not that of a common initialisation.
 
     Attributes:
-        factor: Gain over the median gain of the layers of its role, or the median over it.
-        textbook: Gains that are well whatever the others are: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's
-            (1998, 2010), 1.4 is He's (2015), 0.33 to 0.58 that of the first layer of a sine net (Sitzmann et al. 2020) with up to
-            three inputs.
-        near: Factor within which another layer's gain makes it a matter of design.
+        factor: Gain over the median gain of the layers of its role, or the inverse.
+        textbook: Gains of common initialisations: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's (1998, 2010), 1.4
+            is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
+        near: Factor within which another layer is close.
         min_layers: A role with fewer layers is not judged.
     """
 
@@ -41,7 +39,7 @@ class PoorInit(Rule):
     min_layers: int = 3
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per layer whose initial weights stand alone. Zeros are a choice, or have rules of their own."""
+        """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
         roles: dict[str, dict[str, float]] = {}
         for site, gain in report.initial_gains.items():
             if 0 < gain < math.inf and site in report.initial_roles:
@@ -68,7 +66,7 @@ class PoorInit(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared(Rule):
-    """One layer in several places where several were meant, as ``[layer] * 4`` makes it."""
+    """One layer under several names, as ``[layer] * 4`` makes it."""
 
     kind: ClassVar[str] = "shared"
 
@@ -102,7 +100,7 @@ class DoubleSoftmax(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SameSamples(Rule):
-    """A model that is fed the same sample again and again."""
+    """Batches that hold one sample again and again."""
 
     kind: ClassVar[str] = "constant"
 
@@ -120,18 +118,18 @@ class SameSamples(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConstantTargets(Rule):
-    """A last layer whose gradient points the same way for every sample: the targets do not vary.
+    """A last layer whose gradient has the same direction for every sample: the targets do not vary.
 
-    The gradient of a bias is the sum over the samples of the gradients at the layer's output. Where the samples pull in
-    different directions that sum is about a root of n smaller than if they all pulled in one; in health they soon do. Not as soon
-    where a regression's targets are far from what the model starts with: until the bias has grown to their mean, all pull one way.
-    So it is a warning at once under a softmax and cross entropy, whose gradients cancel over the outputs. Elsewhere it is one where
-    samples agreed in the epoch before too, unless the loss still falls and is not next to nothing; else an info.
+    The gradient of a bias is the sum of the samples' gradients at the layer's output. If the samples disagree, as they soon do in a
+    healthy run, that sum is about a root of n smaller than if all agreed. In a regression whose targets are far from the initial
+    outputs, all agree until the bias has reached their mean. So it is a warning at once under a softmax and cross entropy, whose
+    gradients cancel over the outputs. Elsewhere it is a warning if samples agreed in the epoch before too and the loss no longer
+    falls or is almost zero; else an info.
 
     Attributes:
-        threshold: Norm of the bias's gradient over what it would be if all samples pulled in one direction, in (0, 1].
+        threshold: Norm of the bias's gradient over what it would be if all samples agreed, in (0, 1].
         min_samples: Samples per batch below which they may agree by chance.
-        learned: Loss over that of training's first epoch, below which it fell to next to nothing.
+        learned: Loss over that of the first epoch below which it is almost zero.
     """
 
     kind: ClassVar[str] = "constant"
@@ -177,10 +175,10 @@ class ConstantTargets(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValidationShift(Rule):
-    """Validation data that are unlike the training data in size.
+    """Validation data whose size differs from that of the training data.
 
-    Held against each other is what the model is fed. What its modules put out shifts in health too, by dropout, batch
-    normalisation and what was learned over the epoch.
+    The model's inputs are compared. The outputs of its modules differ in healthy runs too: by dropout, batch normalisation and what
+    was learned over the epoch.
 
     Attributes:
         factor: Root mean square of the inputs in validation over that in training, or the inverse.

@@ -225,8 +225,10 @@ def report_of(rule: Any) -> Any:
         first = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "self"][:1]
     except (NameError, TypeError, ValueError):  # annotations that cannot be evaluated, a builtin
         return None
-    said = first[0].annotation if first else None
-    return said if isinstance(said, type) and said not in (inspect.Parameter.empty, Any) else None  # Any is a type, since 3.11
+    annotation = first[0].annotation if first else None
+    return (
+        annotation if isinstance(annotation, type) and annotation not in (inspect.Parameter.empty, Any) else None
+    )  # Any is a type, since 3.11
 
 
 def _takes_history(rule: RuleLike) -> bool:

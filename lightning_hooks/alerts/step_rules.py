@@ -13,11 +13,11 @@ from lightning_hooks.reports.windows import ClipReport
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spike(Rule):
-    """A step whose gradient is far larger than any before it.
+    """A step whose gradient is much larger than any before it.
 
     OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
-    128 steps before, once it has seen 64. Small trainings have such steps in health, most of all when they have all but
-    converged; so a warning also asks that the step be larger than all before it, by ``ratio``.
+    128 steps before, after the first 64. Small healthy trainings have such steps too, mostly when they have almost converged; so
+    the step must also exceed all before it by ``ratio``.
 
     Attributes:
         sigmas: Standard deviations above the mean of the window.
@@ -49,7 +49,7 @@ class Spike(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diverging(Rule):
-    """Gradients that have grown out of all proportion to those of the training's first steps.
+    """Gradients that are much larger than in the first steps of training.
 
     Attributes:
         threshold: Norm over the largest norm of the first steps.
@@ -81,7 +81,7 @@ class Diverging(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NonfiniteSteps(Rule):
-    """Steps that were taken with a NaN or infinite gradient; every step is looked at, so the batch is exact."""
+    """Steps that were taken with a NaN or infinite gradient; every step is checked, so the batch is exact."""
 
     kind: ClassVar[str] = "nonfinite"
     urgent: ClassVar[bool] = True
@@ -89,9 +89,8 @@ class NonfiniteSteps(Rule):
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert per optimizer that took such a step.
 
-        Where some gradients were finite and others not, the fault is on the way back, between the last parameter that is not
-        finite and those after it: the alert stands there. Where none was finite, it came from the loss or from the forward
-        pass, and the alert stands at the optimizer.
+        Where only some gradients were finite, the backward pass fails between the last parameter that is not and those after it:
+        the site is that parameter. Where none was, the loss or the forward pass failed: the site is the optimizer.
         """
         for site, events in report.events.items():
             if events.first_nonfinite_batch is None:
@@ -146,7 +145,7 @@ class NotZeroed(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WastedClip(Rule):
-    """Gradients that are changed when the step has been taken, and zeroed before the next: clipping at the wrong place.
+    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place.
 
     Attributes:
         threshold: Steps of the epoch.

@@ -29,16 +29,16 @@ def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateTooSmall(Rule):
-    """Updates so small that nothing is learned, though a gradient is there.
+    """Updates so small that nothing is learned, although there is a gradient.
 
-    SageMaker's rule asks for less than 1e-8, which in float32 is less than one rounding of a weight and comes too late. A
-    training that has converged is none: its gradient is small too, against that of its first epoch. Nor is one whose schedule
-    has the learning rate low for the moment.
+    SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. It is no alert where
+    training has converged (its gradient is small against that of the first epoch) or the schedule has a low learning rate at the
+    moment.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
         scheduled: Share of its peak below which a learning rate is low on purpose.
-        converged: Share of the first epoch's total gradient norm below which there is little left to learn.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "update_too_small"
@@ -73,12 +73,11 @@ class UpdateTooSmall(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NotUpdated(Rule):
-    """Weights that stand still to the last bit next to others of their optimizer that move, though they have a gradient.
+    """Weights that do not change although they have a gradient, while others of their optimizer do.
 
-    Frozen weights, those with a learning rate of 0 and those without a gradient are none, nor is a training that stands still
-    as a whole, which is :class:`UpdateTooSmall`'s. A gradient so small that its step would be lost in the rounding of a weight
-    counts as none. A large weight, of which a sample of the elements is compared, is judged only
-    where its gradient is not sparse.
+    Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
+    training without any change, which is :class:`UpdateTooSmall`'s. Of a large weight a sample of the elements is compared; it is
+    judged only where its gradient is not sparse.
 
     Attributes:
         min_steps: Measured optimizer steps below which an epoch is not judged.
@@ -134,16 +133,15 @@ def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateTooLarge(Rule):
-    """Weights that are all but replaced by a step.
+    """Weights that one step almost replaces.
 
     SageMaker's rule asks for a ratio of 10.
 
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
-            healthy training. A weight that starts at zero is not judged in the first epoch in which it moves: until it has grown
-            the ratio means nothing.
-        decay: The share of a weight that decoupled weight decay takes at each step, above which it counts: at 0.02, 50 steps take
-            what is not learned again down to a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
+            healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
+        decay: The share of a weight that decoupled weight decay removes at each step, above which it counts: at 0.02, 50 steps
+            leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
 
     kind: ClassVar[str] = "update_too_large"

@@ -1,4 +1,4 @@
-"""When a finding counts, when an alert is new, and when it is over."""
+"""When an alert counts, when it is new, and when it is over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Seen:
 class Open:
     """A problem that was passed on and lasts."""
 
-    # The alert as it was first passed on; its step, batch and value are those of the problem. Its severity is the gravest that was
+    # The alert as it was first passed on; its step, batch and value are those of the problem. Its severity is the highest that was
     # passed on.
     first: Alert
     level: int  # the place of that severity in SEVERITIES
@@ -55,11 +55,11 @@ class Ended:
 
 
 class AlertWindow:
-    """Separates new alerts from those that were passed on before, and chance findings from those that count.
+    """Separates new alerts from those that were passed on before, and chance ones from those that count.
 
-    A finding counts if its rule found it in ``times`` of the last ``of`` reports. What counts is one problem per kind, whatever the
+    An alert counts if its rule found it in ``times`` of the last ``of`` reports. What counts is one problem per kind, whatever the
     site: the layer at which gradients pass a limit moves from epoch to epoch. The first alert of a kind is passed on when it
-    appears, and again only if it grows graver; it lasts, and is over after ``rearm`` reports without the kind.
+    appears, and again only if it becomes more severe; it lasts, and is over after ``rearm`` reports without the kind.
 
     Args:
         rearm: Reports without an alert after which it would be new again; at least 1.
@@ -80,7 +80,7 @@ class AlertWindow:
 
     @property
     def open(self) -> list[Alert]:
-        """The root causes that last, each as it was first passed on, with the gravest severity since."""
+        """The root causes that last, each as it was first passed on, with the highest severity since."""
         return [entry.first for entry in self._open.values() if entry.root and not entry.absent]
 
     def confirmed(self, findings: Iterable[Finding]) -> list[Alert]:
@@ -106,7 +106,7 @@ class AlertWindow:
 
         Returns:
             The alerts. Of a problem that was passed on before, root causes have the step since which it lasts; the alert that was
-            passed on within the same epoch is as it was then, with the graver severity of the two.
+            passed on within the same epoch is as it was then, with the higher severity of the two.
         """
         alerts = list(alerts)
         groups = _roots(alerts)
@@ -182,11 +182,6 @@ class AlertWindow:
     def load_state_dict(self, state: dict[str, list[list[Any]]]) -> None:
         """Take up the state of an earlier run."""
         self._open = {}
-        for kind, site, age, *epochs in state.get("absent", []):  # up to version 0.1, one entry a site
-            first, last = epochs or (0, 0)
-            known = Alert(kind, site, 1.0, 0.0, int(first), 0, "critical", kind)
-            entry = self._open.setdefault((kind, True), Open(known, SEVERITIES.index("critical"), int(last), int(age)))
-            entry.sites[site] = None
         for serious, plain, level, last, absent, sites, root in state.get("open", []):
             alert: Alert = from_plain(Alert, plain)
             self._open[alert.kind, bool(serious)] = Open(
@@ -212,5 +207,5 @@ def _roots(alerts: Iterable[Alert]) -> dict[Key, list[Alert]]:
 
 
 def _leader(group: list[Alert]) -> Alert:
-    """The gravest of the root causes of one kind, of several the first."""
+    """The most severe of the root causes of one kind, of several the first."""
     return max(group, key=lambda alert: SEVERITIES.index(alert.severity))

@@ -74,7 +74,7 @@ def style() -> Iterator[None]:
 
 
 def sheet(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that belongs to nobody but the caller."""
+    """An empty figure, in inches, without pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
@@ -153,7 +153,7 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
 
 
 def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12) -> None:
-    """Write epochs below their columns, which stand at 0, 1, 2, …: not all where there are many."""
+    """Write epochs below their columns, which are at 0, 1, 2, …; only some where there are many."""
     step = next(n for n in round_numbers() if len(epochs) / n <= most)
     columns = range(0, len(epochs), step)
     axes.set_xticks(list(columns), [str(epochs[column]) for column in columns])

@@ -48,11 +48,11 @@ DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
 def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
-    Each role of layers (what its name says after the number of its block; weights and biases differ) has its own line: queries
-    and normalisations differ a hundredfold in health. Drawn is the root mean square per element, comparable between layers of any
-    size. Where there is one role only, a band shows the spread. For modules it reaches from the
-    mean's magnitude up to the largest single value, for parameters from the mean norm to the largest, per root of the
-    elements. A gradient that is zero, or has no finite value, stands on the axis's foot.
+    Each role of layers (what its name says after the number of its block; weights and biases differ) has its own line: queries and
+    normalisations differ a hundredfold in healthy runs. Drawn is the root mean square per element, comparable between layers of
+    any size. Where there is one role only, a band shows the spread. For modules it reaches from the mean's magnitude up to the
+    largest single value, for parameters from the mean norm to the largest, per root of the elements. A gradient that is zero, or
+    has no finite value, is drawn at the bottom of the axis.
 
     Args:
         report: One epoch's.
@@ -147,7 +147,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     """Draw the size of each parameter's updates relative to its weights, on a log axis, with alerts marked.
 
     Shaded is a decade to each side of 1e-3, where healthy runs often are (Karpathy 2022). Far below, a parameter hardly
-    learns; far above, it is thrown about.
+    learns; far above, it changes erratically.
 
     Args:
         report: One epoch's.
@@ -228,7 +228,7 @@ def _patch(color: str, text: str, alpha: float = 0.3) -> Any:
 
 
 def _foot(axes: Axes, x: np.ndarray, values: np.ndarray, what: str) -> list[Any]:
-    """What a log axis cannot show stands on its foot: zero, and what has no finite value."""
+    """Mark at the bottom of a log axis what it cannot show: zero, and what is not finite."""
     handles = []
     for chosen, marker, text in ((values == 0, "v", f"{what} is zero"), (~np.isfinite(values), "x", "no finite value")):
         if chosen.any():

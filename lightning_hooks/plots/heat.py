@@ -48,7 +48,7 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         stat: A field of their statistics, such as ``rms``, ``std``, ``dead_fraction`` or ``update_ratio``.
         of: ``module`` or ``parameter``, for a statistic that both have; None for modules where they have it.
         relative: Whether each row is relative to its own first epoch, which shows what changed: layers of different types differ a
-            thousandfold in health, and would be stripes. None for magnitudes over several epochs.
+            thousandfold in healthy runs, and would be stripes. None for magnitudes over several epochs.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -26,7 +26,7 @@ SPREAD, GROWTH = 300.0, 20.0
 FEW = 0.02
 """The share of values that are smaller than most."""
 ZERO = 1e-11
-"""What is smaller stands in a histogram's bin of zeros."""
+"""Smaller values are in a histogram's bin of zeros."""
 LINEAR_PART = 0.5
 """How many decades' room a signed logarithm gives to what is linear around zero."""
 

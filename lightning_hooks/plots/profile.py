@@ -20,7 +20,7 @@ _PARTS = (("forward", BLUE), ("recompute", SKY), ("backward", ORANGE))
 def layer_times(report: ProfileReport, *, top: int = 30) -> Figure:
     """Draw the self time of each layer in a step as a bar, longest first: forward, recomputation, backward.
 
-    The whisker ends at the 95th percentile over the measured steps. Below the layers stands what is outside all of them, so
+    The whisker ends at the 95th percentile over the measured steps. Below the layers is what is outside all of them, so
     that all bars together are the step.
 
     Args:

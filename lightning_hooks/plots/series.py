@@ -94,7 +94,7 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
 
 
 def alerts_by_site(alerts: Iterable[Alert]) -> dict[str, list[Alert]]:
-    """Alerts of each site, the gravest first."""
+    """Alerts of each site, the most severe first."""
     found: dict[str, list[Alert]] = {}
     for alert in sorted(alerts, key=lambda alert: gravity(alert.severity)):
         found.setdefault(alert.site, []).append(alert)

@@ -196,6 +196,6 @@ def advice_for(kind: str) -> tuple[str, ...]:
 
 
 def inside_a_sentence(title: str) -> str:
-    """A title as it stands in the middle of a sentence."""
+    """A title for the middle of a sentence."""
     first, *_ = title.split(" ")
     return title if first[1:] != first[1:].lower() else title[:1].lower() + title[1:]  # NaN stays as it is

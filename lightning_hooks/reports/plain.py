@@ -60,7 +60,7 @@ class PlainReport:
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, mappings, sequences and numbers into plain JSON types."""
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else next(text for text, number in NONFINITE.items() if _same(number, value))
+        return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if dataclasses.is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -98,10 +98,6 @@ def from_plain(kind: Any, plain: Any) -> Any:
     raise TypeError(f"expected {kind}; got {plain!r}. Was this written by to_dict()?")
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
-
-
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
@@ -113,5 +109,5 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _nothing(kind: Any) -> Any:
-    """What stands for a field that is missing."""
+    """The value of a field that is missing."""
     return {float: math.nan, int: 0, str: ""}.get(kind, get_origin(kind)() if get_origin(kind) in (dict, tuple) else None)

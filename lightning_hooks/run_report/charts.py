@@ -1,4 +1,4 @@
-"""Curves over the epochs: where their points and labels stand, in percent from the left and from the top."""
+"""Curves over the epochs: positions of their points and labels, in percent from the left and from the top."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind:
 
     Args:
         lines: At least one.
-        epochs: Where their values stand.
+        epochs: The epochs of the values.
         height: In pixels.
         kind: Of the scale.
     """

@@ -93,8 +93,8 @@ class Comparison:
     def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
         """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
 
-        An alert explains what differs at its own site, which comes first, and where its consequences are. The gravest alert has the
-        first group.
+        An alert explains what differs at its own site, which comes first, and where its consequences are. The most severe alert
+        has the first group.
         """
         left = [difference for difference in self.differences if difference.size > 0]
         found: list[tuple[Course | None, list[Difference]]] = []

@@ -130,8 +130,8 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
         stat: Of what: shares have a scale from 0 to 1, others the logarithm of their size.
         most_rows: Of more names every k-th is drawn.
         most_columns: Of more epochs every k-th is drawn.
-        relative: Draw sizes over the first of their row: layers of different types differ a thousandfold in health, and would be
-            stripes. Shares are drawn as they are.
+        relative: Draw sizes over the first of their row: layers of different types differ a thousandfold in healthy runs, and
+            would be stripes. Shares are drawn as they are.
     """
     every_row = max(1, -(-len(table.names) // most_rows))
     every_column = max(1, -(-len(table.epochs) // most_columns))

@@ -26,7 +26,7 @@ class Limits:
 
 
 def severities(record: MonitorRecord) -> dict[str, str]:
-    """The gravest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
+    """The highest severity of each site's alerts in the last epoch; a parameter's counts for its module too."""
     found: dict[str, str] = {}
     alerts = record.alerts[record.epochs[-1]] if record.epochs else ()
     for alert in sorted(alerts, key=lambda alert: -gravity(alert.severity)):

@@ -1,4 +1,4 @@
-"""Lines of numbers on a common scale: where their dots, bands and bars stand, in percent from the left."""
+"""Lines of numbers on a common scale: the positions of their dots, bands and bars, in percent from the left."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_hooks.reports.kinds import gravity
-from lightning_hooks.run_report.charts import Tick
+from lightning_hooks.run_report.charts import Tick, tick_text
 from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.scale import Scale
 
 SHOWN_ROWS = 40
 """Of more rows those with an alert come first, and those beyond are folded."""
@@ -19,13 +20,13 @@ class Row:
     """One line of :func:`rows`."""
 
     name: str  # of the layer
-    value: float  # where the dot stands
+    value: float  # the position of the dot
     low: float | None = None  # where the band begins; None for no band
     high: float | None = None  # where it ends
-    severity: str = ""  # of its gravest alert; empty for none
-    note: str = ""  # what is said in place of a dot that cannot be drawn
-    other: float | None = None  # where a second mark stands, that of another run; None for none
-    shown: str | None = None  # what stands at the end of the line; None for the value
+    severity: str = ""  # of its most severe alert; empty for none
+    note: str = ""  # the text instead of a dot that cannot be drawn
+    other: float | None = None  # the value of another run, a second mark; None for none
+    shown: str | None = None  # the text at the end of the line; None for the value
     title: str = ""  # what a pointer over the line shows
 
 
@@ -35,10 +36,10 @@ class Track:
 
     row: Row
     band: tuple[float, float] | None  # where its band begins, and how wide it is; None for no band
-    dot: float | None  # where its dot stands, or its bar ends; None where ``note`` stands instead
+    dot: float | None  # the position of its dot, or the end of its bar; None where ``note`` is shown instead
     note: str  # why there is no dot
-    other: float | None  # where the second mark stands; None for none
-    shown: str  # what stands at the end of the line
+    other: float | None  # the position of the second mark; None for none
+    shown: str  # the text at the end of the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +74,37 @@ def rows(lines: Sequence[Row], what: str, linear: bool = False, shades: Sequence
         shades: Numbers that the scale must hold next to those of the lines.
         limits: Thresholds of rules, drawn as a line where the scale reaches.
     """
-    first, last = 0, 1
-    if not linear:
-        values = [value for line in lines for value in (line.value, line.high, line.other) if value is not None]
-        first, last = _decades([*values, *shades])
+    values = [value for line in lines for value in (line.value, line.high, line.other) if value is not None]
+    axis = Scale("share", 0.0, 1.0, (0.0, 0.5, 1.0)) if linear else _decades([*values, *shades])
     show = percent if linear else number
 
-    def drawable(value: float | None) -> bool:
-        return value is not None and math.isfinite(value) and (linear or value > 0)
-
     def place(value: float) -> float:
-        share = value if linear else (math.log10(value) - first) / (last - first)
-        return round(100 * min(max(share, 0.0), 1.0), 1)
+        return round(100 * axis.place(value), 1)
 
     def track(line: Row) -> Track:
         band = None
-        if line.low is not None and line.high is not None and drawable(line.high):
-            start = place(line.low) if drawable(line.low) else 0.0
+        if line.low is not None and line.high is not None and axis.shows(line.high):
+            start = place(line.low) if axis.shows(line.low) else 0.0
             band = start, round(max(place(line.high) - start, 0.0), 1)
-        dot = place(line.value) if drawable(line.value) else None
-        other = place(line.other) if line.other is not None and drawable(line.other) else None
+        dot = place(line.value) if axis.shows(line.value) else None
+        other = place(line.other) if line.other is not None and axis.shows(line.other) else None
         note = line.note or ("zero" if line.value == 0 else "no finite value")
         return Track(line, band, dot, note, other, show(line.value) if line.shown is None else line.shown)
 
-    powers = range(first, last + 1, max(1, -(-(last - first) // 5)))
-    ticks = [Tick(place(10.0**power), f"1e{power}") for power in powers]
-    if linear:
-        ticks = [Tick(place(share), percent(share)) for share in (0.0, 0.5, 1.0)]
-    low, high = (0.0, 1.0) if linear else (10.0**first, 10.0**last)
-    marks = [Tick(place(limit), show(limit)) for limit in limits if low < limit < high]
+    ticks = [Tick(place(tick), tick_text(tick, axis)) for tick in axis.ticks]
+    marks = [Tick(place(limit), show(limit)) for limit in limits if axis.low < limit < axis.high]
     ordered = list(lines)
     if len(ordered) > SHOWN_ROWS:  # a sort keeps the model's order among equals
         ordered.sort(key=lambda line: gravity(line.severity))
     bars = linear and all(line.other is None for line in ordered)
-    return Rows(what, bars, 10 if linear else last - first, ticks, marks, [track(line) for line in ordered])
+    decades = 10 if linear else round(math.log10(axis.high / axis.low))
+    return Rows(what, bars, decades, ticks, marks, [track(line) for line in ordered])
 
 
-def _decades(values: Iterable[float]) -> tuple[int, int]:
-    known = [min(max(value, 1e-300), 1e300) for value in values if math.isfinite(value) and value > 0]
-    if not known:
-        return -1, 1
-    first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
-    return (first, last) if last > first else (first, first + 1)
+def _decades(values: Iterable[float]) -> Scale:
+    """A logarithmic scale of whole decades."""
+    logs = [math.log10(min(max(value, 1e-300), 1e300)) for value in values if math.isfinite(value) and value > 0] or [-1.0, 1.0]
+    first, last = math.floor(min(logs)), math.ceil(max(logs))
+    last = max(last, first + 1)
+    ticks = tuple(10.0**power for power in range(first, last + 1, max(1, -(-(last - first) // 5))))
+    return Scale("log", 10.0**first, 10.0**last, ticks)

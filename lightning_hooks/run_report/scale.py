@@ -1,4 +1,4 @@
-"""Scales of charts: where numbers stand between the two ends of an axis, and which of them are written along it."""
+"""Scales of charts: positions of numbers along an axis, and its ticks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scale:
     ticks: tuple[float, ...]  # the numbers that are written along it
 
     def place(self, value: float) -> float:
-        """Where a number stands: from 0 at the beginning to 1 at the end, cut off there."""
+        """The position of a number, from 0 at the beginning to 1 at the end, clipped to these."""
         if self.kind == "log":
             low, high = math.log10(self.low), math.log10(self.high)
             share = (math.log10(max(value, 1e-300)) - low) / (high - low)

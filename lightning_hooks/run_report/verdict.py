@@ -29,7 +29,7 @@ class Course:
 
     alert: Alert  # As it was at first in its last stretch, with what it followed from at the end
     prefix: str  # of the monitor that raised it
-    severity: str  # the gravest it was in its last stretch
+    severity: str  # the highest in its last stretch
     since: int  # the first epoch of the last stretch of epochs with it; an epoch without it does not end one
     until: int  # the last epoch with it
     lasts: bool  # whether that is the run's last
@@ -43,7 +43,7 @@ class Problem:
     Attributes:
         kind: Of the alerts.
         title: The kind in a few plain words.
-        severity: The gravest among them.
+        severity: The highest among them.
         sites: Where, the root causes first.
         since: The first epoch.
         until: The last.
@@ -97,7 +97,7 @@ class Verdict:
             was reported.
         headline: It in a sentence.
         details: More about the run, a sentence each.
-        problems: What is wrong, gravest and causes first; then what was wrong and passed; then what is worth knowing.
+        problems: Problems that last, the most severe and root causes first; then those that ended; then infos.
     """
 
     status: Status

@@ -64,7 +64,7 @@ class RunView:
 
     @cached_property
     def courses(self) -> list[Course]:
-        """All alerts over the epochs, the gravest that last first."""
+        """All alerts over the epochs: those that last first, by severity."""
         return sorted(courses(self.run), key=lambda course: (gravity(course.severity), not course.lasts, course.since))
 
     @cached_property
@@ -116,7 +116,7 @@ class RunView:
 
     @cached_property
     def silent(self) -> list[tuple[str, list[str]]]:
-        """Modules that were never called, or that no gradient came to, and parameters without a gradient."""
+        """Modules that were never called, or that no gradient arrived at, and parameters without a gradient."""
         found = []
         for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient")):
             names = [site for record in self.run.of(prefix) for site in getattr(record.last, "silent", ())]

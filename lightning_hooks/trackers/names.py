@@ -11,7 +11,7 @@ from lightning_hooks.trackers.console import cell
 _UNSAFE = re.compile(r"[^A-Za-z0-9_. -]+")
 _LONGEST = 80
 LONGEST_CELL = 60
-"""Characters of a text with spaces that still stands in a table."""
+"""The longest text with spaces that is put into a table."""
 
 
 def safe_path(tag: str) -> str:

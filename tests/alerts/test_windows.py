@@ -63,12 +63,6 @@ def test_what_is_over_is_reported_once_with_its_epochs() -> None:
     assert [over.site for over in window.ended] == ["a"]
 
 
-def test_the_state_of_version_0_1_is_read() -> None:
-    window = AlertWindow()
-    window.load_state_dict({"absent": [["dead", "a", 0]]})
-    assert window.news([alert("a")]) == []
-
-
 def test_a_problem_has_one_beginning_though_its_site_moves() -> None:
     window = AlertWindow()
     for epoch, site in enumerate("aabc"):
