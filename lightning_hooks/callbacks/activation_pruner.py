@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.evaluation import EvaluatedCallback
-from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
-from lightning_hooks.hooks.checks import check_bools, check_choice, check_count, check_optional_integer
-from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
+from lightning_hooks.hooks import Gate, ModuleSelector
+from lightning_hooks.hooks.checks import check_bools, check_optional_integer
+from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.metrics import PackedTable
-from lightning_hooks.pruning import SCHEDULES, PruningReport, UnitSites, target_at, zero_units
-from lightning_hooks.pruning.sites import Activity, MaskListener, report_of
+from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
+from lightning_hooks.pruning.masking import install_masks, world_size
+from lightning_hooks.pruning.schedule import check_schedule
+from lightning_hooks.pruning.sites import Activity, report_of
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -86,14 +86,8 @@ class ActivationPruner(EvaluatedCallback):
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         if modules is None:
             raise TypeError("modules must name the modules to prune, for instance 'encoder.*'; got None.")
-        if isinstance(amount, bool) or not isinstance(amount, int | float):
-            raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
-        if not 0 < amount < 1:
-            raise ValueError(f"amount must be above 0 and below 1, the share of units to mask; got {amount!r}.")
-        check_count("start_epoch", start_epoch, least=0)
         end_epoch = start_epoch if end_epoch is None else end_epoch
-        check_count("end_epoch", end_epoch, least=start_epoch)
-        check_choice("schedule", schedule, SCHEDULES)
+        check_schedule(amount, start_epoch, end_epoch, schedule)
         check_bools(regrow=regrow, summary=summary)
         check_optional_integer("unit_dim", unit_dim)
         self.amount, self.start_epoch, self.end_epoch, self.schedule = float(amount), start_epoch, end_epoch, schedule
@@ -101,11 +95,7 @@ class ActivationPruner(EvaluatedCallback):
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
         self._loaded: dict[str, Any] | None = None
-        self._removed = False
-        self._world_size = 1
-        self._measured = 0  # batches of this epoch
-
-    # Masks.
+        self._removed, self._world_size, self._measured = False, 1, 0  # batches measured in this epoch
 
     def mask(self, name: str) -> Tensor:
         """Return the units of a module that stay, boolean, ``(units,)``.
@@ -150,8 +140,6 @@ class ActivationPruner(EvaluatedCallback):
             )
         return zero_units(model, self._masks)
 
-    # Without Lightning.
-
     @contextmanager
     def masking(self, model: nn.Module) -> Iterator[None]:
         """Mask a model in your own training loop, and measure it in training mode.
@@ -179,12 +167,10 @@ class ActivationPruner(EvaluatedCallback):
         if self.hooks.alive:
             raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
         self._removed = False
-        self._world_size = (
-            torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
-        )
-        self._take_loaded()
-        gate = Gate(open=True)
-        self._install(model, gate, training_only=True)
+        self._world_size = world_size()
+        self._use_loaded()
+        self._loaded = None
+        self._install(model, Gate(open=True), training_only=True)
         try:
             yield
         finally:
@@ -207,55 +193,23 @@ class ActivationPruner(EvaluatedCallback):
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
         target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch, self.schedule)
-        report = report_of(self._sites, self._merged(self._sites), target, self.regrow, epoch, step)
+        report = report_of(self._sites, _merged(self._sites, self._world_size), target, self.regrow, epoch, step)
         self._sites.reset()
         self._measured = 0
         self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
         self.report = report
         return report
 
-    def _merged(self, sites: UnitSites) -> dict[str, Activity]:
-        """Return the epoch's activity of all ranks, by one collective and one copy to the host."""
-        fixed = self._world_size > 1
-        table = PackedTable(sites.merge_packed)
-        table.update(sites.pack(fixed))
-        return sites.read(table.compute().to("cpu"), fixed)
-
     def _install(self, model: nn.Module, gate: Gate, training_only: bool) -> None:
-        chosen = select_modules(model, self.modules)
-        regions = compiled_regions(model)
-        compiled = [name for name, _ in chosen if compiled_around(name, regions) is not None]
-        if compiled:
-            raise RuntimeError(
-                f"{compiled[0]!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
-                "uncompiled with the pruner; then call apply(model), and compile."
-            )
-        sites = UnitSites(chosen, model, self.unit_dim)
-        unknown = sorted(set(self._masks) - {site.name for site in sites.sites})
-        if unknown:
-            raise ValueError(
-                f"There is a mask for {unknown[0]!r}, which modules={self.modules!r} does not select in {type(model).__name__}. "
-                "Continue with the same model and modules as before, or start with a new ActivationPruner."
-            )
-        for site in sites.sites:
-            if site.name in self._masks:
-                if site.units is not None:
-                    site.kept = self._masks[site.name]
-                    site.settle(site.units)
-                site.mask(self._masks[site.name], sites.device)
-        with self.hooks.all_or_nothing():
-            for site, (name, module) in zip(sites.sites, chosen, strict=True):
-                self.hooks.register(module, MaskListener(site, gate, training_only), "forward", label=name)
-        self._sites = sites
-
-    # In a fit.
+        assert self.modules is not None
+        self._sites = install_masks(model, self.modules, self.unit_dim, self._masks, self.hooks, gate, training_only)
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        resumed = self._loaded
         self._masks, self._removed, self.report, self._measured = {}, False, None, 0
         self._world_size = trainer.world_size
-        self._take_loaded()
+        self._use_loaded()
+        resumed, self._loaded = self._loaded, None
         self._install(pl_module, self.gate, training_only=False)
         activity = (resumed or {}).get("activity")
         if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
@@ -267,10 +221,9 @@ class ActivationPruner(EvaluatedCallback):
                 f"with epoch {last - 1}. Lower end_epoch, or train longer."
             )
 
-    def _take_loaded(self) -> None:
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            self._masks = {name: mask.bool() for name, mask in loaded["masks"].items()}
+    def _use_loaded(self) -> None:
+        if self._loaded is not None:
+            self._masks = {name: mask.bool() for name, mask in self._loaded["masks"].items()}
 
     @override
     def released(self) -> None:
@@ -286,19 +239,7 @@ class ActivationPruner(EvaluatedCallback):
         super().on_train_epoch_end(trainer, pl_module)
         if self._removed:
             return
-        report = self.prune(trainer.current_epoch, trainer.global_step)
-        self.log_scalars(trainer, self.scalars(report))
-
-    def scalars(self, report: PruningReport) -> dict[str, float]:
-        """Return the logged values of a report by tag."""
-        scalars: dict[str, float] = {}
-        for name in [*report.sites, *(silent for silent in report.silent if silent not in report.sites)]:
-            found = report.sites.get(name)
-            scalars[f"{self.prefix}/{name}/sparsity"] = found.sparsity if found else math.nan
-            scalars[f"{self.prefix}/{name}/threshold"] = found.threshold if found else math.nan
-        scalars[f"{self.prefix}/sparsity"] = report.sparsity
-        scalars[f"{self.prefix}/target"] = report.target
-        return scalars
+        self.log_scalars(trainer, self.prune(trainer.current_epoch, trainer.global_step).scalars(self.prefix))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -310,12 +251,9 @@ class ActivationPruner(EvaluatedCallback):
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a new fit
             return
-        if self._loaded is not None:  # a fit may follow
-            self._masks = {name: mask.bool() for name, mask in self._loaded["masks"].items()}
+        self._use_loaded()  # and keep it: a fit may follow
         if self._masks:
             self._install(pl_module, Gate(), training_only=False)
-
-    # Checkpoints.
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -323,7 +261,7 @@ class ActivationPruner(EvaluatedCallback):
             return self._loaded  # restored, not used yet
         state: dict[str, Any] = {"masks": self.masks}
         if self._sites is not None and self._measured:  # in the middle of an epoch; every rank calls this
-            found = self._merged(self._sites)
+            found = _merged(self._sites, self._world_size)
             state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
         return state
 
@@ -335,6 +273,14 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(modules=describe_selector(self.modules))
+
+
+def _merged(sites: UnitSites, ranks: int) -> dict[str, Activity]:
+    """Return the epoch's activity of all ranks, by one collective and one copy to the host."""
+    fixed = ranks > 1
+    table = PackedTable(sites.merge_packed)
+    table.update(sites.pack(fixed))
+    return sites.read(table.compute().to("cpu"), fixed)
 
 
 def summary_lines(report: PruningReport) -> list[str]:

@@ -30,19 +30,8 @@ Stage = Literal["train", "validate"]
 class FixedSampleCallback(HookedCallback):
     """Runs the model on a fixed sample after every epoch, separately from training, and logs figures of the result.
 
-    Args:
-        modules: As for :class:`HookedCallback`.
-        sample: The batch; None for the first rows of the first batch of ``stage``. It stays the same for the whole fit, and with a
-            checkpoint also for the fits that resume it.
-        n_samples: The number of rows, at least 1.
-        stage: The stage of the batch, ``train`` or ``validate``.
-        every_n_epochs: Run after epochs 0, n, 2n, ….
-        forward: How to run the model instead of calling it: see :func:`lightning_hooks.extraction.run_model`.
-        folder: Where to write PNG files, as ``<folder>/<kind>/epoch=<epoch>/<name>.png``; None for no files.
-
-    Raises:
-        TypeError: If an argument is of a wrong type.
-        ValueError: If an argument is out of range, or ``sample`` has no tensor.
+    The arguments are those of :class:`~lightning_hooks.FeatureMapVisualizer`. The sample stays the same for the whole fit, and with
+    a checkpoint also for the fits that resume it. PNG files are ``<folder>/<prefix>/epoch=<epoch>/<name>.png``.
     """
 
     prefix: ClassVar[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lightning_hooks.reports.plain import PlainReport
@@ -48,3 +49,12 @@ class PruningReport(PlainReport):
     sparsity: float
     sites: dict[str, PrunedUnits]
     silent: tuple[str, ...] = ()
+
+    def scalars(self, prefix: str) -> dict[str, float]:
+        """Return the values to log by tag; NaN for a silent module."""
+        scalars: dict[str, float] = {}
+        for name in [*self.sites, *(silent for silent in self.silent if silent not in self.sites)]:
+            found = self.sites.get(name)
+            scalars[f"{prefix}/{name}/sparsity"] = found.sparsity if found else math.nan
+            scalars[f"{prefix}/{name}/threshold"] = found.threshold if found else math.nan
+        return {**scalars, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from lightning_hooks.hooks.checks import check_choice, check_count
+
 SCHEDULES = ("cubic", "linear")
 """The schedules, from 0 to ``amount``."""
+
+
+def check_schedule(amount: object, start_epoch: object, end_epoch: object, schedule: object) -> None:
+    """Check the arguments of :func:`target_at`.
+
+    Raises:
+        TypeError: If one is of a wrong type.
+        ValueError: If one is out of range.
+    """
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
+    if not 0 < amount < 1:
+        raise ValueError(f"amount must be above 0 and below 1, the share of units to mask; got {amount!r}.")
+    check_count("end_epoch", end_epoch, least=check_count("start_epoch", start_epoch, least=0))
+    check_choice("schedule", schedule, SCHEDULES)
 
 
 def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int, schedule: str = "cubic") -> float:

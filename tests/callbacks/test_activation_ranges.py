@@ -194,7 +194,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Except
         ActivationRangeObserver(**arguments)
 
 
-def test_nan_is_told_by_its_share() -> None:
+def test_the_share_of_nan_is_reported() -> None:
     class Sick(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -200,13 +200,11 @@ class Sometimes(Classifier):
         return loss
 
 
-def test_silent_modules_are_told_and_missing_rows_are_nan() -> None:
+def test_silent_modules_warn_and_missing_rows_are_nan() -> None:
     net = Sometimes(mlp())
     net.extra = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 2)])
     keep = FeatureExtractor(modules=["net.0", "extra.*"])
-    with pytest.warns(
-        UserWarning, match=r"FeatureExtractor: there is no output of extra\.1: not called in the sampled"
-    ):
+    with pytest.warns(UserWarning, match=r"FeatureExtractor: there is no output of extra\.1: not called in the sampled"):
         trainer([keep], max_epochs=2).fit(net, loader(n=40))
     assert keep.report.silent == ("extra.1",)
     called = keep.features["extra.0"].isfinite().all(1)
@@ -214,7 +212,7 @@ def test_silent_modules_are_told_and_missing_rows_are_nan() -> None:
     assert keep.features["net.0"].isfinite().all()
 
 
-def test_a_layer_without_samples_first_is_told_and_the_others_go_on() -> None:
+def test_a_layer_without_samples_first_warns_and_the_others_continue() -> None:
     class SeqFirst(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.extra(batch[0].T)

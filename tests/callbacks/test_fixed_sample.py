@@ -223,7 +223,7 @@ def test_copies_and_pickles_hold_no_model_and_no_sample(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_a_later_fault_is_told_once_and_training_goes_on(kind: str, tmp_path: Path) -> None:
+def test_a_later_fault_warns_once_and_training_continues(kind: str, tmp_path: Path) -> None:
     class Breaks(Watched):
         def forward(self, x: Tensor) -> Tensor:
             if self.current_epoch == 1 and not self.training:
@@ -281,7 +281,7 @@ def test_precision_of_the_trainer_is_used() -> None:
         (lambda: FeatureMapVisualizer(forward="encode"), AttributeError, "forward='encode': Watched has no 'encode'"),
     ],
 )
-def test_what_is_wrong_is_told_at_once(build: Any, error: type[Exception], message: str) -> None:
+def test_wrong_arguments_raise_at_once(build: Any, error: type[Exception], message: str) -> None:
     """At construction, at train start, or in the first batch; never after an epoch."""
     model = Watched()
     before = hook_counts(model)

@@ -162,7 +162,7 @@ def test_steps_beyond_the_training_warn() -> None:
     assert debugger.trace.title == "Step 1 (epoch 0, batch 1)"
 
 
-def test_gradients_of_a_scaled_loss_are_told_to_be() -> None:
+def test_the_loss_scale_is_shown() -> None:
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))
     debugger = HookDebugger(show=False)
     trainer([debugger], plugins=[plugin]).fit(Classifier(mlp()), loader())
@@ -202,7 +202,7 @@ def test_validation_is_not_asked() -> None:
     assert len(seen) == 7
 
 
-def test_a_predicate_that_raises_is_told_and_training_goes_on() -> None:
+def test_a_predicate_that_raises_warns_and_training_continues() -> None:
     debugger = HookDebugger(modules=["net.0", "net.1"], show=False, break_when=lambda call: call.nothing > 1)
     with pytest.warns(UserWarning, match=r"HookDebugger: the hook at 'net.0' raised AttributeError.*training goes on"):
         trainer([debugger]).fit(Classifier(mlp()), loader())

@@ -117,7 +117,7 @@ def test_evaluation_is_normalised_too_and_a_checkpoint_brings_the_numbers(tmp_pa
         InputNormalizer.from_checkpoint(tmp_path / "learned.ckpt", modules="net.0")
 
 
-def test_evaluation_without_known_numbers_is_told() -> None:
+def test_evaluation_without_statistics_warns() -> None:
     with pytest.warns(UserWarning, match="no mean and std are known for net, so its inputs are not normalised"):
         trainer([InputNormalizer(modules="net")]).predict(Predicts(mlp()), data())
 
@@ -253,7 +253,7 @@ def mlp_with(net: nn.Module, x: Tensor) -> Tensor:
     return nn.Sequential(*copy.deepcopy(net))(x)
 
 
-def test_a_module_that_is_never_called_is_told() -> None:
+def test_a_module_that_is_never_called_warns() -> None:
     class Bypassed(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return nn.functional.cross_entropy(self.net.forward(batch[0]), batch[1])

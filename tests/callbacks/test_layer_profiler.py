@@ -111,7 +111,7 @@ class Measured(Classifier):
 
 
 def test_the_sum_agrees_with_the_measured_step() -> None:
-    for _ in range(6):  # anew where the machine was busy with something else in between
+    for _ in range(6):  # again where the machine was busy with something else in between
         model = Measured()
         profiler = LayerProfiler(every_n_steps=1, warmup_steps=1, summary=False)
         trainer([profiler]).fit(model, loader((1, 32, 32), n=128, batch_size=16))
@@ -294,7 +294,7 @@ def test_copies_and_pickles_hold_no_model_and_listen_to_nothing() -> None:
     assert again.report.measured_steps == 7
 
 
-def test_a_fault_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_warns_once_and_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise RuntimeError("planted")
 

@@ -130,13 +130,13 @@ def test_an_optimizer_that_skips_by_itself(position, bad):
     ledger = ClipLedger(len(NAMES))
     for step in range(position):
         ledger.write(before[step], after[step], taken[step])
-    ill = torch.ones(len(NAMES), dtype=torch.float64)
-    ill[2] = bad
-    ledger.write(ill, ill, taken=True, skips_nonfinite=True)
+    nonfinite = torch.ones(len(NAMES), dtype=torch.float64)
+    nonfinite[2] = bad
+    ledger.write(nonfinite, nonfinite, taken=True, skips_nonfinite=True)
     well = torch.ones(len(NAMES), dtype=torch.float64)
     ledger.write(well, well, taken=True, skips_nonfinite=True)
-    all_before = torch.cat((before[:position], ill[None], well[None]))
-    all_after = torch.cat((after[:position], ill[None], well[None]))
+    all_before = torch.cat((before[:position], nonfinite[None], well[None]))
+    all_after = torch.cat((after[:position], nonfinite[None], well[None]))
     assert_stats(ledger.total, all_before, all_after, [*taken[:position], False, True])
 
 

@@ -39,9 +39,9 @@ def reference(norms: torch.Tensor, taken: list[bool], batches: list[int]) -> dic
             continue
         if not math.isfinite(total):
             past.append(math.nan)
-            ill = [name for name, value in zip(NAMES, row, strict=True) if not math.isfinite(value)]
+            nonfinite = [name for name, value in zip(NAMES, row, strict=True) if not math.isfinite(value)]
             had = sum(value != 0 for value in row)
-            best.setdefault("bad", (batch, tuple(dict.fromkeys((ill[0], ill[-1]))), len(ill) / had))
+            best.setdefault("bad", (batch, tuple(dict.fromkeys((nonfinite[0], nonfinite[-1]))), len(nonfinite) / had))
             continue
         known = [value for value in past if math.isfinite(value)]
         if known and max(known) > 0 and total / max(known) > best.get("jump", (0,))[0]:

@@ -249,7 +249,7 @@ def test_one_site_alone_is_explained_though_nothing_comes_back_to_it(site: str, 
     with HookDebugger(show=False, modules=site).watch(net) as debugger:
         net(torch.zeros(1, 2)).sum().backward()
     assert debugger.trace.no_gradient[site].startswith(reason)
-    with HookDebugger(show=False, modules=site, explain=False).watch(net) as debugger:  # gradients in .grad tell it too
+    with HookDebugger(show=False, modules=site, explain=False).watch(net) as debugger:  # gradients in .grad show it too
         net(torch.zeros(1, 2)).sum().backward()
     assert debugger.trace.no_gradient[site].startswith(reason)
     with HookDebugger(show=False, modules=site).watch(net) as debugger:
@@ -361,7 +361,7 @@ def test_a_caught_error_does_not_derange_what_follows() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_calls_are_told_apart(reentrant: bool) -> None:
+def test_recomputed_calls_are_marked(reentrant: bool) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -488,7 +488,7 @@ def test_break_opens_the_debugger_with_the_call_at_hand(
     assert "break_when=too_large at '0' (Linear) in forward: output float32[1, 2] (min" in capsys.readouterr().out
 
 
-def test_a_predicate_that_raises_is_told_once() -> None:
+def test_a_predicate_that_raises_warns_once() -> None:
     faults: list[tuple[str, str]] = []
     stop = Breakpoint(lambda call: call.nothing, "raise", lambda site, error: faults.append((site, type(error).__name__)))
     for site in "ab":

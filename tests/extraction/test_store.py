@@ -122,7 +122,7 @@ def test_a_module_that_was_not_called_leaves_nan(sampling: str, skip: int) -> No
         assert (value != value) if arrival in silent else (value == arrival)
 
 
-def test_a_site_that_changes_shape_is_told_and_left_out() -> None:
+def test_a_site_that_changes_shape_is_reported_and_left_out() -> None:
     faults: list[Any] = []
     store = FeatureStore(Reservoir(10), {}, lambda *fault: faults.append(fault))
     for width in (3, 4, 3):

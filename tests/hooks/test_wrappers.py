@@ -168,11 +168,11 @@ def test_synchronized_may_reenter():
 
 
 def test_guarded_tells_once_and_switches_off():
-    told = []
+    faults = []
     inner = counted(failing)
-    hook = guarded(inner, site="body.0", on_fault=lambda site, error: told.append((site, str(error))))
+    hook = guarded(inner, site="body.0", on_fault=lambda site, error: faults.append((site, str(error))))
     assert [hook(), hook(), hook()] == [None, None, None]
-    assert told == [("body.0", "broken hook")]
+    assert faults == [("body.0", "broken hook")]
     assert inner.calls == 1
     assert (type(hook.error), hook.error.__traceback__) == (RuntimeError, None)
 

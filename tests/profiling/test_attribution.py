@@ -175,7 +175,7 @@ def test_functional_work_between_modules_is_outside() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_what_checkpointing_recomputes_is_told_apart(reentrant: bool, early_stop: bool) -> None:
+def test_recomputation_by_checkpointing_is_separate(reentrant: bool, early_stop: bool) -> None:
     class Saving(Chain):
         def run(self, x: Tensor) -> Tensor:
             y = self.before.forward(x)

@@ -49,7 +49,7 @@ def measure() -> tuple[Any, float]:
 
 
 def test_the_parts_add_up_to_the_step_measured_from_outside() -> None:
-    for _ in range(6):  # anew where the machine was busy with something else in between
+    for _ in range(6):  # again where the machine was busy with something else in between
         report, measured = measure()
         selves = sum(times.self_time.mean for times in report.sites.values())
         outside = report.outside_forward.mean + report.outside_backward.mean
@@ -174,7 +174,7 @@ def test_the_hooks_of_a_graph_that_is_kept_are_deaf_afterwards() -> None:
     assert session.report() == before
 
 
-def test_a_hook_that_fails_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_raises_warns_once_and_training_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_hooks.profiling.tracer.StepTracer.leave", lambda *args: 1 / 0)
     model = mlp()
     with pytest.warns(UserWarning, match="the hook at '.*' raised ZeroDivisionError") as warned:

@@ -127,9 +127,7 @@ BAD_FUNCTIONS = [
 
 @pytest.mark.parametrize("scale", [None, torch.tensor(4.0)])
 @pytest.mark.parametrize(("function", "error", "message"), BAD_FUNCTIONS)
-def test_a_function_that_misbehaves_is_told_where(
-    function: Any, error: type[Exception], message: str, scale: Tensor | None
-) -> None:
+def test_a_wrong_function_raises_with_its_site(function: Any, error: type[Exception], message: str, scale: Tensor | None) -> None:
     with pytest.raises(error, match=message):
         apply_function(function, torch.ones(2, 3), None, scale, "site")
 
