@@ -45,7 +45,7 @@ def rules_of(kind: str) -> list[Rule]:
 def page(kind: str) -> str:
     """The page about a kind."""
     known = KINDS[kind]
-    monitors = dict.fromkeys(MONITORS[rule.reads.__name__] for rule in rules_of(kind) if rule.reads is not None)
+    monitors = [MONITORS[reads.__name__] for reads, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
         f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {SEVERITIES[kind]}.",
