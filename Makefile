@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo test test-min lint docs docs-serve bench faults browser clean
+.PHONY: demo check test test-min lint docs docs-serve bench faults browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statisti
 demo: $(READY)  ## train a CNN on real data with the trio on, then plant four faults and let them be found
 	$(BIN)/python examples/digits.py
 	set -e; for fault in vanishing dying-relu exploding nan; do $(BIN)/python examples/digits.py --fault $$fault; done
+
+check: $(READY)  ## before each commit, within a minute: each part alone, and the core of the fits (tests/conftest.py names both)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(unit or core) and not slow" \
+		$(addprefix --ignore=tests/,examples faults notebooks system callbacks/models callbacks/ranks trackers/test_mlflow.py trackers/test_wandb.py)
 
 test: $(READY)  ## run the suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -193,6 +193,7 @@ def test_clipper_trains_as_clipping_by_hand_does(policy: str, threshold: float, 
     assert 0 < stats.clipped_steps <= stats.steps == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["norm", "value", "tensor", "agc", "zclip", "autoclip"])
 @pytest.mark.parametrize("clipper_first", [True, False])
 def test_observers_see_what_every_policy_did_wherever_it_stands(policy: str, clipper_first: bool) -> None:

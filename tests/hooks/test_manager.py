@@ -188,6 +188,7 @@ def test_alive_forgets_hooks_removed_by_somebody_else():
     assert (len(hooks), bool(hooks)) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOOK_KINDS)
 def test_manager_keeps_no_target_alive(kind):
     hooks, target = HookManager(), target_for(kind)

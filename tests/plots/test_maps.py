@@ -61,6 +61,7 @@ def test_tiles_stand_in_rows_and_columns() -> None:
     drawn(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "channels_first", "kind"),
     [

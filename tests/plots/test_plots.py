@@ -263,6 +263,7 @@ def test_histograms_that_do_not_fit_raise(histograms, message):
         colourful_dimension(histograms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 5, 60, 500])
 def test_any_number_of_layers_can_be_drawn(n):
     names = layer_names(n)
@@ -273,6 +274,7 @@ def test_any_number_of_layers_can_be_drawn(n):
         assert len(shown) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_what_is_not_finite_anywhere_can_be_drawn(epochs):
     reports = [flow(epoch, NAMES, broken=True) for epoch in range(epochs)]
@@ -295,6 +297,7 @@ def test_extreme_numbers_can_be_drawn(value):
         drawn(figure)
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_as_they_are():
     for figure in (
         gradient_flow(flow(0, HOSTILE)),

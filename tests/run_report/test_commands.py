@@ -49,6 +49,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
         main([])
 
 
+@pytest.mark.slow
 def test_the_module_can_be_run_where_the_terminal_knows_ascii_only(make_run):
     folder = make_run(names=list(HOSTILE))
     command = [sys.executable, "-m", "lightning_hooks", "report", str(folder)]

@@ -135,6 +135,7 @@ def test_gradients_are_drawn_where_they_are(make_run):
     assert dots[0] < dots[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "epochs"), [(500, 20), (4000, 3)])
 def test_a_large_run_stays_below_2_mb(make_run, n, epochs):
     text = health_page(read_run(make_run(names=layer_names(n), epochs=epochs)))

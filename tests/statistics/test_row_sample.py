@@ -40,6 +40,7 @@ def ratios(rows: int, columns: int, touched: int, sparse: bool, optimizer: str) 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of Adagrad
 @pytest.mark.parametrize(
     ("rows", "columns", "touched", "sparse", "optimizer", "rel"),

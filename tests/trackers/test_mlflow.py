@@ -34,7 +34,10 @@ from tests.support.tracker_story import (
 
 mlflow = pytest.importorskip("mlflow", reason="mlflow is of the trackers extra, and is not installed")
 pytest.importorskip("sqlalchemy", reason="MLflow's local store needs sqlalchemy, of the trackers extra")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

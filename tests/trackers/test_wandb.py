@@ -31,7 +31,10 @@ from tests.support.tracker_story import (
 )
 
 pytest.importorskip("wandb", reason="wandb is of the trackers extra, and is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*wandb.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*wandb.*"),
+]
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
