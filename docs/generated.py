@@ -13,6 +13,7 @@ from docs import kind_pages, reference_pages
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -31,3 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in {**kind_pages.pages(), **reference_pages.pages()}.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  MkDocs passes them by name
+    """Fill in the table of kinds."""
+    return markdown.replace("{{ kinds }}", kind_pages.table())

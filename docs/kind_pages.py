@@ -42,10 +42,16 @@ def rules_of(kind: str) -> list[Rule]:
     return [rule for rules in RULES.values() for rule in rules if rule.kind == kind]
 
 
+def table() -> str:
+    """A row for each kind."""
+    rows = [f"| [`{kind}`]({kind}.md) | {MEANINGS[kind].partition('. ')[0].rstrip('.')} | {SEVERITIES[kind]} |" for kind in KINDS]
+    return "\n".join(["| kind | means | severity |", "|---|---|---|", *rows])
+
+
 def page(kind: str) -> str:
     """The page about a kind."""
     known = KINDS[kind]
-    monitors = [MONITORS[reads.__name__] for reads, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
+    monitors = [MONITORS[report.__name__] for report, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
         f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {SEVERITIES[kind]}.",

@@ -128,7 +128,8 @@ CAPTIONS: dict[str, str] = {
     "gradient_flow": "RMS of the gradient at each module, from the input (left) to the loss (right).",
     "update_ratios": "Update over weight of each parameter, around 1e-3 in many healthy runs.",
     "clip_history": "Gradient norm before and after clipping, and the share of clipped steps.",
-    "loss": "Training loss of the affected run (orange) and of the healthy run (blue).",
+    "loss": "Training loss by optimizer step.",
+    "calls": "Calls of each module in the sampled batches of the last epoch.",
     "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
     "inputs": "RMS of the model's input in training and in validation.",
 }

@@ -172,7 +172,7 @@ def print_findings(fault: Fault, alerts: list[Alert]) -> bool:
         print(textwrap.fill(f"Found:   {match}", width=100, subsequent_indent=INDENT))
     for kind in dict.fromkeys(alert.kind for alert in alerts):
         sites = list(dict.fromkeys(alert.site for alert in alerts if alert.kind == kind))
-        print(f"{INDENT}{kind} at {len(sites)} place{'s' * (len(sites) > 1)}: {listed(sites)}")
+        print(f"{INDENT}{kind} at {len(sites)} site{'s' * (len(sites) > 1)}: {listed(sites)}")
     return match is not None
 
 

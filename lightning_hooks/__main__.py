@@ -1,8 +1,22 @@
-"""``python -m lightning_hooks report RUN_DIR`` and ``python -m lightning_hooks compare RUN_A RUN_B``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report RUN_DIR`` and ``compare RUN_A RUN_B``."""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from lightning_hooks.run_report.cli import main
+from lightning_hooks.run_report import cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return 0, or 2 if a run cannot be read."""
+    return cli.main(arguments, _demo)
+
+
+def _demo(folder: Path, healthy: bool) -> list[str]:
+    from lightning_hooks import demo  # it imports Lightning, which the other commands do not need
+
+    return demo.lines(folder, healthy)
+
 
 if __name__ == "__main__":
     sys.exit(main())

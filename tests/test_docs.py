@@ -102,3 +102,28 @@ def test_every_public_name_is_in_the_reference() -> None:
     for package, names in reference_pages.packages().items():
         for name in names:
             assert f"::: lightning_hooks.{package}.{name}\n" in text
+
+
+@pytest.mark.example
+def test_every_kind_that_the_zoo_plants_has_an_affected_and_a_healthy_picture() -> None:
+    from docs import make_figures
+
+    assert make_figures.expected() == kind_pages.ZOO["expected"], "run python -m docs.make_figures"
+    planted = {kind for kinds in kind_pages.ZOO["expected"].values() for kind in kinds} & set(ALERT_KINDS)
+    assert planted == set(kind_pages.ZOO["figures"]) == set(make_figures.PICTURES)
+    for made in kind_pages.ZOO["figures"].values():
+        assert set(made["files"]) == {"affected", "healthy"}
+        assert all((DOCS / "alerts" / path).stat().st_size < 60_000 for path in made["files"].values())
+
+
+def test_the_regimes_name_tests_that_exist() -> None:
+    names = re.findall(r"`(test_\w+)`", WRITTEN["about/regimes.md"])
+    assert names
+    for name in names:
+        assert list(ROOT.glob(f"tests/**/{name}.py")), name
+
+
+def test_the_false_alarm_record_is_that_of_the_zoo() -> None:
+    results, healthy = kind_pages.zoo_results()
+    assert healthy == "0 of 147"
+    assert set(kind_pages.ZOO["expected"]) <= set(results)

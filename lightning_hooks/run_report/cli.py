@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: makes a run's report again, and compares two runs."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: runs the demo, makes a run's report again, and compares two runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import io
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_hooks.run_report.compare import compare
@@ -20,8 +20,17 @@ from lightning_hooks.trackers.console import visible
 SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, or 2 if a run cannot be read."""
+Demo = Callable[[Path, bool], list[str]]
+"""What makes the demo's lines, given the folder for its logs and whether to leave the fault out."""
+
+
+def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> int:
+    """Run a command; return 0, or 2 if a run cannot be read.
+
+    Args:
+        arguments: What follows the command's name; None for ``sys.argv``.
+        demo: What runs the demo; None leaves that command out.
+    """
     parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
@@ -32,11 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     both.add_argument("run_b", type=Path, help="the log directory of the second")
     both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
     both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html next to the second's reports)")
+    if demo is not None:
+        small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
+        small.add_argument("--healthy", action="store_true", help="train without the fault")
+        small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for its logs (default: runs/demo)")
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
     try:
-        lines = _report(options) if options.command == "report" else _compare(options)
+        if demo is not None and options.command == "demo":
+            lines = demo(options.output, options.healthy)
+        else:
+            lines = _report(options) if options.command == "report" else _compare(options)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
         return 2

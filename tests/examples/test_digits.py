@@ -88,7 +88,7 @@ def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path)
     printed, logs = run(tmp_path, "--fault", fault)
     assert "Planted: " in printed
     assert re.search(rf"Found:   \[{severity}\] {kind} at {site}: ", printed)
-    assert re.search(rf"^ +{kind} at \d+ places?: ", printed, re.MULTILINE)
+    assert re.search(rf"^ +{kind} at \d+ sites?: ", printed, re.MULTILINE)
     prefix = "gradient_flow" if kind in ("vanishing", "exploding") else "features"
     assert epoch_rows(logs, f"{prefix}/alerts/{kind}")[0] >= 1
     assert [event.value for event in events(logs).Scalars(f"{prefix}/alerts/{kind}")] == epoch_rows(logs, f"{prefix}/alerts/{kind}")

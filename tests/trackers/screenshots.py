@@ -1,4 +1,4 @@
-"""Take the README's screenshots again: digits with planted faults, in TensorBoard and as health reports.
+"""Take the screenshots of README and docs again: digits with planted faults in TensorBoard, and the demo's health report.
 
 python -m tests.trackers.screenshots [--images FOLDER] [--runs FOLDER] [--only NAME ...]
 """
@@ -21,6 +21,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 from lightning_hooks import monitors
+from lightning_hooks.demo import run as run_demo
 from tests.support.browser import chromium
 from tests.support.tensorboard_server import Browser, tensorboard, wait_for
 
@@ -109,12 +110,12 @@ SHOTS: dict[str, tuple[Callable[[Browser, str], None], str, tuple[int, int]]] = 
     "tensorboard-alerts": (text, "runs", (1280, 660)),
 }
 """Name to what opens the page, of which log directory, and the window."""
-REPORTS = {"report-light": (900, 1200, False), "report-phone-dark": (390, 844, True)}
+REPORTS = {"report-light": (900, 844, False), "report-phone-dark": (390, 844, True)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=Path, default=ROOT / "examples" / "images")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--runs", type=Path, help="where the trainings are, or are put; a temporary folder by default")
     parser.add_argument("--only", nargs="*", help="of these pictures")
     args = parser.parse_args()
@@ -123,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = args.runs or Path(name)
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not (args.only and set(args.only) <= set(REPORTS)) and (not folder.is_dir() or not any(folder.iterdir())):
             demo = digits()
             for run in ("healthy", "vanishing", "dying-relu", "exploding"):
                 train(demo, folder / "digits", run)
@@ -144,11 +145,11 @@ def take(folder: Path, pictures: Path, only: list[str] | None) -> None:
             visit(browser, address)
             settle(browser)
             browser.screenshot(pictures / f"{name}.png")
-    for name, (width, height, dark) in REPORTS.items():
-        if only and name not in only:
-            continue
+    chosen = {name: size for name, size in REPORTS.items() if not only or name in only}
+    report = run_demo(folder / "demo")[0].resolve().as_uri() if chosen else ""
+    for name, (width, height, dark) in chosen.items():
         with chromium(width, height, dark) as driver:
-            driver.get((folder / "runs" / FAULT / "lightning_hooks" / "report.html").resolve().as_uri())
+            driver.get(report)
             Browser(driver).screenshot(pictures / f"{name}.png")
     for path in sorted(pictures.glob("*.png")):
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")

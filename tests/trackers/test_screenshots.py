@@ -1,4 +1,4 @@
-"""The README's screenshots: all there, all small, all made by the script."""
+"""The screenshots of README and docs: all there, all small, all made by the script."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.trackers.screenshots import REPORTS, ROOT, SHOTS
 
-IMAGES = ROOT / "examples" / "images"
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+IMAGES = ROOT / "docs" / "images"
+TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
 
 
 @pytest.mark.parametrize("name", [*SHOTS, *REPORTS])
@@ -19,8 +19,8 @@ def test_a_screenshot_is_there_and_small(name: str) -> None:
     assert path.stat().st_size < 100_000
 
 
-def test_the_readme_shows_them_and_no_other() -> None:
-    shown = set(re.findall(r"examples/images/([\w-]+)\.png", TEXT))
+def test_readme_and_docs_show_them_and_no_other() -> None:
+    shown = set(re.findall(r"images/([\w-]+)\.png", TEXT))
     assert shown == {path.stem for path in IMAGES.glob("*.png")} == {*SHOTS, *REPORTS}
     for image in re.findall(r"<img [^>]*>", TEXT):
         assert 'alt="' in image
