@@ -100,7 +100,7 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
             trainer = Trainer(
                 max_epochs=EPOCHS,
                 accelerator="cpu",
-                callbacks=monitors(on_alert=alerts.append, summary=False),
+                callbacks=[*monitors(on_alert=alerts.append, summary=False)],
                 logger=logger,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
