@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,10 @@ def test_healthy_run_learns_raises_no_alert_and_logs_to_both_trackers(tmp_path: 
 
 @pytest.mark.example
 @pytest.mark.parametrize("fault", EXPECTED)
-def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path) -> None:
+def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path, run_here: Callable[..., str]) -> None:
     severity, kind, site = EXPECTED[fault]
-    printed, logs = run(tmp_path, "--fault", fault)
+    printed = run_here("digits", "--fault", fault)
+    (logs,) = (tmp_path / "logs").glob("*/version_0")
     assert "Planted: " in printed
     assert re.search(rf"Found:   \[{severity}\] {kind} at {site}: ", printed)
     assert re.search(rf"^ +{kind} at \d+ sites?: ", printed, re.MULTILINE)

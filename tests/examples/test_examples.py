@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import logging
 import re
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,25 +18,6 @@ NORMS = r"Gradient norm: ([\d.]+) and ([\d.]+) for the shards alone, ([\d.]+) fo
 
 pytestmark = pytest.mark.example
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Run a script with ``--fast`` in ``tmp_path`` and return what it printed."""
-    monkeypatch.chdir(tmp_path)
-    level = logging.getLogger("lightning.pytorch").level
-
-    def run(name: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--fast", "--log-dir", "logs", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-        printed = capsys.readouterr()
-        assert ended.value.code == 0
-        assert printed.err == "", "the console should be quiet"
-        return printed.out
-
-    yield run
-    logging.getLogger("lightning.pytorch").setLevel(level)
 
 
 def epoch_rows(tag: str) -> list[float]:
