@@ -134,7 +134,7 @@ class WeightSample:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         parameters = [as_real(parameter) for parameter in parameters]
-        self._strides = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1)[1] for p in parameters]
+        self._strides = _strides(tuple([parameter.shape for parameter in parameters]))
         self._kernels = kernels_for(parameters[0].device.type)
         self._taken = self._kernels.sample(parameters, self._strides)
 
@@ -154,6 +154,12 @@ def every(parameter: Tensor, stride: int) -> Tensor:
     """A copy of every stride-th element, in float32 at least."""
     flat = plain_values(parameter).reshape(-1)[::stride]
     return flat.to(torch.float64 if flat.dtype == torch.float64 else torch.float32, copy=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _strides(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
+    """How far apart the elements are that are taken of parameters of these shapes: the same at every step."""
+    return tuple(spacing(shape.numel(), shape.numel() // shape[0] if shape and shape[0] else 1)[1] for shape in shapes)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -113,27 +113,21 @@ class HostKernels(Kernels):
     ) -> None:
         if valid is not None and not number(valid):
             return
-        table, at, found = rows.numpy(), indices.numpy(), norms.numpy()
-        finite = np.isfinite(found)
-        kept = np.where(finite, found, 0.0)
+        found = norms.numpy()
+        whole = math.sqrt(number(torch.dot(norms, norms)))
+        if not math.isfinite(whole):
+            super().enter(rows, total, indices, norms, zeros, sizes, global_step)
+            return
+        # Few calls: there are a dozen parameters as often as a thousand. The order is ParameterColumn's, up to ELEMENTS.
+        none = np.zeros_like(found)
+        table, at = rows.numpy(), indices.numpy()
         new = table[at]
-        with np.errstate(over="ignore"):
-            squares = kept * kept
-            whole = math.sqrt(squares.sum()) if finite.all() else math.nan
-        new[:, ParameterColumn.STEPS] += finite
-        new[:, ParameterColumn.NORM] += kept
-        new[:, ParameterColumn.SQUARE] += squares
-        np.maximum(new[:, ParameterColumn.NORM_MAX], kept, out=new[:, ParameterColumn.NORM_MAX])
-        new[:, ParameterColumn.ZEROS] += zeros.numpy()
-        new[:, ParameterColumn.ELEMENTS] += sizes.numpy()
-        if not finite.all():
-            new[:, ParameterColumn.NONFINITE_STEPS] += ~finite
-            first = new[:, ParameterColumn.FIRST_NONFINITE]
-            np.minimum(first, np.where(finite, np.inf, global_step), out=first)
+        norm_max = np.maximum(new[:, ParameterColumn.NORM_MAX], found)
+        new[:, : ParameterColumn.ELEMENTS + 1] += np.array((none + 1, found, found * found, none, zeros.numpy(), sizes.numpy())).T
+        new[:, ParameterColumn.NORM_MAX] = norm_max
         table[at] = new
-        if math.isfinite(whole):
-            totals = total.numpy()
-            totals += (1.0, whole)
+        totals = total.numpy()
+        totals += (1.0, whole)
 
     @override
     def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:

@@ -178,23 +178,24 @@ class NativeKernels(HostKernels):
         return Norms(norms, counts, located.sizes.tolist())
 
     @override
-    def sample(self, tensors: Sequence[Tensor], strides: Sequence[int]) -> Any:
+    def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
         located = self._locate(tensors)
         if located is None or located.dtype not in (torch.float32, torch.float64):
             return super().sample(tensors, strides)
         counts = [-(-tensor.numel() // stride) for tensor, stride in zip(tensors, strides, strict=True)]
         values = torch.empty(sum(counts), dtype=located.dtype)
-        taken = _Taken(located, fixed(tuple(counts)), fixed(tuple(strides)), values)
+        taken = _Taken(located, fixed(tuple(counts)), fixed(strides), values)
         at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
         self._sample(*at, len(tensors), located.kind, values.data_ptr())
         return taken
 
     @override
-    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: Sequence[int]) -> Tensor:
+    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
         if not isinstance(taken, _Taken):
             return super().ratios(taken, tensors, strides)
-        located = self._locate(tensors)
-        if located is None or located.dtype is not taken.located.dtype or not torch.equal(located.sizes, taken.located.sizes):
+        located, before = self._locate(tensors), taken.located
+        sizes = None if located is None or located.dtype is not before.dtype else located.sizes
+        if located is None or sizes is None or (sizes is not before.sizes and not torch.equal(sizes, before.sizes)):
             return torch.full((len(tensors),), math.nan, dtype=torch.float64)  # they became others, or were freed
         ratios = torch.empty(len(tensors), dtype=torch.float64)
         at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())

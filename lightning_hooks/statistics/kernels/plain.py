@@ -139,11 +139,11 @@ class Kernels:
         found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
         return Norms(norms.to(row_dtype(norms.device)), found, [values.numel() for values in plain])
 
-    def sample(self, tensors: Sequence[Tensor], strides: Sequence[int]) -> Any:
+    def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
         """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`ratios`."""
         return torch._foreach_mul(_spread(tensors, strides), 1.0)  # copies in one call
 
-    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: Sequence[int]) -> Tensor:
+    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
         """‖now - then‖ / ‖then‖ of each tensor, over the elements that :meth:`sample` took.
 
         Args:
