@@ -89,6 +89,12 @@ def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
     assert "{" not in kind_pages.formula(kind)
 
 
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_a_kinds_code_runs(kind: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", kind_pages.page(kind), re.DOTALL)
+    exec(code, {})
+
+
 def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "> 0.7\n" in kind_pages.formula("dead")
     monkeypatch.setitem(kind_pages.FORMULAS, "dead", "{Dead.growth}")

@@ -202,6 +202,7 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
             entry = _instance_of(entry)
         if isinstance(entry, dict) and "mute" not in entry:
             chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
+            chosen = [reads for reads in chosen if _has_fields(entry, defaults[reads])] or chosen  # none: an error names the fields
         elif callable(entry):
             wanted = report_of(entry)
             if wanted is None:
@@ -216,6 +217,12 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
         for reads in chosen:
             handed[reads].append(entry)
     return handed
+
+
+def _has_fields(entry: Mapping[str, Any], rules: Sequence[RuleLike]) -> bool:
+    """Whether a rule of the entry's kind has all the fields that the entry sets."""
+    of_kind = [rule for rule in rules if isinstance(rule, Rule) and rule.kind == entry["kind"]]
+    return any({field.name for field in dataclasses.fields(rule)} >= {*entry} - {"kind"} for rule in of_kind)
 
 
 def report_of(rule: Any) -> Any:

@@ -132,6 +132,15 @@ def test_what_a_rule_does_not_take(fields: Any, error: type[Exception], words: s
         Dead(**fields)
 
 
+def test_a_kind_of_several_monitors_is_handed_to_those_whose_rule_has_the_fields() -> None:
+    handed = hand_out([{"kind": "exploding", "relative": 1e5}, {"kind": "nonfinite", "severity": "warning"}], RULES)
+    assert [len(handed[report]) for report in (FeatureReport, GradientFlowReport, ClipReport)] == [1, 2, 1]
+    assert handed[GradientFlowReport][0] == {"kind": "exploding", "relative": 1e5}
+    unknown = hand_out([{"kind": "exploding", "relativ": 1e5}], RULES)
+    with pytest.raises(ValueError, match="got 'relativ'"):
+        RuleBook(RULES[GradientFlowReport], unknown[GradientFlowReport], GradientFlowReport)
+
+
 def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
     def own(report: ClipReport) -> Any:
         return ()
