@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -58,10 +59,18 @@ def pages() -> dict[str, str]:
     return made
 
 
+def path_of(package: str, name: str) -> str:
+    """Where the reference finds a name: at its package, or, if its module has the same name, in that module."""
+    found = getattr(import_module(package), name)
+    if inspect.isfunction(found) and found.__module__.endswith(f".{name}"):
+        return f"{found.__module__}.{name}"
+    return f"{package}.{name}"
+
+
 def _page(title: str, package: str, names: list[str]) -> str:
     about = (import_module(package).__doc__ or "").strip() if package != "lightning_hooks" else ""
     line = f"Import these names from `{package}`."
-    return "\n\n".join([f"# {title}", about, line, *(f"::: {package}.{name}" for name in names)]) + "\n"
+    return "\n\n".join([f"# {title}", about, line, *(f"::: {path_of(package, name)}" for name in names)]) + "\n"
 
 
 def _index() -> str:

@@ -104,10 +104,10 @@ def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) 
 def test_every_public_name_is_in_the_reference() -> None:
     text = "\n".join(reference_pages.pages().values())
     for name in import_module("lightning_hooks").__all__:
-        assert f"::: lightning_hooks.{name}\n" in text
+        assert f"::: {reference_pages.path_of('lightning_hooks', name)}\n" in text
     for package, names in reference_pages.packages().items():
         for name in names:
-            assert f"::: lightning_hooks.{package}.{name}\n" in text
+            assert f"::: {reference_pages.path_of(f'lightning_hooks.{package}', name)}\n" in text
 
 
 @pytest.mark.example

@@ -1,0 +1,1 @@
+"""What makes the generated pages and the figures of the documentation site."""
