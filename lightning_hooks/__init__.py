@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         HookedCallback,
         InputNormalizer,
         LayerProfiler,
+        TrainingMonitor,
         monitors,
     )
     from lightning_hooks.hooks import HookManager, with_hooks
@@ -49,6 +50,7 @@ __all__ = [
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",
+    "TrainingMonitor",
     "kernels",
     "monitors",
     "with_hooks",

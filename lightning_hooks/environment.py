@@ -22,7 +22,7 @@ ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 def callbacks_from_environment() -> list[Callback]:
     """Return what the environment asks for: nothing, or one callback that gives each fit the monitors it lacks.
 
-    ``LIGHTNING_HOOKS`` is ``1`` for :func:`lightning_hooks.monitors` as they are, or the path of a YAML file with their
+    ``LIGHTNING_HOOKS`` is ``1`` for :class:`lightning_hooks.TrainingMonitor` as it is, or the path of a YAML file with their
     arguments::
 
         modules: "encoder.*"
@@ -39,9 +39,9 @@ def callbacks_from_environment() -> list[Callback]:
     if value.lower() in OFF:
         return []
     try:
-        from lightning_hooks.callbacks.stand_in import StandIn
+        from lightning_hooks.callbacks.missing_monitors import MissingMonitors
 
-        return [StandIn(**({} if value.lower() in ON else _arguments(value)))]
+        return [MissingMonitors(**({} if value.lower() in ON else _arguments(value)))]
     except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
         _warn_once(
             f"{VARIABLE}={value}: this run has no monitors, because of {type(error).__name__}: {error} Correct the variable or "
@@ -60,22 +60,22 @@ def _arguments(path: str) -> dict[str, Any]:
 
     import yaml
 
-    from lightning_hooks.callbacks.trio import monitors
+    from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123  the path is text, and this module imports little
             found = yaml.safe_load(file)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(
-            f"{VARIABLE} must be 1, 0, or the path of a YAML file with arguments of lightning_hooks.monitors(); "
+            f"{VARIABLE} must be 1, 0, or the path of a YAML file with arguments of lightning_hooks.TrainingMonitor; "
             f"got {path!r}: {error}"
         ) from error
-    known = list(inspect.signature(monitors).parameters)
+    known = list(inspect.signature(TrainingMonitor).parameters)
     found = {} if found is None else found
     unknown = [key for key in found if key not in known] if isinstance(found, dict) else [found]
     if unknown:
         raise ValueError(
-            f"{VARIABLE}={path}: the file must hold arguments of lightning_hooks.monitors(), which are {', '.join(known)}; "
+            f"{VARIABLE}={path}: the file must hold arguments of lightning_hooks.TrainingMonitor, which are {', '.join(known)}; "
             f"got {unknown[0]!r}."
         )
     return dict(found)

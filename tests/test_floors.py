@@ -1,4 +1,4 @@
-"""Imports go down only: hooks < statistics, clipping < alerts < transforms, profiling, pruning < trackers, plots < callbacks."""
+"""Imports go down only: hooks < statistics, clipping < reports < alerts < trackers, plots < collectors < session < callbacks."""
 
 import ast
 from pathlib import Path
@@ -27,6 +27,8 @@ BELOW = {
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
+BELOW["collectors"] = FLOOR_1 | {"trackers", "plots"}
+BELOW["session"] = FLOOR_1 | {"trackers", "plots", "metrics", "run_report", "collectors"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
 BELOW["__init__"] = {"hooks", "statistics", "alerts", "callbacks"}
 BELOW["demo"] = {"callbacks", "reports"}

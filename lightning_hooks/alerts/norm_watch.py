@@ -45,11 +45,11 @@ class NormWatch:
         self.absolute, self.relative = absolute, relative
         self.nonfinite: dict[int, Moment] = {}  # parameter -> the first step of the epoch at which it was not finite
         self.began: dict[int, Moment] = {}  # parameter -> since when it is too large
-        self.grown = 0  # steps in a row at which some parameter was too large beside the last ones
+        self.grown = 0  # steps in a row at which some parameter was too large next to the last ones
         self._nonfinite_steps = np.zeros(n_parameters, dtype=np.int64)
         self._run = np.zeros(n_parameters, dtype=np.int64)
         self._squares = np.zeros(n_parameters)
-        self._per_root = np.zeros(n_parameters)  # of a parameter of unknown size only NaN and inf are told
+        self._per_root = np.zeros(n_parameters)  # of a parameter of unknown size only NaN and inf are found
 
     def grow(self, n_parameters: int) -> None:
         """More parameters have a place now; the new ones come last."""
@@ -58,7 +58,7 @@ class NormWatch:
         self._squares, self._per_root = np.pad(self._squares, (0, more)), np.pad(self._per_root, (0, more))
 
     def size(self, indices: Sequence[int], elements: Sequence[int]) -> None:
-        """Tell how many elements parameters have."""
+        """Set how many elements parameters have."""
         self._per_root[list(indices)] = [1.0 / math.sqrt(max(count, 1)) for count in elements]
 
     def add(self, norms: np.ndarray[Any, Any], moment: Moment) -> bool:
@@ -110,8 +110,8 @@ class NormWatch:
 
     def parameters(self) -> dict[int, ParameterGradientStats]:
         """What is known of the parameters that something is wrong with, by their index."""
-        ill = {index for _, index in self.triggers() if index >= 0}
-        return {index: self._stats(index) for index in sorted(ill)}
+        affected = {index for _, index in self.triggers() if index >= 0}
+        return {index: self._stats(index) for index in sorted(affected)}
 
     def _stats(self, index: int) -> ParameterGradientStats:
         run, first = int(self._run[index]), self.nonfinite.get(index)
@@ -129,8 +129,8 @@ class NormWatch:
             first_nonfinite_step=None if first is None else first.step,
         )
 
-    def epoch_ends(self) -> None:
-        """A new epoch: what was not finite is told anew; runs go on."""
+    def reset(self) -> None:
+        """A new window: what was not finite is reported again; runs go on."""
         self.nonfinite.clear()
         self._nonfinite_steps[:] = 0
 

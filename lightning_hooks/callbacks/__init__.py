@@ -14,7 +14,8 @@ from lightning_hooks.callbacks.gradient_transform import GradientTransform
 from lightning_hooks.callbacks.hook_debugger import HookDebugger
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
-from lightning_hooks.callbacks.trio import monitors
+from lightning_hooks.callbacks.monitors import monitors
+from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 
 __all__ = [
     "ActivationPruner",
@@ -31,5 +32,6 @@ __all__ = [
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",
+    "TrainingMonitor",
     "monitors",
 ]

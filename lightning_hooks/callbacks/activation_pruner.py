@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.evaluation import EvaluatedCallback
+from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.hooks import Gate, ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector

@@ -1,29 +1,25 @@
-"""ActivationRangeObserver: ranges of layer outputs, for quantisation to eight bits."""
+"""ActivationRangeObserver: the range of what every layer puts out, for quantisation to eight bits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import RangeReport
-from lightning_hooks.callbacks.closing import Summary
 from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.collectors.collector import Collector, Context
+from lightning_hooks.collectors.ranges import RangeCollector, RangeRecorder
 from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
 from lightning_hooks.extraction.batches import check_forward
-from lightning_hooks.hooks import HookManager, ModuleSelector, OutputRecorder, select_modules
+from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.quantization import RangeTable
 from lightning_hooks.quantization.ranges import check_range_options
 from lightning_hooks.quantization.scales import check_levels
-from lightning_hooks.statistics.feature_table import most_units
-from lightning_hooks.trackers import Table, some
-
-LOGGED = ("min", "max", "scale", "zero_point")
+from lightning_hooks.session.settings import Settings, Summary
 
 
 class ActivationRangeObserver(Monitor[RangeReport]):
@@ -63,10 +59,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         >>> trainer = Trainer(callbacks=[ActivationRangeObserver(method="histogram")], logger=False)
     """
 
-    prefix: ClassVar[str] = "ranges"
-    kinds: ClassVar[tuple[str, ...]] = ()
-    fit_only: ClassVar[tuple[str, ...]] = ("_table",)
-    _table: RangeTable
+    collector: ClassVar[type[Collector[Any]]] = RangeCollector
 
     def __init__(
         self,
@@ -82,12 +75,17 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         channel_dim: int | None = None,
         summary: Summary = True,
     ) -> None:
-        super().__init__(modules=modules, every_n_steps=every_n_steps, summary=summary)
+        settings = Settings(modules=modules, every_n_steps=every_n_steps, summary=summary)
         check_range_options(method, averaging_constant, bins, percentile, channel_dim)
         check_levels(dtype, scheme)
         self.method, self.dtype, self.scheme = method, dtype, scheme
         self.averaging_constant, self.bins, self.percentile = averaging_constant, bins, percentile
         self.channel_dim = channel_dim
+        super().__init__(settings, self._new_collector)
+
+    def _new_collector(self, context: Context, state: Mapping[str, Any]) -> RangeCollector:
+        levels, by_channel = (self.dtype, self.scheme), self.channel_dim is not None
+        return RangeCollector(context, state, new_table=self._new_table, levels=levels, by_channel=by_channel, method=self.method)
 
     def _new_table(self, names: Sequence[str], device: torch.device, capacity: int = 0) -> RangeTable:
         return RangeTable(
@@ -100,14 +98,6 @@ class ActivationRangeObserver(Monitor[RangeReport]):
             channel_dim=self.channel_dim,
             capacity=capacity,
         )
-
-    @override
-    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sites = self.select(pl_module)
-        capacity = most_units(pl_module) if trainer.world_size > 1 and self.channel_dim is not None else 0
-        self._table = self._new_table([name for name, _ in sites], pl_module.device, capacity)
-        for index, (name, module) in enumerate(sites):
-            self.listen(name, module, _RangeListener(self._table, index))
 
     @classmethod
     def calibrate(
@@ -147,14 +137,14 @@ class ActivationRangeObserver(Monitor[RangeReport]):
             raise TypeError(
                 f"batches must be several, such as a list or a DataLoader; got one {type(batches).__name__}: write [batch]."
             )
-        sites = select_modules(model, observer.modules)
+        sites = select_modules(model, observer.member.settings.modules)
         table = observer._new_table([name for name, _ in sites], device_of(model) or torch.device("cpu"))
         count = sampled = 0
         with HookManager() as hooks:
             for index, (name, module) in enumerate(sites):
-                hooks.register(module, _RangeListener(table, index), label=name)
+                hooks.register(module, RangeRecorder(table, index), label=name)
             for batch in batches:
-                if count % observer.every_n_steps == 0:
+                if count % observer.member.settings.every_n_steps == 0:
                     with undisturbed(model):
                         run_model(model, batch, forward)
                     sampled += 1
@@ -164,69 +154,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         found, silent = table.read(table.pack().cpu(), observer.dtype, observer.scheme)
         return RangeReport(0, 0, found, silent, sampled, count)
 
-    @override
-    def unheard(self) -> list[str]:
-        return [name for name, calls in zip(self._table.names, self._table.counters[:, 0].tolist(), strict=True) if not calls]
-
-    @override
-    def pack(self) -> Tensor:
-        return self._table.pack()
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        self._table.unpack(packed)
-
-    @property
-    @override
-    def places(self) -> list[str]:
-        return self._table.names
-
-    @override
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        return self._table.merge_packed(packed)
-
-    @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> RangeReport:
-        sites, silent = self._table.read(packed, self.dtype, self.scheme)
-        return RangeReport(epoch, step, sites, silent, self.sampled_batches, self.batches)
-
-    @override
-    def reset(self) -> None:
-        self._table.reset()
-
-    @override
-    def scalars(self, report: RangeReport) -> dict[str, float]:
-        return {
-            f"{self.prefix}/{name}/{stat}": float(getattr(report.sites.get(name), stat, math.nan))
-            for name in self._table.names
-            for stat in LOGGED
-        }
-
-    @override
-    def summary_lines(self, report: RangeReport) -> list[str]:
-        total = len(report.sites) + len(report.silent)
-        lines = [
-            f"Activation ranges ({self.method}, {self.dtype}, {self.scheme}), epoch {report.epoch}: {len(report.sites)} of {total} "
-            f"modules called, in {report.sampled_batches} of {report.batches} batches."
-        ]
-        if report.silent:
-            lines.append(f"  Silent: {some(report.silent)}")
-        header = ("module", "min", "max", "scale", "zero point", "smallest", "largest")
-        widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
-        rows = [(name, r.min, r.max, r.scale, r.zero_point, r.smallest, r.largest) for name, r in widest]
-        return [*lines, Table(header, rows)]
-
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(modules=self.selection, method=self.method)
-
-
-class _RangeListener(OutputRecorder):
-    """Forward hook of one site."""
-
-    def __init__(self, table: RangeTable, index: int) -> None:
-        self.table, self.index = table, index
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.table.add(self.index, output)
+        return self._generate_state_key(modules=self.member.selection, method=self.method)

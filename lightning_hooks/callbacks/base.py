@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 from weakref import ref
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_hooks.callbacks.adapter import Adapter
 from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.front import Front
-from lightning_hooks.callbacks.shared_trackers import forget_trackers, trackers_of
-from lightning_hooks.callbacks.trainer import epoch_ends, epoch_step
+from lightning_hooks.callbacks.epoch_log import EpochLog
+from lightning_hooks.callbacks.lightning_api import epoch_ends
+from lightning_hooks.collectors.warn import warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder
 from lightning_hooks.hooks.selection import check_selector, compiled_regions
 from lightning_hooks.hooks.suspension import Suspension
+from lightning_hooks.session.session import warn_of_tracing
+from lightning_hooks.session.settings import check_every
 from lightning_hooks.trackers import Trackers
-
-# Lightning lends every callback these methods of the model, and with them the model.
-_BORROWED = ("log", "log_dict")
-
-
-@functools.cache
-def _warn_of_tracing() -> None:
-    rank_zero_warn(
-        f"torch {torch.__version__} has no operators by which compiled graphs record, so hooks are traced into the graphs: whether "
-        "a batch is sampled is then decided when a graph is compiled, and with activation checkpointing or several graphs training "
-        "may fail. Use another version of torch, or choose modules that are not compiled."
-    )
 
 
 class HookedCallback(EitherPackage, ABC):
@@ -43,7 +31,7 @@ class HookedCallback(EitherPackage, ABC):
     Hooks registered through :meth:`listen` or ``self.hooks`` go in when training starts, all or none, and come out when it
     ends, when it raises or is interrupted, and when the trainer is torn down. Through :meth:`listen` a hook runs in the
     sampled training batches only: not in validation, sanity checks or prediction, and not again when activation
-    checkpointing recomputes a layer. If such a hook raises, that is told once and the hook is off; training goes on. From the
+    checkpointing recomputes a layer. If such a hook raises, one warning says so, and it is disabled. From the
     last training batch of an epoch to the next one's first, and in validation, such hooks are out of their modules, except for
     compiled ones: what is exported, scripted or quantised there has none of them.
 
@@ -69,16 +57,13 @@ class HookedCallback(EitherPackage, ABC):
 
     fit_only: ClassVar[tuple[str, ...]] = ()
     """Attributes that belong to one fit: a copy or a pickle of the callback has None there."""
-    hears_recomputation: ClassVar[bool] = False
+    records_recomputation: ClassVar[bool] = False
     """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
 
     def __init__(self, *, modules: ModuleSelector | None = None, every_n_steps: int = 1) -> None:
         super().__init__()
         check_selector(modules)
-        if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int):
-            raise TypeError(f"every_n_steps must be an integer of at least 1; got {every_n_steps!r}.")
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1 (1 listens to every batch); got {every_n_steps!r}.")
+        check_every(every_n_steps)
         self.modules = modules
         self.every_n_steps = every_n_steps
         self.stride = every_n_steps  # what is in force
@@ -89,9 +74,7 @@ class HookedCallback(EitherPackage, ABC):
         self._suspension = Suspension()
         self._traced = False  # it records, and this torch has no operators for that
         self._fit: tuple[ref[Trainer], ref[LightningModule]] | None = None  # which it is attached to
-        self._trackers: Trackers | None = None
-        self._logged_tags: set[str] = set()
-        self._warned_of_taken = False
+        self._epoch_log = EpochLog()
 
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,7 +94,7 @@ class HookedCallback(EitherPackage, ABC):
         """Register a hook that runs in sampled training batches and cannot hurt training.
 
         Args:
-            name: The site's name, told if the hook fails.
+            name: The site's name, for the warning if the hook fails.
             module: Where.
             hook: The function, of PyTorch's signature for ``kind``.
             kind: One of ``HOOK_KINDS``.
@@ -148,31 +131,22 @@ class HookedCallback(EitherPackage, ABC):
     def skipped(self) -> None:
         """Called where a batch started and was skipped with the rest of its epoch (``on_train_batch_start`` returned -1)."""
 
-    def elsewhere(self, trainer: Trainer) -> bool:
+    def in_another_fit(self, trainer: Trainer) -> bool:
         """Whether it is attached in a fit of another trainer that is still running."""
         other = None if self._fit is None else self._fit[0]()
         return self.attached and other is not None and other is not trainer and not other.interrupted
 
-    def tell_faults(self) -> None:
+    def warn_of_faults(self) -> None:
         """Warn, once each, of hooks that raised and are off since."""
-        news: dict[str, list[str]] = {}
-        for site, error in self.faults.take():
-            news.setdefault(error, []).append(repr(site))
-        for error, sites in news.items():
-            rank_zero_warn(
-                f"{type(self).__name__}: the hook at {', '.join(sites)} raised {error}; it is switched off and training goes on "
-                "without it. Please report this with the model's code at that place."
-            )
+        warn_of_faults(type(self).__name__, self.faults)
 
     def trackers(self, trainer: Trainer) -> Trackers:
-        """Return the trainer's loggers behind one face: scalars, figures, histograms, text, tables, files.
+        """Return the trainer's loggers behind one interface: scalars, figures, histograms, text, tables, files.
 
-        Write with it at step :func:`~lightning_hooks.callbacks.trainer.epoch_step`. On ranks other than 0 it is empty. A logger
-        that raises is told once in a fit, by whichever callback wrote to it, and training goes on.
+        Write with it at step :func:`~lightning_hooks.callbacks.lightning_api.epoch_step`. On ranks other than 0 it is empty. A
+        logger that raises gives one warning in a fit, and training goes on.
         """
-        if self._trackers is None:
-            self._trackers = trackers_of(trainer)
-        return self._trackers
+        return Adapter.of(trainer).trackers
 
     def log_scalars(self, trainer: Trainer, scalars: Mapping[str, float], logged: Mapping[str, float] | None = None) -> None:
         """Log an epoch's numbers, the same on every rank: for loggers, and where EarlyStopping and ModelCheckpoint look.
@@ -185,28 +159,11 @@ class HookedCallback(EitherPackage, ABC):
             scalars: The numbers by tag, for ``trainer.callback_metrics``.
             logged: Those that loggers get; None for all.
         """
-        logged = scalars if logged is None else logged
-        known = trainer.callback_metrics  # Lightning makes it again each time it is asked for
-        taken = {tag for tag in scalars if tag in known and tag not in self._logged_tags}
-        if taken and not self._warned_of_taken:
-            self._warned_of_taken = True
-            named = ", ".join(map(repr, sorted(taken)[:3])) + " and others" * (len(taken) > 3)
-            rank_zero_warn(
-                f"{type(self).__name__} does not log {named}: these keys are logged by the model or another callback already. "
-                "Rename them there to have both."
-            )
-        # Norms can be beyond float32.
-        tensors = {tag: torch.tensor(value, dtype=torch.float64) for tag, value in scalars.items() if tag not in taken}
-        self._logged_tags.update(tensors)
-        known.update(tensors)
-        trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
-        trackers = self.trackers(trainer)
-        trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, epoch_step(trainer))
-        trackers.save()
+        self._epoch_log.write(type(self).__name__, trainer, self.trackers(trainer), scalars, scalars if logged is None else logged)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self.elsewhere(trainer):
+        if stage == "fit" and self.in_another_fit(trainer):
             raise RuntimeError(
                 f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
                 f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
@@ -215,10 +172,9 @@ class HookedCallback(EitherPackage, ABC):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults()
-        self._trackers = None
         self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
         self._fit = (ref(trainer), ref(pl_module))
-        Front.join(trainer, HookedCallback)
+        Adapter.of(trainer)
         try:
             self.attach(trainer, pl_module)
             self.check_attached()
@@ -227,7 +183,7 @@ class HookedCallback(EitherPackage, ABC):
             raise
         self.attached = True
         if self._traced and compiled_regions(pl_module):
-            _warn_of_tracing()
+            warn_of_tracing()
         self._suspension.suspend(pl_module)
 
     @override
@@ -237,7 +193,7 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if not self.hears_recomputation:
+        if not self.records_recomputation:
             self.gate.pause()
 
     @override
@@ -251,7 +207,7 @@ class HookedCallback(EitherPackage, ABC):
         if epoch_ends(trainer):
             self._suspension.suspend(pl_module)
         if self.faults.unreported:
-            self.tell_faults()
+            self.warn_of_faults()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -270,26 +226,46 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.elsewhere(trainer):
+        if self.in_another_fit(trainer):
             return
         self.detach()
-        self._forget_model()
-        forget_trackers(trainer)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.elsewhere(trainer):
+        if self.in_another_fit(trainer):
             return
         self.detach()
-        self._forget_model()
-        forget_trackers(trainer)
-
-    def _forget_model(self) -> None:
-        for borrowed in _BORROWED:
-            vars(self).pop(borrowed, None)
-        self._trackers = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the fit under way."""
-        state = {key: value for key, value in vars(self).items() if key not in _BORROWED}
-        return {**state, **dict.fromkeys(self.fit_only), "attached": False, "_fit": None, "_trackers": None}
+        return {**super().__getstate__(), **dict.fromkeys(self.fit_only), "attached": False, "_fit": None}
+
+
+class EvaluatedCallback(HookedCallback):
+    """Base class of callbacks that change a model's outputs: their hooks are also registered in evaluation outside of a fit.
+
+    They are registered at the start of ``trainer.validate``, ``test`` and ``predict`` and of the sanity check before a fit, and
+    removed at teardown, on an exception, and when training starts, which registers its own.
+    """
+
+    @abstractmethod
+    def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Register the hooks for evaluation, if needed."""
+
+    def _enter(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.hooks.alive:  # else a fit is running, and they are registered
+            with self.hooks.all_or_nothing():
+                self.install(trainer, pl_module)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
+        self._enter(trainer, pl_module)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(trainer, pl_module)
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(trainer, pl_module)

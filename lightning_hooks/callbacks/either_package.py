@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback
 from typing_extensions import Self
+
+LENT = ("log", "log_dict")
 
 
 class EitherPackage(Callback):
@@ -17,10 +19,22 @@ class EitherPackage(Callback):
     callback that is not of its own class.
     """
 
+    joins_session: ClassVar[bool] = False
+    """Whether it has members in the session of a fit."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004  those of __init__
         """Make an instance, after both packages know its class."""
         join()
         return super().__new__(cls)
+
+    def forget_model(self) -> None:
+        """Drop the methods of the model that Lightning lends a callback for a fit, and with them the model."""
+        for name in LENT:
+            vars(self).pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what is lent."""
+        return {key: value for key, value in vars(self).items() if key not in LENT}
 
 
 def join() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.trainer import callbacks_of, epoch_ends, epoch_step
+from lightning_hooks.callbacks.lightning_api import callbacks_of, epoch_ends, epoch_step
 from lightning_hooks.extraction import (
     SAMPLINGS,
     ExtractedFeatures,
@@ -224,7 +224,7 @@ class FeatureExtractor(HookedCallback):
         if stage == self.stage and self._store is not None:
             self._store.commit()
         self.gate.stop()
-        self.tell_faults()
+        self.warn_of_faults()
 
     def _epoch_end(self, stage: Stage, trainer: Trainer, pl_module: LightningModule) -> None:
         if stage == "train":

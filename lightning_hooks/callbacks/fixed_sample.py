@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.trainer import epoch_step
+from lightning_hooks.callbacks.lightning_api import epoch_step
 from lightning_hooks.extraction import Forward, batch_size, first_rows, map_tensors
 from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.step_monitor import is_sharded
-from lightning_hooks.callbacks.trainer import callbacks_of, loss_scale, loss_scaler
+from lightning_hooks.callbacks.lightning_api import callbacks_of, is_sharded, loss_scaler
+from lightning_hooks.collectors.step import loss_scale
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions
@@ -84,7 +84,7 @@ class GradientTransform(HookedCallback):
         >>> trainer = Trainer(callbacks=[slow], logger=False)
     """
 
-    hears_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph in the recomputation
+    records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph in the recomputation
     fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
     _state: GradientState | None
     _sites: dict[str, ChangeGradient] | None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.trainer import epoch_step, loss_scaler
+from lightning_hooks.callbacks.lightning_api import epoch_step, loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice
@@ -56,7 +56,7 @@ class HookDebugger(HookedCallback):
         >>> trainer = Trainer(callbacks=[HookDebugger(break_when="nonfinite", on_break="raise")], logger=False)
     """
 
-    hears_recomputation: ClassVar[bool] = True
+    records_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer",)
     _tracer: Tracer | None
 
@@ -127,7 +127,7 @@ class HookDebugger(HookedCallback):
             finally:
                 self._finish(model, type(model).__name__, error)
                 tracer.stop()
-                self.tell_faults()
+                self.warn_of_faults()
 
     def _finish(self, model: nn.Module, title: str, error: BaseException | None = None) -> None:
         assert self._tracer is not None

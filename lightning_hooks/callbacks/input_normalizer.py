@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.evaluation import EvaluatedCallback
-from lightning_hooks.callbacks.trainer import epoch_step
+from lightning_hooks.callbacks.base import EvaluatedCallback
+from lightning_hooks.callbacks.lightning_api import epoch_step
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.profile_table import COLUMNS, summary_lines, table_rows
-from lightning_hooks.callbacks.trainer import epoch_step
+from lightning_hooks.callbacks.lightning_api import epoch_step
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.profiling import ProfileReport, ProfileSession
@@ -19,6 +18,7 @@ from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples
 from lightning_hooks.profiling.sites import profiled_modules
 from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepTracer
+from lightning_hooks.run_report.profile_table import COLUMNS, summary_lines, table_rows
 from lightning_hooks.trackers import show
 
 SITE_STATS = ("self_ms", "total_ms", "forward_ms", "backward_ms", "share")
@@ -64,7 +64,7 @@ class LayerProfiler(HookedCallback):
     """
 
     prefix: ClassVar[str] = "profile"
-    hears_recomputation: ClassVar[bool] = True
+    records_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer", "_samples")
     _tracer: StepTracer
     _samples: Samples
@@ -200,7 +200,7 @@ class LayerProfiler(HookedCallback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        self.tell_faults()
+        self.warn_of_faults()
         self._samples.add_times(self._tracer.clock.take(wait=True))
         self.report = self._samples.report(self._tracer.tree, trainer.current_epoch, trainer.global_step, self.batches)
         self._samples.reset()

@@ -124,14 +124,14 @@ class synchronized:  # noqa: N801
 
 
 class guarded:  # noqa: N801
-    """Never let a hook's error reach the training: tell it once, and switch the hook off.
+    """Never let a hook's error reach the training: report it once, and disable the hook.
 
     In a graph of ``torch.compile`` a :class:`.Recorder` is one operator call, and gate, meter and faults are those of the
     moment at which the graph runs. Any other hook is traced into the graph, by torch's rules, if the gate is open then.
 
     Args:
         hook: The hook to wrap.
-        site: The name to tell with the error.
+        site: The name to report with the error.
         on_fault: Called once with (site, error); None only remembers it in ``error``.
         passes: Errors that are meant for the training and go through.
         when: Run only while this gate is open, as :class:`sampled` does; in one call, since a hook's cost is mostly calls.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.brief import TABLES as TABLES  # noqa: PLC0414  the callbacks import it from here
+from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.reports.windows import Report
 

@@ -12,7 +12,6 @@ from lightning_hooks.statistics.gradients import (
 )
 from lightning_hooks.statistics.kernels import kernels, summarize
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
-from lightning_hooks.statistics.step_reader import StepReader
 from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "ParameterGradientStats",
     "ParameterTable",
     "Saturation",
-    "StepReader",
     "WeightSample",
     "empty_table",
     "feature_stats",

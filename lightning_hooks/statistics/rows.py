@@ -96,7 +96,7 @@ class Clock:
         self.tensor.fill_(batch)
 
 
-def unheard(names: Sequence[str], *tables: Tensor) -> list[str]:
+def never_recorded(names: Sequence[str], *tables: Tensor) -> list[str]:
     """Return the names of the sites that have no call in any of the tables: reads them on the host."""
     calls = torch.stack([table[:, Column.CALLS] for table in tables]).sum(0).tolist()
     return [name for name, count in zip(names, calls, strict=True) if not count]

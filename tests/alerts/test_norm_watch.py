@@ -32,7 +32,7 @@ def test_the_first_step_that_is_not_finite_is_kept_for_each_parameter() -> None:
     ]
     stats = seen.parameters()
     assert [(entry.nonfinite_steps, entry.first_nonfinite_step) for entry in stats.values()] == [(1, 12), (2, 11), (1, 11)]
-    seen.epoch_ends()
+    seen.reset()
     assert seen.triggers() == set()
     assert seen.parameters() == {}
 

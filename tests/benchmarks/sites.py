@@ -72,9 +72,10 @@ def _held_bytes(layers: int, steps: int, trio: list[Any]) -> int:
                 python = tracemalloc.get_traced_memory()[0]
                 tables: list[torch.Tensor] = []
                 if trio:
-                    features, flow, clip = trio[:3]
-                    tables += [features._table.rows, *features._table.fired.values(), flow._modules.rows, flow._parameters.rows]
-                    tables += [*clip._ledgers[0]._before, *clip._ledgers[0]._after, clip._ledgers[0]._total]
+                    features, flow, clip = (each.member.collector for each in trio[:3])
+                    table, gradients, ledger = features.table, flow.modules, clip.ledgers[0]
+                    tables += [table.rows, *table.fired.values(), gradients.rows, flow.parameters.rows]
+                    tables += [*ledger._before, *ledger._after, ledger._total]
                 self.bytes = python + sum(table.numel() * table.element_size() for table in tables)
                 tracemalloc.stop()
 

@@ -81,7 +81,7 @@ def test_the_summary_names_method_and_widest_modules(capsys: pytest.CaptureFixtu
     observer = ActivationRangeObserver(method="percentile", dtype="uint8", scheme="symmetric", summary="full")
     trainer([observer]).fit(Silent(), loader())
     text = capsys.readouterr().out
-    assert "Activation ranges (percentile, uint8, symmetric), epoch 0: 5 of 6 modules called, in 7 of 7 batches." in text
+    assert "Activation ranges (percentile, uint8, symmetric), epoch 0: 5 of 6 modules recorded, in 7 of 7 batches." in text
     assert "Silent: unused" in text
     assert "zero point" in text
 

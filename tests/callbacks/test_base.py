@@ -21,7 +21,7 @@ from lightning_hooks import (
     HookedCallback,
     monitors,
 )
-from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
+from tests.support.models import Classifier, ResidualCNN, is_attached, loader, mlp, trainer
 from tests.support.reference import same_state
 
 
@@ -131,7 +131,7 @@ def test_callbacks_pickle_and_copy_before_during_and_after_a_fit() -> None:
 
     trainer([*ours, Copy()], limit_train_batches=2).fit(Classifier(mlp()), loader())
     copies.extend(pickle.loads(pickle.dumps(callback)) for callback in ours)
-    assert not any(callback.hooks.alive for callback in copies)
+    assert not any(is_attached(callback) for callback in copies)
     assert not any(hasattr(callback, "log") and "log" in vars(callback) for callback in copies)  # no model comes along
     for callback in copies[-5:-1]:
         trainer([callback]).fit(Classifier(mlp()), loader())

@@ -52,14 +52,14 @@ def test_rules_and_thresholds_come_from_the_yaml(example: Any) -> None:
     features, flow, clip = (
         callback for callback in cli.trainer.callbacks if type(callback).__module__.startswith("lightning_hooks")
     )
-    general, of_head = (rule for rule in features.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
+    general, of_head = (rule for rule in features.member.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
     assert (general.threshold, general.sites) == (0.25, "*")
     assert (of_head.threshold, of_head.sites, of_head.times, of_head.of) == (0.8, "head.*", 2, 3)
-    assert [mute.kind for mute in features.alerting.book.mutes] == ["silent"]
-    (vanishing,) = (rule for rule in flow.alerting.book.rules if isinstance(rule, Vanishing))
+    assert [mute.kind for mute in features.member.alerting.book.mutes] == ["silent"]
+    (vanishing,) = (rule for rule in flow.member.alerting.book.rules if isinstance(rule, Vanishing))
     assert vanishing.relative == 1e-5
     assert flow.on_alert == "stop"
-    (always,) = (rule for rule in clip.alerting.book.rules if isinstance(rule, AlwaysClipped))
+    (always,) = (rule for rule in clip.member.alerting.book.rules if isinstance(rule, AlwaysClipped))
     assert always.threshold == 0.9
 
 

@@ -1,6 +1,6 @@
 """The three lines at the end of a fit."""
 
-from lightning_hooks.callbacks.closing import closing_lines, headline_of
+from lightning_hooks.session.closing import closing_lines, headline_of
 from tests.support.made_reports import alert
 
 MANY = [alert("dead", f"model.encoder.layers.{i}.act", 0, "critical" if i == 0 else "warning") for i in range(30)]

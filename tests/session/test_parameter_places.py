@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lightning_hooks.callbacks.parameter_places import ParameterPlaces
+from lightning_hooks.session.parameter_places import ParameterPlaces
 from tests.support.models import mlp
 
 

@@ -12,12 +12,16 @@ from lightning_hooks.statistics import (
     Column,
     GradientTable,
     ParameterTable,
-    StepReader,
     WeightSample,
     gradient_stats,
 )
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
+from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.kernels.host import CHUNK
+
+
+def read(gradients, zeros=False):
+    return kernels_for("cpu").norms(gradients, zeros=zeros)
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +52,16 @@ def norm(tensor):
 def test_norms_and_zeros(make):
     gradient = make()
     kept = gradient.clone()
-    norms = StepReader().norms([gradient, torch.ones(4)])
+    norms = read([gradient, torch.ones(4)]).norms
     assert norms.dtype == torch.float64
     assert norms.tolist() == pytest.approx([norm(gradient), 2.0], rel=1e-6)
-    assert StepReader().norms_and_zeros([gradient, torch.tensor([0.0, 1.0, -0.0])])[1].tolist() == [(gradient == 0).sum().item(), 2]
+    assert read([gradient, torch.tensor([0.0, 1.0, -0.0])], zeros=True).zeros.tolist() == [(gradient == 0).sum().item(), 2]
     assert torch.equal(gradient, kept)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_norms_of_what_is_not_finite_are_not_finite(bad):
-    norms = StepReader().norms([torch.tensor([1.0, bad]), torch.ones(1)])
+    norms = read([torch.tensor([1.0, bad]), torch.ones(1)]).norms
     assert not math.isfinite(norms[0])
     assert norms[1] == 1
 
@@ -134,9 +138,9 @@ def step(table, optimizer, gradients, number=0):
     """Enter one optimizer step: {index: gradient}, None for a missing one."""
     present = {index: gradient for index, gradient in gradients.items() if gradient is not None}
     table.add_missing([index for index in gradients if index not in present])
-    norms = StepReader().norms(list(present.values()))
+    norms = read(list(present.values())).norms
     sizes = torch.tensor([gradient.numel() for gradient in present.values()], dtype=torch.float64)
-    table.add(optimizer, torch.tensor(list(present)), norms, StepReader().norms_and_zeros(list(present.values()))[1], sizes, number)
+    table.add(optimizer, torch.tensor(list(present)), norms, read(list(present.values()), zeros=True).zeros, sizes, number)
 
 
 def test_parameter_table_equals_a_plain_loop():
@@ -304,7 +308,7 @@ def test_norms_of_tensors_that_lie_in_other_ways(how):
     now = _changed(how, [torch.arange(6.0).view(2, 3) + 1, torch.randn(5), torch.randn(())])
     plain = [plain_values(tensor) for tensor in now]
     expected = torch.stack([torch.linalg.vector_norm(tensor.double()) for tensor in plain])
-    norms, zeros, sizes = StepReader().norms_and_zeros(now)
+    norms, zeros, sizes = read(now, zeros=True)
     assert torch.allclose(norms, expected, rtol=1e-6)
     assert zeros.tolist() == [(tensor == 0).sum() for tensor in plain]
     assert sizes == [tensor.numel() for tensor in plain]

@@ -166,3 +166,10 @@ class ElsewhereLogger(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
     def log_metrics(self, metrics: Any, step: Any = None) -> None: ...
+
+
+def is_attached(callback: Any) -> bool:
+    """Whether a callback of lightning_hooks has hooks in a model now."""
+    members = getattr(callback, "members", ())
+    alive = getattr(getattr(callback, "hooks", None), "alive", ())
+    return bool(alive) or any(member.session is not None for member in members)

@@ -127,7 +127,12 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
     weights = {}
     for name, parameter in model.state_dict().items():
         weights[name] = (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).double()
-    return {"reports": [monitor.report for monitor in ours], "weights": weights, "error": error, "stride": ours[1].stride}
+    return {
+        "reports": [monitor.report for monitor in ours],
+        "weights": weights,
+        "error": error,
+        "stride": ours[1].member.sampling.stride,
+    }
 
 
 if __name__ == "__main__":

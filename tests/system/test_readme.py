@@ -9,8 +9,8 @@ import pytest
 
 import lightning_hooks
 from lightning_hooks.alerts import ALERT_KINDS
-from lightning_hooks.callbacks import feature_stats, gradient_clip, gradient_flow
 from lightning_hooks.clipping import POLICIES
+from lightning_hooks.collectors import clipping, features, gradient_view
 from lightning_hooks.hooks import HOOK_KINDS
 
 README = Path(__file__).parents[2] / "README.md"
@@ -64,9 +64,9 @@ def test_every_alert_kind_is_named(kind: str) -> None:
 @pytest.mark.parametrize(
     ("prefix", "stats"),
     [
-        ("features", (*feature_stats.LOGGED, "dead_fraction", "saturated_fraction")),
-        ("gradient_flow", (*gradient_flow.MODULE_STATS, *gradient_flow.PARAMETER_STATS)),
-        ("gradient_clip", gradient_clip.LOGGED),
+        ("features", (*features.LOGGED, "dead_fraction", "saturated_fraction")),
+        ("gradient_flow", (*gradient_view.MODULE_STATS, *gradient_view.PARAMETER_STATS)),
+        ("gradient_clip", clipping.LOGGED),
     ],
 )
 def test_every_logged_statistic_is_in_its_table(prefix: str, stats: tuple[str, ...]) -> None:

@@ -19,7 +19,6 @@ from torch import nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.callbacks.alerting import News, tell
 from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
@@ -123,7 +122,7 @@ def test_a_rule_that_gives_something_else_than_alerts_is_told_once(wrong: Any) -
         yield wrong
 
     model = Classifier(mlp())
-    with pytest.warns(UserWarning, match="The rule odd raised TypeError: .*; it tells nothing, and training goes on") as told:
+    with pytest.warns(UserWarning, match="The rule odd raised TypeError: .*; its alerts are missing, and training goes on") as told:
         trainer([FeatureStatsMonitor(rules=[odd], summary=False)], max_epochs=3).fit(model, loader())
     assert len([w for w in told if "odd" in str(w.message)]) == 1
     assert len(model.losses) == 21
@@ -146,14 +145,22 @@ def test_numbers_of_a_rule_may_be_numpys_or_torchs(tmp_path: Path) -> None:
     assert [(alert.batch, alert.since_step) for alert in written.alerts[1]] == [(1, 3)]
 
 
-def test_an_alert_that_is_no_json_costs_the_file_only(tmp_path: Path) -> None:
-    run, monitor = trainer(), FeatureStatsMonitor(summary=False)
-    seen: list[Alert] = []
-    monitor.subscribe(seen.append)
-    alert = Alert("odd", "net.0", 1.0, 0.0, 0, 0, "warning", "…", batch=object())  # type: ignore[arg-type]
+def test_an_alert_that_is_no_json_costs_the_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(report: FeatureReport) -> Any:
+        yield Alert("odd", "net.0", 1.0, 0.0, report.epoch, report.step, "warning", "…")
+
+    class NoJson:
+        @staticmethod
+        def dumps(record: Any) -> str:
+            raise TypeError("object is not JSON serializable")
+
+    monkeypatch.setattr("lightning_hooks.session.delivery.json", NoJson)
+    monitor = FeatureStatsMonitor(rules=[odd], summary=False, report_dir=tmp_path)
+    seen: list[str] = []
+    monitor.subscribe(lambda alert: seen.append(alert.name))
     with pytest.warns(UserWarning, match=r"could not be written to .*alerts\.jsonl: TypeError: .*; training goes on"):
-        tell(run, [News(monitor, alert, frozenset())], 0, tmp_path / "alerts.jsonl")
-    assert seen == [alert]
+        trainer([monitor]).fit(Classifier(mlp()), loader())
+    assert seen == ["odd at net.0"]
 
 
 @pytest.mark.parametrize("check", [None, 1])

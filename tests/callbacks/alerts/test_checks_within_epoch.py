@@ -17,16 +17,18 @@ from torch import Tensor, nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, Exploding, FeatureReport
-from lightning_hooks.callbacks.early import LINES, Early, StepChecks
-from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.callbacks.step import Step
+from lightning_hooks.collectors.checks import LINES, Early, StepChecks
+from lightning_hooks.collectors.clipping import ClipCollector
+from lightning_hooks.collectors.step import Step
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hooks import Faults
 from lightning_hooks.run_report import judge, read_run
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.host_copies import Courier
 from tests.support.host_reads import NETS, CountSyncs
 from tests.support.interruptions import Batches, SaveAt
-from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.models import Classifier, is_attached, loader, mlp, trainer
 from tests.support.reference import same_state
 from tests.support.trainings import BadBatch, Gan, amp
 
@@ -67,7 +69,7 @@ def test_on_the_cpu_the_update_with_a_nan_is_not_made(every: int, at: int, how: 
         with pytest.raises(AlertError, match=r"nonfinite at net\.4") as raised:
             run.fit(model, loader())
         assert list(raised.value.alerts) == seen
-        assert not any(monitor.hooks.alive for monitor in ours)
+        assert not any(is_attached(monitor) for monitor in ours)
     else:
         run.fit(model, loader())
         assert run.state.finished
@@ -358,7 +360,7 @@ def test_checks_go_on_where_what_is_measured_of_a_step_fails(monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("lightning_hooks.callbacks.gradient_flow._Measured", broken)
+    monkeypatch.setattr("lightning_hooks.collectors.gradients.MeasuredStep", broken)
     model, ours = bad(3), quiet(every_n_steps=1)
     with pytest.warns(UserWarning, match=r"optimizer step \(what is measured\).* raised KeyError: 'oops'"):
         trainer(ours).fit(model, loader())
@@ -453,7 +455,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
             self._polls = wanted
 
     wanted, Here.looks = polls, looks
-    monkeypatch.setattr("lightning_hooks.callbacks.early.Courier", Here)
+    monkeypatch.setattr("lightning_hooks.collectors.checks.Courier", Here)
     monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
     for at in (0, 4, 7):
         model, seen = bad(at), []
@@ -477,7 +479,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
 def test_on_equals_off_bit_for_bit_and_no_value_is_read_in_a_step(net: str, later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape = NETS[net]
     if later:
-        monkeypatch.setattr("lightning_hooks.callbacks.early.Courier", Slow)
+        monkeypatch.setattr("lightning_hooks.collectors.checks.Courier", Slow)
         monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
 
     def fit(callbacks: list[Any]) -> tuple[Classifier, int]:
@@ -521,13 +523,9 @@ def test_bad_input_is_refused_with_what_was_expected(kind: Any, given: Any, erro
 
 
 def test_a_monitor_with_nothing_urgent_refuses() -> None:
-    class Own(Monitor[Any]):
-        pass
-
-    Own.__abstractmethods__ = frozenset()
     with pytest.raises(ValueError, match=r"Own has nothing to check within an epoch; got check_every_n_steps=5. Give it to Grad"):
-        Own(check_every_n_steps=5)
-    assert Own().early is None
+        Member("Own", ClipCollector, Settings(check_every_n_steps=5))
+    assert Member("Own", ClipCollector, Settings()).early is None
     with pytest.raises(TypeError, match="check_every_n_steps"):
         GradientClipMonitor(check_every_n_steps=5)
 
@@ -535,5 +533,5 @@ def test_a_monitor_with_nothing_urgent_refuses() -> None:
 def test_the_environment_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hooks.yaml").write_text("check_every_n_steps: 5\non_alert: stop\n")
     monkeypatch.setenv("LIGHTNING_HOOKS", str(tmp_path / "hooks.yaml"))
-    (stand_in,) = callbacks_from_environment()
-    assert [monitor.check_every_n_steps for monitor in stand_in.monitors] == [5, 5, None]
+    (monitor,) = callbacks_from_environment()
+    assert [member.settings.check_every_n_steps for member in monitor.members] == [5, 5, None]

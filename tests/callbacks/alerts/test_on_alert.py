@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
 from lightning_hooks.alerts import AlertError, Dead, FeatureReport
-from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.models import Classifier, is_attached, loader, mlp, trainer
 from tests.support.trainings import dying
 
 
@@ -46,7 +46,7 @@ def test_raise_carries_the_alerts_and_leaves_no_hook() -> None:
         trainer([monitor]).fit(dying(), loader())
     assert ("dead", "net.1") in {(alert.kind, alert.site) for alert in raised.value.alerts}
     assert monitor.report.alerts
-    assert not monitor.hooks.alive
+    assert not is_attached(monitor)
 
 
 def test_a_function_is_called_with_each_new_alert_and_may_fail() -> None:
@@ -84,9 +84,9 @@ def test_healthy_training_raises_no_alert() -> None:
 def test_the_full_summary_names_the_worst_the_silent_and_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
     trainer(monitors(every_n_steps=2, summary="full"), gradient_clip_val=0.5).fit(dying(), loader())
     printed = capsys.readouterr().out
-    assert "Feature statistics, epoch 0: 3 of 3 modules heard, in 4 of 7 batches." in printed
+    assert "Feature statistics, epoch 0: 3 of 3 modules recorded, in 4 of 7 batches." in printed
     assert printed.splitlines()[-2:] == ["Monitors: Dead units at net.1.", "Open alerts: [critical] dead at net.1"]
-    assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters heard" in printed
+    assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters recorded" in printed
     assert "0-SGD" in printed
 
 
@@ -210,14 +210,14 @@ def test_a_rule_for_no_place_of_the_model_is_refused_and_leaves_no_hook() -> Non
     monitor = FeatureStatsMonitor(rules=[Dead(sites="net.7")], summary=False)
     with pytest.raises(ValueError, match=r"the rule Dead\(sites='net.7'\) matches none .* Closest names: 'net\.\d'"):
         trainer([monitor]).fit(dying(), loader())
-    assert not monitor.hooks.alive
+    assert not is_attached(monitor)
 
 
 def test_a_rule_of_the_users_that_raises_is_told_once() -> None:
     def broken(report: FeatureReport) -> Any:
         raise KeyError("oops")
 
-    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; it tells nothing") as told:
+    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; its alerts are missing") as told:
         trainer([FeatureStatsMonitor(rules=[broken], summary=False)], max_epochs=3).fit(Classifier(mlp()), loader())
     assert len([w for w in told if "oops" in str(w.message)]) == 1
 

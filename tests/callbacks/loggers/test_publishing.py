@@ -26,7 +26,9 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors, plots
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.callbacks.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
+from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.session.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
+from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
@@ -119,7 +121,7 @@ def test_a_chart_has_all_its_layers_and_no_other(run: EventAccumulator, category
 
 def test_the_table_of_sites(run: EventAccumulator) -> None:
     rows = [line.strip("| ").split(" | ") for line in text(run, "sites").splitlines()]
-    assert rows[0] == ["site", "type", "elements of its parameters", "listened to by"]
+    assert rows[0] == ["site", "type", "elements of its parameters", "observed by"]
     assert ["net.stem", "Conv2d", "40", "features, gradient\\_flow"] in rows
     assert ["net.stem.weight", "parameter", "36", "gradient\\_flow, gradient\\_clip"] in rows
     assert len(rows) == 2 + 6 + 8
@@ -273,7 +275,7 @@ def test_a_statistic_that_no_site_has_is_no_tag_of_the_model() -> None:
 
 
 def test_one_statistic_may_be_named_without_a_list() -> None:
-    scalars = FeatureStatsMonitor(logged="rms").publishing.scalars
+    scalars = FeatureStatsMonitor(logged="rms").member.publishing.scalars
     assert scalars.chosen({"features/a/rms": 1.0, "features/a/max": 2.0}, "features", 1) == {"features/a/rms": 1.0}
 
 
@@ -533,14 +535,14 @@ def test_of_a_long_fit_pictures_show_epochs_spread_evenly_and_the_newest() -> No
 
 
 def test_histograms_are_kept_for_pictures_only_of_some_sites_and_the_last_epochs() -> None:
-    what = Publishing(figures=True, histograms=True)
+    what = Publishing("features", Settings(figures=True, histograms=True), FeatureCollector)
     for epoch in range(MOST_PICTURED + 5):
         what.remember(epoch, {f"net.{i}": ([0.0, 1.0], [epoch]) for i in range(100)})
     kept = what.colourful()
     assert kept["epochs"] == list(range(5, MOST_PICTURED + 5))
     assert list(kept["histograms"]) == [f"net.{i}" for i in range(100)][99::-9][::-1]
     assert [int(counts[0]) for _, counts in kept["histograms"]["net.99"]] == kept["epochs"]
-    nothing = Publishing(histograms=True)
+    nothing = Publishing("features", Settings(histograms=True), FeatureCollector)
     nothing.remember(0, {"net.0": ([0.0, 1.0], [1])})
     assert nothing.colourful() == {"histograms": {}, "epochs": []}
 
@@ -558,7 +560,7 @@ def test_bad_figures(wrong: Any, error: type[Exception], message: str) -> None:
 
 
 def test_figures_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.callbacks.publishing.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_hooks.session.settings.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'figures=True needs matplotlib: pip install "lightning-hooks\[plots\]"'):
         monitors(figures=True)
     monitors()
@@ -574,6 +576,6 @@ def test_copies_and_pickles_hold_nothing_of_the_fit() -> None:
     copying = Copying()
     trainer([*ours, copying]).fit(Classifier(mlp()), loader())
     for one in copying.copies:
-        assert one.histogram_table is None
+        assert one.member.collector is None
         trainer([one]).fit(Classifier(mlp()), loader())
         assert one.histograms

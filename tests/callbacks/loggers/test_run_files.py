@@ -24,8 +24,8 @@ from lightning_hooks import (
     GradientFlowMonitor,
     monitors,
 )
-from lightning_hooks.callbacks import recorded
-from lightning_hooks.callbacks.run_folder import run_folder
+from lightning_hooks.callbacks.adapter import Adapter
+from lightning_hooks.callbacks.run_folder import TemporaryFolder, run_folder
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import read_lines
 from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
@@ -99,7 +99,7 @@ def test_seconds_and_sizes_are_told(tmp_path: Path) -> None:
     epochs = [event for event in events if event["event"] == "epoch"]
     assert [event["epoch"] for event in epochs] == [0, 1]
     assert all(sum(took[3 * i : 3 * i + 3]) < event["seconds"] + 1e-3 for i, event in enumerate(epochs))
-    assert {event["bytes"] for event in epochs} == {sum(monitor.table_bytes for monitor in trio)}
+    assert {event["bytes"] for event in epochs} == {sum(monitor.member.table_bytes for monitor in trio)}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_seconds_and_sizes_are_told(tmp_path: Path) -> None:
 def test_each_alone_leaves_a_report_too(tmp_path: Path, one: Any) -> None:
     fit(tmp_path, [one(summary=False)], epochs=1)
     run = read_run(tmp_path)
-    assert [recorded.prefix for recorded in run.monitors] == [one.prefix]
+    assert [recorded.prefix for recorded in run.monitors] == [one.collector.prefix]
     assert judge(run).headline == "Nothing was found wrong."
 
 
@@ -134,7 +134,8 @@ def test_a_directory_can_be_named(tmp_path: Path) -> None:
 
 def test_the_folder_is_where_lightning_keeps_the_runs_own_files(tmp_path: Path) -> None:
     def folder(*loggers: Any, **kwargs: Any) -> Any:
-        return run_folder(trainer(logger=list(loggers) or False, **kwargs), "auto")
+        run = trainer(logger=list(loggers) or False, **kwargs)
+        return run_folder(run, "auto", Adapter.of(run).trackers, TemporaryFolder(run))
 
     assert folder(TensorBoardLogger(tmp_path, name="a", version=3)) == tmp_path / "a" / "version_3"
     assert folder(ElsewhereLogger(str(tmp_path))) == tmp_path / "project" / "abc"
@@ -226,7 +227,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     target = "append" if broken == "_lines" else "write_health"
-    monkeypatch.setattr(f"lightning_hooks.callbacks.recording.{target}", full)
+    monkeypatch.setattr(f"lightning_hooks.session.run_record.{target}", full)
     with pytest.warns(UserWarning, match="The health report in .* cannot be written: OSError: .*No space left on device") as caught:
         run = fit(tmp_path, epochs=3)
     assert run.state.finished
@@ -314,7 +315,7 @@ def test_the_picture_without_a_rectifier_is_the_spread() -> None:
 
 
 def test_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "HISTORY_ROWS", 12)
+    monkeypatch.setattr("lightning_hooks.session.history.MOST_ROWS", 12)
     flow = GradientFlowMonitor(every_n_steps=1, summary=False)
     trainer([flow], max_epochs=3).fit(Classifier(mlp()), loader())
     assert [report.epoch for report in flow.history] == [2]
@@ -329,7 +330,7 @@ def test_copies_and_pickles_are_whole_and_silent(tmp_path: Path) -> None:
     fit(tmp_path, [*ours, copying], epochs=2)
     for features, *_ in copying.copies:
         assert features.history[-1].epoch == 1
-        assert features._recorder is None
+        assert features.member.session is None
         assert features.to_frame().epoch.max() == 1
 
 

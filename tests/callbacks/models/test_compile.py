@@ -129,10 +129,10 @@ def test_after_training_nothing_of_ours_runs() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(model, loader())
     assert not any(count for key, count in hook_counts(model).items() if key.endswith("_forward_hooks"))
-    rows = monitor._table.rows.clone()
-    monitor.gate.start(True)
+    rows = monitor.member.collector.table.rows.clone()
+    monitor.member.gate.start(True)
     model.net(torch.randn(4, 8))
-    assert torch.equal(monitor._table.rows, rows)
+    assert torch.equal(monitor.member.collector.table.rows, rows)
 
 
 def test_an_uncompiled_model_with_an_unused_branch_is_not_told_about_the_compiler(recwarn: pytest.WarningsRecorder) -> None:

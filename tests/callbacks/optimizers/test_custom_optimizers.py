@@ -172,8 +172,9 @@ def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> N
     if not optimizers:
         trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
         assert again[2].report.optimizers == {}
-    several = torch.stack([ours[2].pack()] * 2)
-    assert ours[2].merge_packed(several).shape == several.shape[1:]
+    collector = ours[2].member.collector
+    several = torch.stack([collector.pack()] * 2)
+    assert collector.merge_packed(several).shape == several.shape[1:]
 
 
 def grow(model: Any) -> list[nn.Parameter]:

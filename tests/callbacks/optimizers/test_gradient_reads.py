@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.statistics import StepReader
+from lightning_hooks.collectors import step
 from tests.support.models import Classifier, loader, mlp, trainer
 
 
@@ -30,14 +30,14 @@ class ClipsItself(Classifier):
 def looks(monkeypatch: pytest.MonkeyPatch, module: Any, callbacks: list[Any], **kwargs: Any) -> tuple[int, Any]:
     """How often gradients were read, and the clip monitor's statistics."""
     count = 0
-    read = StepReader.norms
+    read = step._read
 
-    def counting(self: StepReader, gradients: Any) -> Any:
+    def counting(gradients: Any, zeros: bool = False) -> Any:
         nonlocal count
-        count += 1
-        return read(self, gradients)
+        count += not zeros
+        return read(gradients, zeros)
 
-    monkeypatch.setattr(StepReader, "norms", counting)
+    monkeypatch.setattr(step, "_read", counting)
     clips = [each for each in callbacks if isinstance(each, GradientClipMonitor)]
     clip = clips[0] if clips else GradientClipMonitor(summary=False)
     trainer(callbacks if clips else [clip, *callbacks], limit_train_batches=4, **kwargs).fit(module, loader())

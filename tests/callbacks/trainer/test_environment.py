@@ -18,8 +18,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipper, monitors
 from lightning_hooks.alerts import Dead
-from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.callbacks.stand_in import StandIn
+from lightning_hooks.callbacks.missing_monitors import MissingMonitors
+from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
@@ -51,7 +51,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def present(run: Any) -> list[str]:
-    return [callback.prefix for callback in run.callbacks if isinstance(callback, Monitor)]
+    """The parts that observed the last fit."""
+    ours = [callback for callback in run.callbacks if isinstance(callback, SessionCallback)]
+    return [member.kind.prefix for callback in ours for member in callback.members if member.report is not None]
 
 
 TRIO = ["features", "gradient_flow", "gradient_clip"]
@@ -83,7 +85,7 @@ def test_unset_nothing_happens(installed: Path, monkeypatch: pytest.MonkeyPatch,
     run = trainer()
     run.fit(Classifier(mlp()), loader())
     assert present(run) == []
-    assert not any(isinstance(callback, StandIn) for callback in run.callbacks)
+    assert not any(isinstance(callback, MissingMonitors) for callback in run.callbacks)
 
 
 def test_unset_nothing_is_imported(installed: Path) -> None:
@@ -126,7 +128,7 @@ def test_set_every_fit_has_the_trio_once(installed: Path, monkeypatch: pytest.Mo
     run.fit_loop.max_epochs = 2
     run.fit(Classifier(mlp()), loader())
     assert present(run) == TRIO
-    assert run.callbacks[1].report.epoch == 1
+    assert run.callbacks[0].features.epoch == 1
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_one_list_of_callbacks_for_two_trainers_is_not_filled_up(installed: Path
         )  # fmt: skip
         run.fit(Classifier(mlp()), loader())
         assert present(run) == TRIO
-    assert not any(isinstance(callback, Monitor) for callback in mine)
+    assert not any(isinstance(callback, SessionCallback) for callback in mine)
 
 
 def test_validation_alone_gets_none(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +172,7 @@ def test_the_other_lightning_gets_them_too(installed: Path, monkeypatch: pytest.
     other = pytest.importorskip("pytorch_lightning")
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     run = other.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
-    assert [type(callback).__name__ for callback in run.callbacks].count("StandIn") == 1
+    assert [type(callback).__name__ for callback in run.callbacks].count("MissingMonitors") == 1
 
 
 def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,11 +181,11 @@ def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LIGHTNING_HOOKS", str(path))
     run = trainer()
     run.fit(Classifier(mlp()), loader())
-    features = next(callback for callback in run.callbacks if isinstance(callback, FeatureStatsMonitor))
-    assert list(features.report.sites) == ["net.0", "net.1"]
-    assert (features.every_n_steps, features.on_alert) == (3, "stop")
+    monitor = next(callback for callback in run.callbacks if isinstance(callback, MissingMonitors))
+    assert list(monitor.features.sites) == ["net.0", "net.1"]
+    assert [(member.settings.every_n_steps, member.settings.on_alert) for member in monitor.members[:2]] == [(3, "stop")] * 2
     path.write_text("")
-    assert callbacks_from_environment()[0].monitors[0].every_n_steps == 10
+    assert callbacks_from_environment()[0].members[0].settings.every_n_steps == 10
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_a_wrong_file_is_one_warning_and_no_monitors(
 
 def test_monitors_that_cannot_be_imported_are_one_warning(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
-    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.stand_in", None)
-    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*stand_in"):
+    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.missing_monitors", None)
+    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*missing_monitors"):
         assert callbacks_from_environment() == []
 
 
@@ -223,8 +225,8 @@ def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyP
     def refuse(*args: Any) -> None:
         raise RuntimeError("needs whole gradients")
 
-    monkeypatch.setattr("lightning_hooks.callbacks.step_monitor.refuse_sharded", refuse)
-    run = trainer([StandIn(summary=False)])
+    monkeypatch.setattr("lightning_hooks.callbacks.lightning_api.check_gradients", refuse)
+    run = trainer([MissingMonitors(summary=False)])
     with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients") as told:
         run.fit(Classifier(mlp()), loader())
     assert present(run) == ["features"]
@@ -254,7 +256,7 @@ class Bare(LightningModule):
 def test_what_cannot_observe_a_model_is_left_out(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     run = trainer(default_root_dir=tmp_path, logger=CSVLogger(tmp_path))
-    with pytest.warns(UserWarning, match=r"this fit runs without .*Monitor, because of ValueError: Bare has no modules") as told:
+    with pytest.warns(UserWarning, match=r"this fit runs without .*Monitor, because of ValueError: Bare has no submodules") as told:
         run.fit(Bare(), loader())
     assert left_out(told) == ["FeatureStatsMonitor", "GradientFlowMonitor"]
     assert present(run) == ["gradient_clip"]
@@ -275,7 +277,7 @@ def test_what_cannot_observe_a_model_is_left_out(installed: Path, monkeypatch: p
 def test_a_pattern_for_another_model_leaves_its_monitors_out(arguments: dict[str, Any], left: list[str]) -> None:
     model = Classifier(mlp())
     before = hook_counts(model)
-    run = trainer([copy.deepcopy(StandIn(summary=False, **arguments))])
+    run = trainer([copy.deepcopy(MissingMonitors(summary=False, **arguments))])
     with pytest.warns(UserWarning, match=r"LIGHTNING_HOOKS: this fit runs without .*'encoder\.\*'.* Training goes on\.$") as told:
         run.fit(model, loader())
     assert present(run) == left
@@ -288,7 +290,7 @@ def test_a_model_that_is_built_after_setup_is_observed() -> None:
         def configure_model(self) -> None:
             self.net = mlp()
 
-    run = trainer([StandIn(summary=False)])
+    run = trainer([MissingMonitors(summary=False)])
     run.fit(Later(torch.nn.ParameterList()), loader())
     assert present(run) == TRIO
 
@@ -299,11 +301,11 @@ def test_their_state_is_in_checkpoints(tmp_path: Path) -> None:
         torch.nn.init.constant_(model.net[0].bias, -20.0)
         return model
 
-    first = trainer([StandIn(summary=False)], max_epochs=1)
+    first = trainer([MissingMonitors(summary=False)], max_epochs=1)
     first.fit(dying(), loader())
     first.save_checkpoint(tmp_path / "last.ckpt")
     told: list[Any] = []
-    again = trainer([StandIn(summary=False, on_alert=told.append)], max_epochs=2)
+    again = trainer([MissingMonitors(summary=False, on_alert=told.append)], max_epochs=2)
     again.fit(dying(), loader(), ckpt_path=tmp_path / "last.ckpt")
-    assert [alert.kind for alert in again.callbacks[1].report.alerts] == ["dead"]
+    assert [alert.kind for alert in again.callbacks[0].features.alerts] == ["dead"]
     assert told == []  # it was told before

@@ -32,9 +32,8 @@ from lightning_hooks import (
     monitors,
 )
 from lightning_hooks.alerts import Alert, AlertError, FeatureReport
-from lightning_hooks.callbacks.front import Front
-from lightning_hooks.callbacks.steps import StepProbe
-from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from lightning_hooks.callbacks.adapter import Adapter, _First
+from tests.support.models import Classifier, ResidualCNN, hook_counts, is_attached, loader, mlp, trainer
 
 ALL = {
     "features": lambda: FeatureStatsMonitor(every_n_steps=1, summary=False, check_every_n_steps=2),
@@ -197,15 +196,14 @@ def test_hooks_are_gone_and_foreign_hooks_stay(way_out: str, others_first: bool)
 def assert_left(run: Any, model: Any, before: dict[str, int], ours: list[Any]) -> None:
     """Nothing of ours is left on a model, its optimizers, or the trainer."""
     assert hook_counts(model) == before
-    assert not any(callback.hooks.alive for callback in ours)
-    assert not any(isinstance(callback, Front) for callback in run.callbacks)
-    assert not StepProbe.of(run)._observers
+    assert not any(is_attached(callback) for callback in ours)
+    assert not any(isinstance(callback, Adapter) for callback in run.callbacks)
     for optimizer in run.optimizers:
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
 
 
-WRITERS = {"reports": "recording.append", "health report": "recording.Recorder._conclude", "alerts": "alerting._append"}
+WRITERS = {"reports": "run_record.append", "health report": "run_record.RunRecord._conclude", "alerts": "delivery.append"}
 
 
 @pytest.mark.parametrize("where", WRITERS)
@@ -217,7 +215,7 @@ def test_a_file_that_cannot_be_written_on_the_way_out(where: str, tmp_path: Path
 
     class FillsTheDisk(Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            monkeypatch.setattr(f"lightning_hooks.callbacks.{WRITERS[where]}", fail)
+            monkeypatch.setattr(f"lightning_hooks.session.{WRITERS[where]}", fail)
 
     model = FailingStep(ResidualCNN())
     before = hook_counts(model)
@@ -250,10 +248,10 @@ def test_a_second_fit_starts_clean_even_after_a_lost_exit(monkeypatch: pytest.Mo
     before = hook_counts(model)
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     with monkeypatch.context() as patch, pytest.raises(Boom):
-        patch.setattr(FeatureStatsMonitor, "on_exception", lambda *_: None)
-        patch.setattr(FeatureStatsMonitor, "teardown", lambda *_: None)
+        patch.setattr(_First, "on_exception", lambda *_: None)
+        patch.setattr(Adapter, "teardown", lambda *_: None)
         trainer([monitor]).fit(model, loader((1, 6, 6)))
-    assert monitor.hooks.alive
+    assert is_attached(monitor)
     again = Classifier(model.net)
     trainer([monitor]).fit(again, loader((1, 6, 6)))
     assert hook_counts(model) == before
@@ -265,7 +263,7 @@ def test_others_are_asked_after_ours_and_the_list_of_callbacks_is_as_it_was() ->
 
     class Asked(Callback):
         def on_exception(self, *_: Any) -> None:
-            asked.append([bool(callback.hooks.alive) for callback in ours])
+            asked.append([is_attached(callback) for callback in ours])
 
     ours = [ALL["features"](), ALL["flow"]()]
     run = trainer([Asked(), *ours, Failing("on_train_batch_end")])
@@ -335,7 +333,7 @@ def test_tensor_hooks_of_a_graph_that_outlives_the_fit_are_deaf() -> None:
     monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
     model = Keeps(nn.Sequential(nn.Linear(8, 3)))
     trainer([monitor]).fit(model, loader())
-    rows = monitor._modules.rows.clone()
+    rows = monitor.member.collector.modules.rows.clone()
     model.kept.backward()
-    assert torch.equal(monitor._modules.rows, rows)
+    assert torch.equal(monitor.member.collector.modules.rows, rows)
     assert not monitor.faults.errors

@@ -16,7 +16,6 @@ from lightning_hooks import (
     GradCAM,
     GradientClipper,
     GradientFlowMonitor,
-    HookedCallback,
 )
 from lightning_hooks.alerts import Dead, Saturated
 from tests.support.models import Classifier, loader, mlp
@@ -74,8 +73,8 @@ def test_yaml_says_all_that_python_says(
         next(c for c in cli.trainer.callbacks if type(c) is kind)
         for kind in (FeatureStatsMonitor, GradientFlowMonitor, GradientClipper)
     )
-    assert features.every_n_steps == 2
-    book = features.alerting.book
+    assert features.settings.every_n_steps == 2
+    book = features.member.alerting.book
     dead = [rule for rule in book.rules if isinstance(rule, Dead)]
     assert [(rule.threshold, rule.sites, rule.times, rule.of) for rule in dead] == [
         (0.7, "*", 1, 1),
@@ -174,7 +173,7 @@ def test_yaml_says_the_rest_of_the_toolbox(tmp_path: Path, monkeypatch: pytest.M
     path.write_text(TOOLBOX)
     cli = LightningCLI(FromConfig, args=["fit", "--config", str(path)], save_config_callback=None)
     profiler, given, learned, scale, noise, pruner, ranges, debugger = (
-        callback for callback in cli.trainer.callbacks if isinstance(callback, HookedCallback)
+        callback for callback in cli.trainer.callbacks if type(callback).__module__.startswith("lightning_hooks")
     )
     assert list(profiler.report.sites) == ["net.0", "net.2", "net.4"]
     assert (profiler.report.measured_steps, given.std[1], given.frozen) == (4, 2, True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor, monitors
-from lightning_hooks.callbacks import feature_stats
-from lightning_hooks.callbacks.overhead import Overhead, stride_within
+from lightning_hooks.collectors import features
+from lightning_hooks.session.overhead import Overhead, stride_within
 from tests.support.models import Classifier, loader, mlp, trainer
 
 STEP, HOOK = 0.020, 0.004
@@ -32,7 +32,7 @@ class Slow(Classifier):
 def slow_hooks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every hook takes ``HOOK`` seconds; gives the batches in which hooks ran."""
     heard: list[int] = []
-    add = feature_stats.FeatureTable.add
+    add = features.FeatureTable.add
 
     def slowly(table: Any, index: int, args: Any, output: Any) -> None:
         time.sleep(HOOK)
@@ -40,7 +40,7 @@ def slow_hooks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             heard.append(table.clock.batch)
         add(table, index, args, output)
 
-    monkeypatch.setattr(feature_stats.FeatureTable, "add", slowly)
+    monkeypatch.setattr(features.FeatureTable, "add", slowly)
     return heard
 
 
@@ -65,7 +65,7 @@ def test_the_sample_is_even(slow_hooks: list[int]) -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, max_overhead=0.1, summary=False)
     fit([monitor])
     assert slow_hooks[:3] == [0, 1, 2]
-    assert [batch % monitor.stride for batch in slow_hooks[3:]] == [0] * len(slow_hooks[3:])
+    assert [batch % monitor.member.sampling.stride for batch in slow_hooks[3:]] == [0] * len(slow_hooks[3:])
     assert len(slow_hooks) > 4
 
 
@@ -93,7 +93,7 @@ def test_statistics_are_those_of_the_sampled_batches(slow_hooks: list[int]) -> N
 def test_no_budget_no_thinning(slow_hooks: list[int]) -> None:
     monitor = FeatureStatsMonitor(every_n_steps=2, summary=False)
     fit([monitor], n=80)
-    assert (monitor.stride, monitor.report.every_n_steps, monitor.report.sampled_batches) == (2, 2, 5)
+    assert (monitor.member.sampling.stride, monitor.report.every_n_steps, monitor.report.sampled_batches) == (2, 2, 5)
     assert 0.3 < monitor.report.overhead < 1.5  # five hooks of 4 ms in every other step of 20 ms
 
 
@@ -153,5 +153,5 @@ def test_copies_and_pickles_hold_no_measurements() -> None:
     monitor = FeatureStatsMonitor(max_overhead=0.5, summary=False)
     fit([monitor], n=16)
     for twin in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
-        assert twin.overhead is None
-        assert twin.max_overhead == 0.5
+        assert twin.member.sampling.overhead is None
+        assert twin.member.settings.max_overhead == 0.5

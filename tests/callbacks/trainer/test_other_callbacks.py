@@ -134,21 +134,23 @@ def test_sharded_parameters_are_refused_whatever_the_strategy() -> None:
         trainer([GradientFlowMonitor(summary=False)]).fit(Classifier(Sharded()), loader())
 
 
-@pytest.mark.parametrize("method", ["_OutputListener", "_GradientListener", "_Arrived", "on_gradients", "on_clipped", "on_taken"])
+@pytest.mark.parametrize(
+    "method", ["_FeatureRecorder", "GradientListener", "_GradientArrival", "on_gradients", "on_clipped", "on_taken"]
+)
 def test_a_fault_in_any_hook_of_ours_is_told_and_harms_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_hooks.callbacks import feature_stats, gradient_clip, gradient_flow
+    from lightning_hooks.collectors import clipping, features, gradient_hooks, gradients
 
     without = fit([])
 
     def fail(*args: Any) -> None:
         raise ValueError("injected")
 
-    if method.startswith("_"):
-        module = feature_stats if method == "_OutputListener" else gradient_flow
+    if not method.startswith("on_"):
+        module = features if method == "_FeatureRecorder" else gradient_hooks
         monkeypatch.setattr(getattr(module, method), "__call__", fail)
     else:
-        monkeypatch.setattr(gradient_flow.GradientFlowMonitor, method, fail)
-        monkeypatch.setattr(gradient_clip.GradientClipMonitor, method, fail)
+        monkeypatch.setattr(gradients.GradientCollector, method, fail)
+        monkeypatch.setattr(clipping.ClipCollector, method, fail)
     with pytest.warns(UserWarning, match="raised ValueError: injected; it is switched off") as told:
         with_us = fit(monitors(every_n_steps=1, summary=False))
     assert same_state(without, with_us)
@@ -192,15 +194,15 @@ def test_a_thousand_sites_take_less_than_a_megabyte() -> None:
 
     ours = monitors(every_n_steps=1, summary=False)
 
-    class Measure(GradientClipMonitor):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            super().on_train_batch_end(trainer, pl_module, *args)
-            features, flow, clip = ours[:3]
-            held = [features._table.rows, *features._table.fired.values(), flow._modules.rows, flow._parameters.rows]
-            held += [*clip._ledgers[0]._before, *clip._ledgers[0]._after, clip._ledgers[0]._total]
+    class Measure(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            features, flow, clip = (each.member.collector for each in ours[:3])
+            table, gradients, ledger = features.table, flow.modules, clip.ledgers[0]
+            held = [table.rows, *table.fired.values(), gradients.rows, flow.parameters.rows]
+            held += [*ledger._before, *ledger._after, ledger._total]
             self.bytes = sum(tensor.numel() * tensor.element_size() for tensor in held)
 
-    measure = Measure(summary=False)
+    measure = Measure()
     trainer([*ours, measure], limit_train_batches=2).fit(Classifier(Entry()), loader())
     assert len(ours[0].report.sites) == 1002
     assert measure.bytes < 1_000_000

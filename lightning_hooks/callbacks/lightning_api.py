@@ -1,0 +1,142 @@
+"""What is asked of Lightning, most of it without a public name there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import optimizer as torch_optimizer
+
+from lightning_hooks.statistics.shards import is_distributed
+
+
+def callbacks_of(trainer: Trainer) -> list[Any]:
+    """The callbacks of a trainer, in their order."""
+    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+    return found
+
+
+def epoch_step(trainer: Trainer) -> int:
+    """The step at which Lightning itself logs what is logged at an epoch's end.
+
+    Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
+    ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
+    """
+    stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
+
+
+def loss_scaler(trainer: Trainer) -> Any:
+    """The trainer's GradScaler, or None if its precision has none."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
+def epoch_ends(trainer: Trainer) -> bool:
+    """Whether the training batch that ends now is the epoch's last, as far as is known before other callbacks have decided.
+
+    It may be wrong where somebody asked to stop and ``min_epochs`` or ``min_steps`` are not reached: training goes on then.
+    """
+    steps: int = trainer.max_steps
+    return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
+
+
+def watched_tags(trainer: Trainer) -> set[str]:
+    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
+    watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
+    return {watcher.monitor for watcher in watchers if isinstance(getattr(watcher, "monitor", None), str)}
+
+
+_IN_THE_MODULE = (
+    "configure_gradient_clipping",
+    "clip_gradients",
+    "on_before_optimizer_step",
+    "optimizer_step",
+)
+
+
+def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:
+    """The total norm to which Lightning is configured to clip, or None."""
+    by_norm = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm) or "norm") == "norm"
+    value: Any = trainer.gradient_clip_val
+    return float(value) if value and by_norm and pl_module.automatic_optimization else None
+
+
+def may_clip(trainer: Trainer, pl_module: LightningModule) -> bool:
+    """Whether anything could change gradients between ``on_before_optimizer_step`` and the update.
+
+    False only where nobody has a place to do it: automatic optimisation without a loss scaler, no ``gradient_clip_val``, no
+    override in the module, no other callback with a hook there, no plugin of the user's, no other step hook.
+    """
+    if trainer.gradient_clip_val or not pl_module.automatic_optimization:
+        return True
+    plugin = type(trainer.precision_plugin)
+    if getattr(trainer.precision_plugin, "scaler", None) is not None or not plugin.__module__.startswith(
+        ("lightning.", "pytorch_")
+    ):
+        return True
+    if any(_overridden(pl_module, name) for name in _IN_THE_MODULE):
+        return True
+    others = [
+        callback
+        for callback in callbacks_of(trainer)
+        if _overridden(callback, "on_before_optimizer_step") and not getattr(callback, "only_observes", False)
+    ]
+    # torch keeps step hooks under private names; without them nobody else's could be seen.
+    hooked = [getattr(optimizer, "_optimizer_step_pre_hooks", ()) for optimizer in trainer.optimizers]
+    return bool(others) or any(hooked) or bool(getattr(torch_optimizer, "_global_optimizer_pre_hooks", ()))
+
+
+def _overridden(instance: Any, name: str) -> bool:
+    """Whether a class between the instance's and Lightning's own writes the method, or the instance carries one."""
+    if name in vars(instance):
+        return True
+    for kind in type(instance).__mro__:
+        if name in vars(kind):
+            return not kind.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))
+    return False
+
+
+def check_gradients(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
+    """Raise if a rank holds shards of gradients in a form that does not say how they are spread.
+
+    DTensors, as FSDP2 and tensor parallelism make them, say how they are spread; what FSDP's first version and DeepSpeed
+    keep does not.
+
+    Raises:
+        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters, other than as DTensors.
+    """
+    sharded = is_sharded(trainer, pl_module)
+    if sharded and not (sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)):
+        raise RuntimeError(
+            f"{who} needs whole gradients at the optimizer step, and under {sharded} each rank holds a shard of them: "
+            "its norms would be wrong. Train with strategy='ddp', with FSDP2 (fully_shard under ModelParallelStrategy) or on one "
+            "device, or leave this callback out; FeatureStatsMonitor needs no gradients and is not concerned."
+        )
+
+
+_DTENSORS = "sharded (DTensor) parameters"
+_KNOWN_SHARDS = ("ModelParallelStrategy", _DTENSORS)
+
+
+def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
+    """What makes a rank hold only shards of the parameters, in words; empty if it holds them whole."""
+    # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
+    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
+    if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
+        sharded = [_DTENSORS]
+    return sharded[0] if sharded else ""
+
+
+def _odd_shards(pl_module: LightningModule) -> bool:
+    """Whether a parameter has shards and does not say how it is spread."""
+    return any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
+
+
+def data_parallel_size(trainer: Trainer) -> int:
+    """How many ranks gradients are averaged over: all, but for those that share a batch under tensor parallelism."""
+    mesh: Any = getattr(trainer.strategy, "device_mesh", None)
+    if mesh is not None and "data_parallel" in (mesh.mesh_dim_names or ()):
+        return int(mesh["data_parallel"].size())
+    return trainer.world_size

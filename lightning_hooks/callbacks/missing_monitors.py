@@ -1,0 +1,38 @@
+"""A callback that gives a fit the monitors it lacks."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
+
+from lightning_hooks.callbacks.adapter import Adapter
+from lightning_hooks.callbacks.lightning_api import callbacks_of
+from lightning_hooks.callbacks.monitor import SessionCallback
+from lightning_hooks.callbacks.training_monitor import TrainingMonitor
+from lightning_hooks.collectors.warn import warn
+
+
+class MissingMonitors(TrainingMonitor):
+    """Gives every fit the parts of :class:`~lightning_hooks.TrainingMonitor` that its trainer lacks; none is doubled.
+
+    It is what ``LIGHTNING_HOOKS=1`` adds to a trainer. Unlike monitors that a script asks for, these never end a fit: a part that
+    cannot observe this model (it has no modules, a pattern matches none of them, each rank holds a shard of the gradients) is left
+    out, with a warning. The arguments are those of TrainingMonitor.
+    """
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not before training starts: models may be built after setup.
+        others = [each for each in callbacks_of(trainer) if isinstance(each, SessionCallback) and each is not self]
+        present = {member.kind.prefix for other in others for member in other.members}
+        session = Adapter.of(trainer).session_of(trainer, pl_module)
+        for part in self._parts:
+            if part.member.kind.prefix in present:
+                continue
+            try:
+                session.join(part.member)
+            except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
+                warn(
+                    f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "
+                    "Training goes on."
+                )

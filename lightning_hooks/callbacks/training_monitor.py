@@ -1,0 +1,143 @@
+"""TrainingMonitor: all monitors in one callback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.callbacks.monitor import SessionCallback
+from lightning_hooks.callbacks.monitors import monitors
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.session.closing import headline_of, open_alerts
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, Rules, Summary
+
+
+class TrainingMonitor(SessionCallback):
+    """Observes a training: feature statistics, gradient flow and clipping events, with alerts and one health report.
+
+    It is :class:`~lightning_hooks.FeatureStatsMonitor`, :class:`~lightning_hooks.GradientFlowMonitor` and
+    :class:`~lightning_hooks.GradientClipMonitor` in one callback, and logs what they log. Training is not altered.
+
+    Args:
+        modules: Which modules are observed: a glob pattern on the names of ``named_modules()``, a module type (in YAML its full
+            name, such as ``torch.nn.ReLU``), several of these, or a predicate of (name, module). None for every leaf that computes
+            something.
+        every_n_steps: Training batches 0, n, 2n, … of each epoch are sampled. Clip events are counted at every step.
+        on_alert: What is done with a new alert: ``log`` it, ``warn`` (a Python warning), ``stop`` the fit after this epoch,
+            ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called with each. An ``info`` is only
+            counted, or handed to the function. An alert that lasts is passed on once.
+        rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a report to
+            alerts (the annotation of its first parameter says which report), and so on; see
+            :class:`~lightning_hooks.alerts.RuleBook`.
+        summary: What is printed at the end of training: True for three lines (the verdict, the open alerts, where the report is),
+            ``full`` for tables before them, False for nothing.
+        logged: Which statistics are logged: ``auto`` for those of every site in models of up to 8 modules, and in larger ones the
+            median and the worst of the model and the sites that had an alert, at most 100 tags in all; ``all``, or names of
+            statistics, for these of every site. Reports and ``callback_metrics`` always have all.
+        max_overhead: The share of the training step's time that all monitors together may cost, such as 0.01: fewer batches are
+            sampled than ``every_n_steps`` says where that costs more. None for no limit.
+        report_dir: Where the run's reports and its health report are written: ``auto`` for the log directory, if a logger has
+            one, another directory, or None for nowhere.
+        histograms: Whether loggers get histograms of outputs and of their gradients: True for up to 128 modules, spread evenly, or
+            glob patterns on names.
+        figures: Whether loggers get figures, drawn next to training: True after epochs 0, 1, 2, 4, 8, …, n after every nth epoch;
+            and at the end. Heat maps of the statistics that ``logged`` names, or of the RMS; at the end of all. Needs matplotlib.
+        check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
+            epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
+        progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
+
+    Raises:
+        ImportError: If figures are asked for and matplotlib is not installed.
+        TypeError: If an argument is of a wrong type.
+        ValueError: If an argument is out of range, or, at train start, if ``modules`` matches nothing.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import TrainingMonitor
+        >>> trainer = Trainer(callbacks=[TrainingMonitor()], logger=False)
+    """
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        logged: Logged = "auto",
+        max_overhead: float | None = None,
+        report_dir: ReportDir = "auto",
+        histograms: Histograms = False,
+        figures: bool | int = False,
+        check_every_n_steps: int | None = None,
+        progress_bar: bool = False,
+    ) -> None:
+        super().__init__()
+        self._parts = monitors(
+            modules=modules,
+            every_n_steps=every_n_steps,
+            on_alert=on_alert,
+            rules=rules,
+            summary=summary,
+            logged=logged,
+            max_overhead=max_overhead,
+            report_dir=report_dir,
+            histograms=histograms,
+            figures=figures,
+            check_every_n_steps=check_every_n_steps,
+            progress_bar=progress_bar,
+        )
+
+    @property
+    @override
+    def members(self) -> Sequence[Member]:
+        return [part.member for part in self._parts]
+
+    @property
+    def features(self) -> FeatureReport | None:
+        """The latest report of module outputs; None before the first."""
+        report: FeatureReport | None = self._parts[0].report
+        return report
+
+    @property
+    def gradients(self) -> GradientFlowReport | None:
+        """The latest report of gradients; None before the first."""
+        report: GradientFlowReport | None = self._parts[1].report
+        return report
+
+    @property
+    def clipping(self) -> ClipReport | None:
+        """The latest report of clipping events; None before the first."""
+        report: ClipReport | None = self._parts[2].report
+        return report
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The open alerts: root causes above info that last, the most severe first, each as it was first passed on."""
+        return open_alerts(self.members)
+
+    @property
+    def verdict(self) -> str:
+        """What the latest reports say, in one sentence; empty before the first."""
+        if not any(member.report for member in self.members):
+            return ""
+        return headline_of(self.alerts)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {member.kind.prefix: member.state_dict() for member in self.members}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for member in self.members:
+            member.load_state_dict(state_dict.get(member.kind.prefix, {}))
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(modules=self._parts[0].member.selection)

@@ -1,0 +1,317 @@
+"""Checks between the ends of windows: what is urgent is found, and passed on, within ``check_every_n_steps``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.alerts import Alert
+from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
+from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.hooks import guarded
+from lightning_hooks.reports.plain import from_plain
+from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.statistics.host_copies import Courier
+from lightning_hooks.statistics.rows import Column, row_dtype
+
+LINES = 32
+"""Steps whose norms are kept on an accelerator before they are sent, where checks are further apart."""
+
+Look = Callable[[], bool]
+"""Apply the urgent rules; return whether the fit is to stop."""
+
+
+@dataclass(slots=True)
+class Early:
+    """One monitor's part in the checks within an epoch.
+
+    Attributes:
+        every: ``check_every_n_steps``.
+        found: What checks of this epoch found, by kind and site.
+        reported: The kinds that a check of this window passed on: further sites of the same kind can wait for the window's end.
+    """
+
+    every: int
+    found: dict[tuple[str, str], Alert] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+
+    def reset(self) -> None:
+        """A new window starts."""
+        self.found.clear()
+        self.reported.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs, in plain types."""
+        return {"found": [alert.record() for alert in self.found.values()], "reported": sorted(self.reported)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the state of an epoch that a checkpoint interrupted."""
+        alerts = [from_plain(Alert, plain) for plain in state.get("found", [])]
+        self.found = {(alert.kind, alert.site): alert for alert in alerts}
+        self.reported = set(state.get("reported", []))
+
+
+def checked(every: Any, monitor: str, can: bool) -> Early | None:
+    """Return a monitor's part in the checks, or None without them.
+
+    Raises:
+        TypeError: If ``check_every_n_steps`` is not None and not an integer.
+        ValueError: If it is below 1, or the monitor finds nothing that is urgent.
+    """
+    if every is None:
+        return None
+    said = f"check_every_n_steps must be None (alerts at the end of each epoch) or an integer of at least 1; got {every!r}."
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise TypeError(said)
+    if every < 1:
+        raise ValueError(said)
+    if not can:
+        raise ValueError(
+            f"{monitor} has nothing to check within an epoch; got check_every_n_steps={every!r}. Give it to "
+            "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
+        )
+    return Early(every)
+
+
+class StepChecks:
+    """Checks the norms of the gradients of every optimizer step.
+
+    On the CPU they are on the host already, and each step is looked at before its update. On an accelerator they are kept there,
+    sent to the host every ``every`` steps, and looked at when they have come: at the next check at the latest, and under several
+    ranks exactly then.
+
+    Several ranks look at the largest norms of any of them: one collective of one number per parameter and step. Gradients at the
+    optimizer step are most often the same on every rank, but not under local SGD or ``no_sync``; to look further is a collective,
+    which all ranks must come to or none.
+
+    Args:
+        early: The monitor's part in the checks.
+        names: The parameters that have a place among the norms.
+        limits: The absolute and the relative limit of gradients that explode.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+        sizes: How many elements the parameters have; one of unknown size is looked at for NaN and infinite values only.
+        device: Where the model is.
+        on_fault: As for :class:`~lightning_hooks.hooks.guarded`: where a rank cannot read its norms, it takes part with zeros.
+    """
+
+    def __init__(
+        self,
+        early: Early,
+        names: Sequence[str],
+        limits: tuple[float, float],
+        world_size: int,
+        look: Look,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        device: torch.device | str = "cpu",
+        on_fault: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self._norms = guarded(Step.norms, "optimizer step (norms for checks)", on_fault)
+        self._early, self._names, self._limits, self._look = early, names, limits, look
+        self._several, self._device = world_size > 1, torch.device(device)
+        self._elements = [sizes.get(name, 0) for name in names]
+        self._courier = Courier(polls=world_size == 1)
+        self._watches: dict[int, NormWatch] = {}
+        self._before: dict[int, Tensor] = {}
+        self._sized: dict[int, list[int]] = {}
+        self._pages: dict[int, tuple[Tensor, list[Moment]]] = {}
+        self._steps = 0
+        self._seen: set[tuple[int, Trigger]] = set()
+        self._stopping = False
+
+    def follow(self, kept: Kept) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self._send()
+        self._take(wait=True)
+        self._pages.clear()
+        self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
+        self._sized.clear()
+        self._watches = {now: self._watches[old] for now, old in enumerate(kept) if old in self._watches}
+        for watch in self._watches.values():
+            watch.grow(len(self._names))
+
+    def gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+        if self._several:
+            if step.late:  # the collective has been, when backward ended
+                return
+            self._before[step.optimizer] = self._of_all_ranks(step)
+            return
+        if not step.indices:
+            return
+        self._before[step.optimizer] = step.norms()
+        if self._sized.get(step.optimizer) != step.indices:
+            self._sized[step.optimizer] = step.indices
+            self._watch(step.optimizer).size(step.indices, [parameter.numel() for parameter in step.parameters])
+
+    def _of_all_ranks(self, step: Step) -> Tensor:
+        """The largest norm of each parameter's gradient on any rank; infinite where one is not finite. No host sync."""
+        found = self._norms(step)
+        found = torch.zeros(step.n_parameters) if found is None else found
+        norms = found.to(self._device, row_dtype(self._device), non_blocking=True)
+        largest = norms.nan_to_num(nan=math.inf, posinf=math.inf)  # what the maximum of a NaN is depends on the backend
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return largest
+
+    def skipped(self, step: Step) -> None:
+        """The optimizer will not step."""
+        self._before.pop(step.optimizer, None)
+
+    def stepping(self, step: Step, batch: int) -> None:
+        """The optimizer is about to step.
+
+        Args:
+            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, it is withheld.
+            batch: The index of its training batch in the epoch.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        norms = self._before.pop(step.optimizer, None)
+        if norms is None:
+            return
+        # Where a rank's loss scaler skips a step, another's may not: none of them counts it.
+        forgiven = step.skips_nonfinite or (self._several and step.loss_scale is not None)
+        moment = Moment(step.global_step, batch, forgiven)
+        self._steps += 1
+        if self.on_host(norms):
+            broken = self._watch(step.optimizer).add(norms.numpy(), moment)
+            self._judge()
+            step.withheld = broken and self._stopping
+            return
+        page, moments = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
+        page[len(moments), : norms.shape[0]].copy_(norms)
+        moments.append(moment)
+        due = self._steps % self._early.every == 0
+        if due:
+            self._take(wait=True)
+        if due or len(moments) == LINES:
+            self._send()
+        self._take()
+        self._judge()
+
+    @staticmethod
+    def on_host(norms: Tensor) -> bool:
+        """Whether norms can be read now, without waiting."""
+        return norms.is_cpu
+
+    def _watch(self, optimizer: int) -> NormWatch:
+        watch = self._watches.get(optimizer)
+        if watch is None:
+            watch = self._watches[optimizer] = NormWatch(len(self._names), *self._limits)
+            if self._several:  # else as each rank comes to know them
+                known = [index for index, elements in enumerate(self._elements) if elements]
+                watch.size(known, [self._elements[index] for index in known])
+        return watch
+
+    def _send(self) -> None:
+        for optimizer, (page, moments) in self._pages.items():
+            if moments:
+                self._courier.send(page[: len(moments)], (optimizer, tuple(moments)))
+                moments.clear()
+
+    def _take(self, wait: bool = False) -> None:
+        for lines, (optimizer, moments) in self._courier.arrived(wait):
+            for norms, moment in zip(lines, moments, strict=True):
+                self._watch(optimizer).add(norms, moment)
+
+    def _judge(self) -> None:
+        if self._has_news():
+            self._stopping |= self._look()
+
+    def _has_news(self) -> bool:
+        """Whether something is wrong that was not before in this epoch."""
+        found = {(optimizer, trigger) for optimizer, watch in self._watches.items() for trigger in watch.triggers()}
+        news = {entry for entry in found - self._seen if entry[1][0] not in self._early.reported}
+        self._seen |= found
+        return bool(news)
+
+    def last_look(self) -> bool:
+        """The epoch ends: take what is still under way. Return whether something is wrong that was not looked at."""
+        self._send()
+        self._take(wait=True)
+        return self._has_news()
+
+    def parameters(self) -> dict[str, ParameterGradientStats]:
+        """What every step says of the parameters that something is wrong with."""
+        return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
+
+    def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+        """The alerts, each with the step and the batch at which it began, as far as that is known.
+
+        Explosions only if they last: what is judged because of a NaN may have seen one wild batch.
+        """
+        kinds = {"nonfinite"} | {kind for watch in self._watches.values() for kind, _ in watch.triggers()}
+        places = {name: index for index, name in enumerate(self._names)}
+        moments = [moment for watch in self._watches.values() for moment in watch.nonfinite.values()]
+        steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
+        dated = []
+        for alert in (alert for alert in alerts if alert.kind in kinds):
+            known = (watch.since(alert.kind, places.get(alert.site, -1)) for watch in self._watches.values())
+            first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
+            if first is not None:
+                alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
+            elif alert.batch in steps:  # a module's, known by the batch
+                alert = dataclasses.replace(alert, since_step=steps[alert.batch])
+            dated.append(alert)
+        return tuple(dated)
+
+    def reset(self) -> None:
+        """A new window starts."""
+        self._seen.clear()
+        for watch in self._watches.values():
+            watch.reset()
+
+
+class BatchChecks:
+    """Looks at how many modules have put out values that are not finite, every so many batches.
+
+    Each rank sees its own batches, so ranks agree by one collective of one number per check.
+
+    Args:
+        early: The monitor's part in the checks.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+    """
+
+    def __init__(self, early: Early, world_size: int, look: Look) -> None:
+        self._early, self._world_size, self._look = early, world_size, look
+        self._courier = Courier(polls=world_size == 1)
+        self._affected = 0
+
+    def batch_end(self, rows: Tensor, batches: int) -> None:
+        """A training batch ends.
+
+        Args:
+            rows: The table of the epoch so far, ``(n_sites, n_columns)``.
+            batches: How many batches the epoch has had.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        if batches % self._early.every == 0:
+            self._take(wait=True)
+            affected = (rows[:, Column.NONFINITE] > 0).sum(0, keepdim=True).to(row_dtype(rows.device))
+            if self._world_size > 1:
+                torch.distributed.all_reduce(affected, torch.distributed.ReduceOp.MAX)
+            self._courier.send(affected)
+        self._take()
+
+    def _take(self, wait: bool = False) -> None:
+        affected = max((int(counts[0]) for counts, _ in self._courier.arrived(wait)), default=0)
+        if affected > self._affected:
+            self._affected = affected
+            if "nonfinite" not in self._early.reported:
+                self._look()
+
+    def reset(self) -> None:
+        """A new epoch: what is still under way is in the epoch's report."""
+        self._courier.forget()
+        self._affected = 0

@@ -1,0 +1,210 @@
+"""What clipping really did to the gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.alerts import ClipReport
+from lightning_hooks.clipping import ClipLedger, clip_stats, merge_ranks, step_events
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, merge_events
+from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.reports.alert import CLIP_KINDS
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.trackers import Table
+from lightning_hooks.trackers.layout import Chart, Layout, Lines
+
+if TYPE_CHECKING:
+    from lightning_hooks.collectors.collector import Figures
+
+LOGGED = (
+    *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
+    *("nonfinite_steps", "skipped_steps"),
+)
+
+
+class ClipCollector(Collector[ClipReport]):
+    """The events of gradient clipping, at every optimizer step."""
+
+    prefix: ClassVar[str] = "gradient_clip"
+    report_type: ClassVar[type[Report] | None] = ClipReport
+    kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
+    every_step: ClassVar[bool] = True
+    watches_steps: ClassVar[bool] = True
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        self._steps = context.steps
+        self._optimizer_names = self._steps.optimizer_names
+        self._device = context.host.device
+        self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
+        past: dict[str, Tensor] = {}
+        with context.loading():
+            past = dict(state.get("past", {}))
+        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+            if name in past:
+                with context.loading():
+                    ledger.watch.load(past[name])
+        self._careless = [[0, 0] for _ in self.ledgers]  # steps with gradients not zeroed, or changed in vain
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+        self.limit = context.host.clip_norm
+
+    def _new_ledger(self) -> ClipLedger:
+        return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        lost = [name for place, name in enumerate(self._optimizer_names) if place not in kept]
+        self._optimizer_names = self._steps.optimizer_names
+        for ledger in self.ledgers:
+            ledger.grow(len(self._steps.names))
+        self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
+        self._careless = [[0, 0] if old is None else self._careless[old] for old in kept]
+        for norms in (self.before, self.after):
+            found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
+            norms.clear()
+            norms.update(found)
+        if lost and self.context.batches:
+            warn(
+                f"{self.context.name}: optimizers were exchanged within an epoch. The steps that {', '.join(lost)} took in it "
+                "are not in its report; those of the new ones are counted from here on. Exchange optimizers between epochs."
+            )
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if not (step.again and step.optimizer in self.before):
+            self.before[step.optimizer] = step.norms()
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if not (step.again and step.optimizer in self.after):
+            self.after[step.optimizer] = step.norms()
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        self._enter(step, taken=True)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self._enter(step, taken=False)
+
+    def _enter(self, step: Step, taken: bool) -> None:
+        after = self.after.pop(step.optimizer, None)
+        before = self.before.pop(step.optimizer, after)
+        if before is not None and step.indices:
+            ledger = self.ledgers[step.optimizer]
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batches - 1)
+            self._careless[step.optimizer][0] += step.unzeroed
+            self._careless[step.optimizer][1] += step.wasted
+
+    @override
+    def pack(self) -> Tensor:
+        dtype = row_dtype(self._device)
+        if not self.ledgers:
+            return torch.zeros((0, N_EVENT_COLUMNS + 2 + N_CLIP_COLUMNS + len(self._steps.names)), device=self._device, dtype=dtype)
+        careless = torch.tensor(self._careless, dtype=dtype)
+        rows = zip(self.ledgers, careless.to(self._device, non_blocking=True), strict=True)
+        return torch.stack([torch.cat((ledger.events, known, ledger.total)) for ledger, known in rows])
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        for place, (ledger, row) in enumerate(zip(self.ledgers, packed, strict=True)):
+            ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
+            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS : N_EVENT_COLUMNS + 2]]
+            ledger.load(row[N_EVENT_COLUMNS + 2 :])
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return [*self._optimizer_names, *self._steps.names]
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        if not packed.numel():  # no optimizer
+            return packed[0]
+        counts = N_EVENT_COLUMNS + 2
+        events, careless, totals = packed[..., :N_EVENT_COLUMNS], packed[..., N_EVENT_COLUMNS:counts], packed[..., counts:]
+        return torch.cat((merge_events(events), careless.amax(0), merge_ranks(totals)), -1)
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
+        optimizers, events = {}, {}
+        for name, row in zip(self._optimizer_names, packed.tolist(), strict=True):
+            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:][:2], row[N_EVENT_COLUMNS + 2 :]
+            optimizers[name] = clip_stats(total, self._steps.names, self.limit)
+            events[name] = step_events(head, self._steps.names, *map(int, careless))
+        return ClipReport(epoch, step, optimizers, events=events)
+
+    @override
+    def reset(self) -> None:
+        for ledger in self.ledgers:
+            ledger.reset()
+        self._careless = [[0, 0] for _ in self.ledgers]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"past": dict(self._past())}
+
+    def _past(self) -> Iterator[tuple[str, Tensor]]:
+        """Each optimizer's steps before, for those to come."""
+        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+            _ = ledger.events  # what is still on an open page
+            yield name, ledger.watch.state().to("cpu", copy=True)
+
+    @override
+    def scalars(self, report: ClipReport) -> dict[str, float]:
+        several = len(report.optimizers) > 1
+        return {
+            f"{self.prefix}/{name}/{stat}" if several else f"{self.prefix}/{stat}": float(getattr(stats, stat))
+            for name, stats in report.optimizers.items()
+            for stat in LOGGED
+        }
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
+        shown: dict[str, Chart] = {
+            tags.partition("/")[2] or "rate and norms": Lines((f"{re.escape(tags)}/(rate|norm_before|norm_after)$",))
+            for tags in several
+        }
+        return {"Clipping": shown}
+
+    @override
+    def figures(self, reports: Sequence[ClipReport], written: Written, last: bool) -> Figures:
+        from lightning_hooks.plots import clip_history
+
+        return {"clip history": partial(clip_history, reports)}
+
+    @override
+    def summary_lines(self, report: ClipReport) -> list[str]:
+        header = ("optimizer", "steps", "clipped", "skipped", "NaN, inf", "norm before", "after", "left")
+        rows = [
+            (
+                name,
+                s.steps,
+                s.clipped_steps,
+                s.skipped_steps,
+                s.nonfinite_steps,
+                s.norm_before,
+                s.norm_after,
+                s.coefficient,
+            )
+            for name, s in report.optimizers.items()
+        ]
+        lines = [f"Gradient clipping, epoch {report.epoch}:", Table(header, rows)]
+        for name, stats in report.optimizers.items():
+            if stats.top_parameters:
+                causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
+                lines.append(f"  Clips of {name} caused by: {causes}")
+        return lines

@@ -1,0 +1,290 @@
+"""A collector: what a monitor measures, separate from when."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from lightning_hooks.alerts import RULES, Alert
+from lightning_hooks.alerts.rulebook import RuleBook, RuleLike
+from lightning_hooks.collectors.checks import Early
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.shards import Shards
+from lightning_hooks.trackers.layout import Layout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    Figures = Mapping[str, Callable[[], Figure]]
+
+R = TypeVar("R", bound=Report)
+
+
+class OptimizerSteps(Protocol):
+    """The optimizers and their parameters, as the session numbers them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters, in order; those that come later are appended."""
+
+    optimizer_names: list[str]
+    shards: Shards | None
+
+    def index_of(self, parameter: Tensor) -> int | None:
+        """The parameter's place in ``names``."""
+
+    def holders(self) -> dict[int, set[int]]:
+        """By the id of a parameter, the optimizers that hold it."""
+
+
+class Context(Protocol):
+    """What a collector asks of the session that it is part of."""
+
+    @property
+    def name(self) -> str:
+        """The monitor's name, for messages."""
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+
+    @property
+    def steps(self) -> OptimizerSteps:
+        """The optimizers."""
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the batch under way is sampled."""
+
+    @property
+    def faults(self) -> Faults:
+        """The sites whose hook raised."""
+
+    @property
+    def meter(self) -> Meter | None:
+        """Where the time of hooks is added up."""
+
+    @property
+    def book(self) -> RuleBook:
+        """The rules in force."""
+
+    @property
+    def batches(self) -> int:
+        """Training batches of the window so far, the one under way among them."""
+
+    @property
+    def sampled_batches(self) -> int:
+        """Those of them that are sampled."""
+
+    @property
+    def early(self) -> Early | None:
+        """Its part in the checks within a window; None without them."""
+
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
+
+    def guard(self, function: Callable[..., Any], site: str) -> guarded:
+        """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
+
+    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
+        """Make the table of the histograms that the user asks for; None for none."""
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all monitors now; return whether the fit is to stop."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """A block in which an error is a warning that the checkpoint's state cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Which statistics of sites are logged.
+
+    Attributes:
+        statistics: Their names, best first.
+        of_sites: Whether they are logged for every site, rather than for the whole model.
+        named: Whether the user named them.
+    """
+
+    statistics: tuple[str, ...]
+    of_sites: bool
+    named: bool
+
+
+class Collector(ABC, Generic[R]):
+    """What one monitor measures in one training run.
+
+    The session calls its events; a collector never asks when. It is made when training starts, and what it registers through
+    ``context`` is removed with it.
+
+    Args:
+        context: Its part of the session.
+        state: What :meth:`state_dict` returned in an earlier run.
+    """
+
+    prefix: ClassVar[str]
+    """First part of its tags."""
+    report_type: ClassVar[type[Report] | None] = None
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """The kinds of alerts that its rules raise."""
+    ranking: ClassVar[tuple[str, ...]] = ()
+    """The statistics of a site, what matters most first."""
+    logged_by_default: ClassVar[tuple[str, ...] | None] = None
+    """Those of them that are logged by default; None for all."""
+    every_step: ClassVar[bool] = False
+    """Whether it does the same at a step that is not sampled."""
+    checks_early: ClassVar[bool] = False
+    """Whether it can find something urgent within a window."""
+    records_recomputation: ClassVar[bool] = False
+    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
+    watches_steps: ClassVar[bool] = False
+    """Whether it takes the events of optimizer steps."""
+    histogram_of: ClassVar[str] = "activation"
+    """What its histograms count."""
+    value_scale: float = 1.0
+    """What the values that histograms count are multiplied by."""
+    histograms: HistogramTable | None = None
+    """The histograms of the window under way."""
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        self.context = context
+
+    @classmethod
+    def rules(cls) -> Sequence[RuleLike]:
+        """The built-in rules of its reports."""
+        return () if cls.report_type is None else RULES[cls.report_type]
+
+    # Events.
+
+    def batch_start(self, batch: Any) -> None:
+        """A training batch starts."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Backward starts."""
+
+    def after_backward(self) -> None:
+        """Backward is done."""
+
+    def batch_end(self) -> None:
+        """A training batch ends."""
+
+    def validation_batch(self, batch: Any, index: int) -> None:
+        """A validation batch starts."""
+
+    def on_gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+
+    def on_clipped(self, step: Step) -> None:
+        """Gradients are as the update will see them."""
+
+    def on_taken(self, step: Step) -> None:
+        """The optimizer has stepped."""
+
+    def on_skipped(self, step: Step) -> None:
+        """A loss scaler did not let the optimizer step."""
+
+    def on_changed(self, kept: Kept) -> None:
+        """There are new parameters, at the end of the names, or other optimizers than before."""
+
+    def window_end(self) -> None:
+        """The window ends: note what only this rank knows."""
+
+    def detach(self) -> None:
+        """Hooks are removed. May be called twice."""
+
+    # The table.
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """What the table's numbers are of, in order."""
+
+    @property
+    def n_modules(self) -> int:
+        """How many modules are observed."""
+        return len(self.names)
+
+    @abstractmethod
+    def pack(self) -> Tensor:
+        """Return the window's table as one tensor, of the same shape on every rank."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or :meth:`merge_packed` returned into the empty tables of a new run."""
+
+    @abstractmethod
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        """Merge the tables of all ranks, ``(world, …)`` to ``(…)``."""
+
+    @abstractmethod
+    def read(self, packed: Tensor, epoch: int, step: int) -> R:
+        """Make a report, without alerts, of a table on the host."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start a new window."""
+
+    def silent_sites(self) -> list[str]:
+        """The sites that never ran, read from the device; asked once, of a compiled model."""
+        return []
+
+    def agreed(self, stride: int) -> int:
+        """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
+        return stride
+
+    def urgent_report(self, report: R) -> R:
+        """The report of an unfinished window, as the urgent rules read it."""
+        return report
+
+    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        """Alerts found within a window, each with the step and batch at which it began, as far as that is known."""
+        return alerts
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether, at the window's end, something is wrong that no check has looked at yet."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs next to the table, in plain types and tensors."""
+        return {}
+
+    # What is shown.
+
+    @abstractmethod
+    def scalars(self, report: R) -> dict[str, float]:
+        """The values of a report by tag, without the alert counts."""
+
+    def not_logged_by_default(self) -> set[str]:
+        """Tags that are not logged by default, though their statistic is."""
+        return set()
+
+    def charts(self, written: Written) -> Layout:
+        """Charts of many curves, where a tracker has them: category to title to chart."""
+        return {}
+
+    def figures(self, reports: Sequence[R], written: Written, last: bool) -> Figures:
+        """Figures of the reports of a run so far: a name and the function that draws it.
+
+        Args:
+            reports: By epoch; of a long run not all.
+            written: Which statistics are logged.
+            last: Whether training is over, and figures that take longer may be drawn too.
+        """
+        return {}
+
+    @abstractmethod
+    def summary_lines(self, report: R) -> list[str]:
+        """What ``summary="full"`` prints of the last report."""

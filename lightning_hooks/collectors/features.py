@@ -1,0 +1,240 @@
+"""What every layer puts out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.alerts import FeatureReport
+from lightning_hooks.collectors.checks import BatchChecks
+from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
+from lightning_hooks.hooks import OutputRecorder
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.reports.alert import FEATURE_KINDS
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics import FeatureTable
+from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
+from lightning_hooks.statistics.inputs import InputTable
+from lightning_hooks.statistics.order import in_order, merge_positions, positions, sites_in_order
+from lightning_hooks.statistics.rows import never_recorded
+from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_hooks.collectors.collector import Figures
+
+LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
+VALIDATION_BATCHES = 4
+"""Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
+
+
+class FeatureCollector(Collector[FeatureReport]):
+    """The statistics of every module's output, and of what the model is fed."""
+
+    prefix: ClassVar[str] = "features"
+    report_type: ClassVar[type[Report] | None] = FeatureReport
+    kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
+    ranking: ClassVar[tuple[str, ...]] = (
+        *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
+        *("mean", "max", "min"),
+    )
+    logged_by_default: ClassVar[tuple[str, ...] | None] = (
+        *("mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"),
+    )
+    checks_early: ClassVar[bool] = True
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        host = context.host
+        sites = context.select()
+        self.table = FeatureTable(sites, host.model, host.device)
+        self.histograms = self.table.histograms = context.new_histograms(self.table.names)
+        self._checks = None
+        if context.early is not None:
+            checks = BatchChecks(context.early, host.world_size, context.judge_urgent)
+            self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
+        self._inputs = InputTable(self.table.clock, host.device)
+        self._train_input = context.guard(self._inputs.train, "the batch")
+        self._validation_input = context.guard(self._inputs.validate, "the batch")
+        self._gains: dict[str, float] = {}  # of the weights that training started from
+        with context.loading():
+            self._gains = dict(state.get("initial_gains", {}))
+        if not host.global_step:  # else those of the checkpoint that training goes on from
+            self._gains = initial_gains(sites)
+        self._roles = roles(sites)
+        self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
+        for index, (name, module) in enumerate(sites):
+            context.listen(name, module, _FeatureRecorder(self.table, index))
+
+    @override
+    def batch_start(self, batch: Any) -> None:
+        if self.context.gate.sampled:
+            self.table.clock.set(self.context.batches - 1)
+            self._train_input(batch, compare=self.context.sampled_batches == 1)
+
+    @override
+    def batch_end(self) -> None:
+        if self._checks is not None:
+            self._checks[1](self.table.rows, self.context.batches)
+
+    @override
+    def validation_batch(self, batch: Any, index: int) -> None:
+        if index < VALIDATION_BATCHES:
+            self._validation_input(batch)
+
+    @override
+    def silent_sites(self) -> list[str]:
+        return never_recorded(self.table.names, self.table.rows)
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return self.table.names
+
+    @override
+    def pack(self) -> Tensor:
+        features = self.table.pack(self.table.capacity if self.context.host.world_size > 1 else None)
+        order = positions(self.table.order, len(self.names), features)
+        unmeasured = self.table.unmeasured
+        counts = [self.context.sampled_batches, self.context.batches]
+        known = torch.tensor([*counts, *(name in unmeasured for name in self.names)], dtype=features.dtype)
+        return torch.cat((known.to(features.device, non_blocking=True), order, self._inputs.pack(), features))
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        known, order, inputs, features = self._parts(packed)
+        self.table.order = dict.fromkeys(sites_in_order(order))
+        self.table.unmeasured.update(self._named(known[2:]))
+        self._inputs.unpack(inputs)
+        self.table.unpack(features)
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of batches and sites without numbers, order of calls, inputs, features: of one rank or of all."""
+        n = len(self.names)
+        sizes = 2 + n, n, self._inputs.length
+        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
+
+    def _named(self, without: Tensor) -> set[str]:
+        """The sites that were called and put out no number."""
+        return {name for name, found in zip(self.names, without.tolist(), strict=True) if found}
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        known, order, inputs, features = self._parts(packed)
+        merged = self._inputs.merge_packed(inputs), self.table.merge_packed(features)
+        return torch.cat((known.amax(0), merge_positions(order), *merged))
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
+        known, calls, rows, features = self._parts(packed)
+        unmeasured = self._named(known[2:])
+        inputs, same = self._inputs.read(rows)
+        sites, silent = self.table.read(features)
+        order = self.table.called(sites_in_order(calls))
+        return FeatureReport(
+            epoch,
+            step,
+            in_order(sites, order),
+            silent,
+            int(known[0]),
+            int(known[1]),
+            order=order,
+            inputs=inputs,
+            input_place=self._inputs.place,
+            same_samples=same,
+            initial_gains=dict(self._gains),
+            initial_roles=dict(self._roles),
+            shared=dict(self._shared),
+            unmeasured=tuple(name for name in silent if name in unmeasured),
+        )
+
+    @override
+    def reset(self) -> None:
+        self.table.reset()
+        self._inputs.reset()
+        if self._checks is not None:
+            self._checks[0].reset()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"initial_gains": dict(self._gains)}
+
+    @override
+    def scalars(self, report: FeatureReport) -> dict[str, float]:
+        names, found = self.names, report.sites
+        return {
+            **stat_scalars(self.prefix, names, found, LOGGED),
+            **stat_scalars(self.prefix, [names[index] for index in self.table.rectifiers], found, ["dead_fraction"]),
+            **stat_scalars(self.prefix, [names[index] for index in self.table.saturation], found, ["saturated_fraction"]),
+            **model_scalars(self.prefix, found.values(), self._model_statistics()),
+        }
+
+    def _model_statistics(self) -> list[str]:
+        absent = {"dead_fraction": not self.table.rectifiers, "saturated_fraction": not self.table.saturation}
+        return [stat for stat in self.logged_by_default or () if not absent.get(stat)]
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
+        return {"Features": of_model(self.prefix, self._model_statistics()) if of_sites is None else of_sites}
+
+    @override
+    def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
+        from lightning_hooks.plots import dead_units, heatmap
+
+        figures: dict[str, Callable[[], Figure]] = {
+            f"{stat} by epoch": partial(heatmap, reports, stat)
+            for stat in (written.statistics if last or written.named else ["rms"])
+            if stat != "dead_fraction" and any(getattr(stats, stat) for stats in reports[-1].sites.values())
+        }
+        if self.table.rectifiers:
+            figures["dead units"] = partial(dead_units, reports)
+        return figures
+
+    @override
+    def summary_lines(self, report: FeatureReport) -> list[str]:
+        total = len(report.sites) + len(report.silent)
+        lines = [
+            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
+            f"{report.sampled_batches} of {report.batches} batches."
+        ]
+        if report.silent:
+            lines.append(f"  Silent: {some(report.silent)}")
+        spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
+        worst = sorted(report.sites.items(), key=lambda item: (-_affected(item[1]), -_unusual(item[1].std, spread)))[:5]
+        header = ("module", "mean", "std", "zeros", "dead", "saturated", "NaN, inf")
+        rows = [
+            (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
+        ]
+        return [*lines, Table(header, rows)]
+
+
+class _FeatureRecorder(OutputRecorder):
+    """Forward hook of one site."""
+
+    def __init__(self, table: FeatureTable, index: int) -> None:
+        self.table, self.index = table, index
+        self.reads_input = table.reads_input(index)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.table.add(self.index, args, output)
+
+
+def _unusual(std: float, median: float) -> float:
+    """How many times larger or smaller than the median of all modules, as a logarithm."""
+    return abs(math.log(std / median)) if 0 < std < math.inf else 0.0
+
+
+def _affected(stats: Any) -> float:
+    """For the order of the summary: the share of a module with a problem."""
+    return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))

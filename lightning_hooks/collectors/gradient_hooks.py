@@ -1,0 +1,96 @@
+"""The hooks that record the gradient at a module's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.collectors.collector import Context, OptimizerSteps
+from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
+from lightning_hooks.hooks.graph import nearest_known, squashed_twice
+from lightning_hooks.statistics import GradientTable
+
+NO_MODULE = "the loss"
+"""Where a loss squashes twice what no module squashed."""
+
+
+class OutputNodes:
+    """Which node of the autograd graph is which module's output: noted in the fit's first batch, until backward.
+
+    Attributes:
+        squashed: The module whose squashed output a loss squashes again, as softmax before cross-entropy; empty for none.
+    """
+
+    def __init__(self) -> None:
+        self.open = True
+        self.of: dict[Any, str] = {}
+        self.squashed = ""
+
+    def find_squashed(self, loss: Tensor) -> None:
+        """Look whether a loss squashes what is squashed already."""
+        node = squashed_twice(loss)
+        if node is not None:
+            self.squashed = nearest_known(node, self.of) or NO_MODULE
+
+    def close(self) -> None:
+        """The first batch is over."""
+        self.open = False
+        self.of.clear()
+
+
+def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:
+    """Of each site, the optimizers that hold parameters of it; None where there is but one optimizer."""
+    if len(steps.optimizer_names) < 2:
+        return None
+    holders = steps.holders()
+    return [frozenset(held for p in module.parameters() for held in holders.get(id(p), ())) for _, module in sites]
+
+
+class GradientListener(OutputRecorder):
+    """Forward hook of one site: notes the call, and asks each output tensor for its gradient.
+
+    Args:
+        context: The collector's.
+        table: Where gradients are recorded.
+        name: The site's name.
+        index: Its place in the table.
+        outputs: Where the nodes of its outputs are noted; None for nowhere.
+    """
+
+    def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
+        self.name, self.index = name, index
+        self.calls, self.outputs = table.calls, outputs
+        self.hook = guarded(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Note the call, and ask for the gradients."""
+        self.calls.setdefault(self.index)
+        tensors = self._ask(output)
+        if self.outputs is not None and self.outputs.open:
+            self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
+
+    @override
+    def trace(self, number: Tensor, *args: Any) -> None:
+        module, inputs, output = args
+        self._ask(output)
+        super().trace(number, module, inputs, ())  # the call
+
+    def _ask(self, output: Any) -> list[Tensor]:
+        # A leaf is a parameter, with a site of its own.
+        tensors = [tensor for tensor in float_tensors(output) if tensor.requires_grad and not tensor.is_leaf]
+        for tensor in tensors:
+            tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+        return tensors
+
+
+class _GradientArrival(GradientRecorder):
+    """Tensor hook of one site."""
+
+    def __init__(self, table: GradientTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.table.add(self.index, gradient)

@@ -1,0 +1,284 @@
+"""How gradients come back through the model, and what they do to its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.alerts import Alert, GradientFlowReport
+from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.gradient_checks import new_step_checks
+from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, owners
+from lightning_hooks.collectors.gradient_view import RANKING, GradientView
+from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
+from lightning_hooks.collectors.parameter_setups import SetupWatch, with_gradients, with_reasons
+from lightning_hooks.collectors.step import Kept, Step, loss_scale
+from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.reports.alert import GRADIENT_KINDS
+from lightning_hooks.reports.setups import ParameterSetup
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
+from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
+from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.rows import N_COLUMNS, merge, never_recorded
+from lightning_hooks.trackers.layout import Layout
+
+if TYPE_CHECKING:
+    from lightning_hooks.collectors.collector import Figures
+
+
+class GradientCollector(Collector[GradientFlowReport]):
+    """The gradients at module outputs and of parameters, updates of weights, the loss, and how parameters are set up."""
+
+    prefix: ClassVar[str] = "gradient_flow"
+    report_type: ClassVar[type[Report] | None] = GradientFlowReport
+    kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
+    ranking: ClassVar[tuple[str, ...]] = RANKING
+    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio")
+    records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds the graph when it recomputes
+    watches_steps: ClassVar[bool] = True
+    checks_early: ClassVar[bool] = True
+    histogram_of: ClassVar[str] = "gradient"
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        host, steps = context.host, context.steps
+        model, device, loss_scaled = host.model, host.device, host.loss_scaler is not None
+        self._steps, self._sites = steps, context.select()
+        self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
+        self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
+        self.view = GradientView(self.prefix, self.modules.names, self.parameters)
+        self._loss = LossTable(device)
+        self._take_loss = context.guard(self._loss.add, "the loss")
+        self.modules.owners = owners(self._sites, self._steps)
+        self.modules.listening = False  # except while the loss's backward runs
+        self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
+        # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
+        self.value_scale = 1.0 / host.data_parallel_size
+        self._embeddings = embedding_weights(steps, model)
+        self._due: set[int] = set()  # optimizers whose next step is to be measured
+        self._measured: dict[int, MeasuredStep] = {}
+        # Guarded apart from the checks: ranks come to their collective together, whatever fails on one of them.
+        self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
+        self._checks = new_step_checks(context)
+        self._watch = SetupWatch(steps.names, None if host.global_step else model)
+        with context.loading():
+            self._watch.load(state.get("setups", {}))
+        self._setups: dict[str, ParameterSetup] = {}
+        self._outputs = OutputNodes() if not compiled_regions(model) else None
+        self._look_at_loss = context.guard(OutputNodes.find_squashed, "the loss's graph")
+        for index, (name, module) in enumerate(self._sites):
+            context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
+
+    @override
+    def detach(self) -> None:
+        if self._outputs is not None:
+            self._outputs.close()
+        self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
+
+    @override
+    def batch_start(self, batch: Any) -> None:
+        if self.context.gate.sampled:
+            self.modules.clock.set(self.context.batches - 1)
+            self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
+            self._due.update(range(self.parameters.totals.shape[0]))
+
+    @override
+    def before_backward(self, loss: Tensor) -> None:
+        self.modules.listening = True
+        if isinstance(loss, Tensor) and loss.is_floating_point():
+            # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
+            host = self.context.host
+            factor = float(host.accumulation) if host.automatic_optimization else 1.0
+            self._take_loss(loss, self.context.batches - 1, factor, loss_scale(host.loss_scaler))
+        if self._outputs is not None and self._outputs.of:
+            self._look_at_loss(self._outputs, loss)
+
+    @override
+    def after_backward(self) -> None:
+        self._watch.after_backward()
+        self.modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
+        self.modules.backward_ends()
+
+    @override
+    def batch_end(self) -> None:
+        if self._outputs is not None:
+            self._outputs.close()
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
+            self._measured.pop(step.optimizer, None)
+            self._measure(step)
+        if self._checks is not None:
+            self._checks.gradients(step)
+
+    def _read_step(self, step: Step) -> None:
+        self._measured[step.optimizer] = MeasuredStep(step, self._embeddings)
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if self._checks is not None:
+            self._checks.stepping(step, self.context.batches - 1)
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        valid = torch.isfinite(step.norms().sum()) if step.skips_nonfinite else None
+        if step.loss_scale is not None:
+            self.modules.commit(step.loss_scale, valid, step.optimizer)
+        self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
+        measured = self._measured.pop(step.optimizer, None)
+        if measured is not None:
+            self._due.discard(step.optimizer)
+            measured.enter(self.parameters, step, valid)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self.modules.discard(step.optimizer)
+        self._measured.pop(step.optimizer, None)
+        if self._checks is not None:
+            self._checks.skipped(step)
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        self.parameters.follow(self._steps.names, kept)
+        self.modules.owners = owners(self._sites, self._steps)
+        self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
+        self._due = {now for now, old in enumerate(kept) if old in self._due}
+        self._watch.follow(kept)
+        if self._checks is not None:
+            self._checks.follow(kept)
+
+    @override
+    def urgent_report(self, report: GradientFlowReport) -> GradientFlowReport:
+        # Of parameters what every step has shown; the table holds the sampled ones only, and not the one under way.
+        return report if self._checks is None else dataclasses.replace(report, parameters=self._checks.parameters())
+
+    @override
+    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        return () if self._checks is None else self._checks.dated(alerts)
+
+    @property
+    @override
+    def unchecked(self) -> bool:
+        return self._checks is not None and self._checks.last_look()
+
+    @override
+    def agreed(self, stride: int) -> int:
+        shards = self._steps.shards  # where there are some, a sampled step is a collective: all ranks must come to it
+        return stride if shards is None else shards.agreed(stride)
+
+    @override
+    def silent_sites(self) -> list[str]:
+        pending = self.modules.pending
+        return never_recorded(self.modules.names, self.modules.rows, *([] if pending is None else pending.records()))
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return [*self.modules.names, *self.parameters.names]
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return len(self.modules.names)
+
+    @override
+    def pack(self) -> Tensor:
+        table, parameters = self.modules, self.parameters
+        called = positions(table.calls, len(table.names), table.rows)
+        arrived = positions(table.order, len(table.names), table.rows)
+        places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
+        reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
+        squashed = "" if self._outputs is None else self._outputs.squashed
+        counts = self.context.sampled_batches, self.context.batches
+        known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
+        known = known.to(table.rows.device, non_blocking=True)
+        return torch.cat((called, arrived, known, self._loss.pack(), table.rows.flatten(), parameters.pack()))
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Order of calls and of arrival, what the host knows, loss, modules, parameters: of one vector or of those of all ranks."""
+        n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
+        sizes = n, n, known, N_LOSS_COLUMNS, rows
+        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        called, arrived, _, loss, rows, parameters = self._parts(packed)
+        self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
+        self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
+        self.modules.rows.copy_(rows.view_as(self.modules.rows))
+        self._loss.unpack(loss)
+        self.parameters.unpack(parameters)
+
+    @override
+    def merge_packed(self, packed: Tensor) -> Tensor:
+        called, arrived, known, loss, rows, parameters = self._parts(packed)
+        modules = merge(rows.reshape(-1, *self.modules.rows.shape)).flatten()
+        orders = merge_positions(called), merge_positions(arrived)
+        return torch.cat((*orders, known.amax(0), loss.sum(0), modules, self.parameters.merge_packed(parameters)))
+
+    @override
+    def window_end(self) -> None:
+        self._setups = self._watch.window_end(self.context.host.optimizers, self.context.host.model)
+
+    @override
+    def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
+        called, arrived, known, losses, rows, measured = self._parts(packed)
+        modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
+        parameters, total_norm = self.parameters.read(measured)
+        order = self.modules.called(sites_in_order(called))
+        sampled_batches, batches, squashed, *reached = (int(number) for number in known.tolist())
+        found = dict(zip(self.parameters.names, map(bool, reached), strict=True))
+        self._setups = with_reasons(with_gradients(self._setups, found), self.context.host.model)
+        return GradientFlowReport(
+            epoch,
+            step,
+            in_order(modules, order),
+            in_order(parameters, parameters_in_order(parameters, order)),
+            total_norm,
+            silent,
+            sampled_batches,
+            batches,
+            order=self.modules.arrived(sites_in_order(arrived)),
+            setups=self._setups,
+            squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
+            loss=loss_stats(losses.tolist(), batches),
+        )
+
+    @override
+    def reset(self) -> None:
+        self._loss.reset()
+        self.modules.reset()
+        self.parameters.reset()
+        if self._checks is not None:
+            self._checks.reset()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"setups": self._watch.state()}
+
+    @override
+    def scalars(self, report: GradientFlowReport) -> dict[str, float]:
+        return self.view.scalars(report)
+
+    @override
+    def not_logged_by_default(self) -> set[str]:
+        return self.view.not_logged_by_default()
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        return self.view.charts(written)
+
+    @override
+    def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
+        return self.view.figures(reports, written, last)
+
+    @override
+    def summary_lines(self, report: GradientFlowReport) -> list[str]:
+        return self.view.summary_lines(report)

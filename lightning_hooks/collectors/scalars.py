@@ -1,0 +1,68 @@
+"""The values of a report by tag."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+
+def stat_scalars(prefix: str, names: Iterable[str], found: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, float]:
+    """Name statistics as ``prefix/<name>/<stat>``; NaN where there are none.
+
+    Args:
+        prefix: The monitor's.
+        names: The sites, in order.
+        found: Site to its statistics, where there are some.
+        wanted: Which statistics.
+    """
+    scalars: dict[str, float] = {}
+    if not wanted:
+        return scalars
+    read = attrgetter(*wanted) if len(wanted) > 1 else lambda stats: (getattr(stats, wanted[0]),)
+    nothing = (math.nan,) * len(wanted)
+    for name in names:
+        stats = found.get(name)
+        for stat, value in zip(wanted, nothing if stats is None else read(stats), strict=True):
+            scalars[f"{prefix}/{name}/{stat}"] = math.nan if value is None else float(value)
+    return scalars
+
+
+def model_scalars(prefix: str, found: Iterable[Any], wanted: Sequence[str]) -> dict[str, float]:
+    """The median over sites and the worst site of each statistic: ``prefix/model/<stat>_median`` and ``…_worst``.
+
+    The worst value is the largest of a share (``…_fraction``) or a count (``…_steps``), of a mean the one farthest from 0, and
+    of any other statistic the one farthest from the median on a logarithmic scale (a value of 0 is infinitely far).
+
+    Args:
+        prefix: The monitor's.
+        found: The statistics of each site.
+        wanted: Which statistics.
+
+    Returns:
+        Tag to value; NaN where no site has a finite value.
+    """
+    entries = list(found)
+    scalars: dict[str, float] = {}
+    for stat in wanted:
+        values = [float(value) for entry in entries if (value := getattr(entry, stat)) is not None and math.isfinite(value)]
+        median = statistics.median(values) if values else math.nan
+        scalars[f"{prefix}/model/{stat}_median"] = median
+        scalars[f"{prefix}/model/{stat}_worst"] = _worst(stat, values, median) if values else math.nan
+    return scalars
+
+
+def _worst(stat: str, values: Sequence[float], median: float) -> float:
+    if stat.endswith(("_fraction", "_steps")):
+        return max(values)
+    if stat == "mean":
+        return max(values, key=abs)
+    return max(values, key=lambda value: _log_distance(value, median))
+
+
+def _log_distance(value: float, median: float) -> float:
+    if value <= 0 or median <= 0:
+        return 0.0 if value == median else math.inf
+    return abs(math.log(value / median))

@@ -1,0 +1,156 @@
+"""One optimizer step: its gradients, and their norms, read once for all collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.kernels import Norms, kernels_for
+from lightning_hooks.statistics.rows import fixed
+from lightning_hooks.statistics.shards import Shards, whole_where_partial
+
+Kept = list[int | None]
+"""Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
+
+
+def loss_scale(scaler: Any) -> Tensor | None:
+    """The loss scale in force, 0-d on the device; None without a scaler. ``get_scale()`` would wait for the device."""
+    scale = None if scaler is None else scaler._scale
+    return None if scale is None else scale.clone()
+
+
+def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Which gradients these parameters have, and how often each was changed in place."""
+    # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
+    return [(id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Step:
+    """One optimizer step under way.
+
+    Attributes:
+        optimizer: Its place in ``trainer.optimizers``.
+        n_parameters: How many parameters have a place in :meth:`norms`.
+        indices: The parameters that have a gradient.
+        missing: The parameters of this optimizer that require a gradient and have none.
+        parameters: The parameters of ``indices``.
+        loss_scale: The loss scale in force, 0-d, or None without a scaler.
+        carries_scale: Whether the gradients are still multiplied by it.
+        skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
+        global_step: The trainer's, before this step.
+        shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
+            reading them is a collective.
+        again: Not the first reading within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
+            first are the gradients at the weights that the step starts from.
+        withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
+        unzeroed: The gradients had not been zeroed since the step before.
+        late: Under manual optimisation with several ranks: all ranks took up this step when backward ended, and this rank had no
+            gradients for it then.
+        wasted: They were changed after the step before, and then zeroed.
+    """
+
+    optimizer: int
+    n_parameters: int
+    indices: list[int]
+    missing: list[int]
+    parameters: list[Tensor]
+    loss_scale: Tensor | None
+    carries_scale: bool
+    skips_nonfinite: bool
+    global_step: int
+    shards: Shards | None = None
+    again: bool = False
+    withheld: bool = False
+    unzeroed: bool = False
+    wasted: bool = False
+    late: bool = False
+    _norms: Tensor | None = None
+    _zeros: Tensor | None = None
+    _sizes: list[int] = field(default_factory=list)
+    _mark: list[tuple[int, int]] | None = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients as they are now, plain and dense, scaled if they are; of sharded ones the shards."""
+        return [plain_values(grad) for grad in self._reduced()]
+
+    def _found(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    def _reduced(self) -> list[Tensor]:
+        found = self._found()
+        return found if self.shards is None else [whole_where_partial(grad) for grad in found]
+
+    def mark(self) -> None:
+        """Remember which gradients these are, for :meth:`unchanged`."""
+        if self.shards is None:  # what is written to a shard does not count as written to the whole
+            self._mark = versions(self.parameters)
+
+    def unchanged(self) -> bool:
+        """Whether the gradients are those of :meth:`mark`, as far as autograd's version counters show (not through ``.data``)."""
+        return self._mark is not None and self._mark == versions(self.parameters)
+
+    def norms(self) -> Tensor:
+        """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once until :meth:`refresh`.
+
+        Returns:
+            Shape ``(n_parameters,)``.
+        """
+        if not self.indices:  # training_step returned None
+            return torch.zeros(self.n_parameters, dtype=torch.float64)
+        if self._norms is None:
+            self._norms = self._placed(_read(self._reduced()).norms)
+            if self.shards is not None:
+                self._norms = self.shards.norms(self._norms)
+        return self._norms
+
+    def zeros(self) -> Tensor:
+        """How many elements of each gradient are zero: shape ``(len(indices),)``. Read together with the norms."""
+        if self._zeros is None:
+            norms, zeros, self._sizes = _read(self._reduced(), zeros=True)
+            assert zeros is not None
+            self._zeros = zeros
+            self._norms = self._placed(norms)
+            if self.shards is not None:
+                self._norms, self._zeros = self._of_whole(self.shards, self._norms, self._zeros)
+                self._sizes = [gradient.numel() for gradient in self._found()]
+        return self._zeros
+
+    def _of_whole(self, shards: Shards, norms: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        indices = self.index_tensor(norms.device)
+        placed = norms.new_zeros(self.n_parameters)
+        placed[indices] = zeros
+        squares, zeros = shards.total(torch.stack((norms.square(), placed)))
+        return squares.sqrt(), zeros[indices]
+
+    def sizes(self) -> Tensor:
+        """How many elements each gradient stores; shape, dtype and device are those of :meth:`zeros`."""
+        zeros = self.zeros()
+        return fixed(tuple(self._sizes), zeros.dtype).to(zeros.device, non_blocking=True)
+
+    def _placed(self, found: Tensor) -> Tensor:
+        """Norms of the gradients that are there, unscaled, among those of all parameters."""
+        if self.carries_scale and self.loss_scale is not None:
+            found = found / self.loss_scale
+        if len(self.indices) == self.n_parameters:
+            return found
+        norms = found.new_zeros(self.n_parameters)
+        norms[self.index_tensor(found.device)] = found
+        return norms
+
+    def index_tensor(self, device: torch.device) -> Tensor:
+        """``indices`` as a tensor."""
+        return fixed(tuple(self.indices)).to(device, non_blocking=True)
+
+    def refresh(self) -> None:
+        """Gradients have changed: the next :meth:`norms` reads them again."""
+        self._norms = self._zeros = None
+
+
+def _read(gradients: list[Tensor], zeros: bool = False) -> Norms:
+    return kernels_for(gradients[0].device.type).norms(gradients, zeros=zeros)

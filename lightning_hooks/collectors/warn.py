@@ -1,0 +1,28 @@
+"""Warnings, once for all ranks."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch.distributed
+
+from lightning_hooks.hooks import Faults
+
+
+def warn(message: str) -> None:
+    """Warn on rank 0."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_rank() == 0:
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def warn_of_faults(name: str, faults: Faults) -> None:
+    """Warn, once each, of the hooks of a monitor that raised and are disabled since."""
+    by_error: dict[str, list[str]] = {}
+    for site, error in faults.take():
+        by_error.setdefault(error, []).append(repr(site))
+    for error, sites in by_error.items():
+        warn(
+            f"{name}: the hook at {', '.join(sites)} raised {error}; it is switched off and training goes on "
+            "without it. Please report this with the model's code at that place."
+        )

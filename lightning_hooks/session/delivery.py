@@ -1,0 +1,208 @@
+"""How the alerts of all members reach the user: in order of cause, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_hooks.alerts import Alert, AlertError
+from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.run_report.lines import append
+from lightning_hooks.session.member import Member
+from lightning_hooks.trackers import Trackers, coloured, some
+
+COLUMNS = (
+    "severity",
+    "kind",
+    "site",
+    "value",
+    "threshold",
+    "epoch",
+    "step",
+    "batch",
+    "what was seen, the likely cause, what to try",
+)
+"""Of the table of alerts in the trackers."""
+MOST_SHOWN = 200
+"""Rows of that table at one step."""
+
+
+class Notice(NamedTuple):
+    """An alert to pass on.
+
+    Attributes:
+        member: The member that found it.
+        alert: The alert.
+        actions: What ``on_alert`` says, of its own member and of those that found a consequence of it.
+    """
+
+    member: Member
+    alert: Alert
+    actions: frozenset[str]
+
+
+class AlertDelivery:
+    """Passes on the alerts of all members: to the file, the trackers, the observers, and as ``on_alert`` says.
+
+    Args:
+        host: The training loop.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._unwritable: set[Path] = set()  # files that could not be written, with a warning
+
+    def window_end(self, members: Sequence[Member]) -> None:
+        """Put the alerts of the window's reports in order of cause, and pass on those that are new.
+
+        Args:
+            members: Those that made a report of this window.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        reports: list[Any] = [member.report for member in members]
+        found = [report.alerts for report in reports]
+        ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
+        records: list[dict[str, Any]] = []
+        fresh: dict[tuple[int, str], Alert] = {}
+        for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
+            window = member.alerting.window
+            member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(alerts))
+            fresh.update({(place, alert.name): alert for alert in window.news(report.alerts)})
+            records += [
+                {"event": "cleared", "monitor": member.kind.prefix, **dataclasses.asdict(over)}
+                | {"epoch": report.epoch, "step": report.step}
+                for over in window.cleared
+            ]
+            if member.early is not None:
+                member.early.reset()
+        self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records)
+
+    def judge_urgent(self, members: Sequence[Member]) -> bool:
+        """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
+
+        It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.
+
+        Args:
+            members: Those that check within a window.
+
+        Returns:
+            Whether the run is to stop.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        whole = [member.so_far() for member in members]
+        reports: list[Any] = []
+        for member, report in zip(members, whole, strict=True):
+            alerts = member.urgent(report)
+            assert member.early is not None
+            member.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
+            reports.append(dataclasses.replace(report, alerts=alerts))
+        ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
+        of_report, fresh = [], {}
+        for place, (member, found) in enumerate(zip(members, ordered.of_report, strict=True)):
+            of_report.append(member.alerting.window.grouped(found))
+            fresh.update({(place, alert.name): alert for alert in member.alerting.window.at_once(of_report[place])})
+        notices = _notices(members, ordered.roots, fresh, [report.alerts for report in reports])
+        for member in members:
+            assert member.early is not None
+            member.early.reported.update(notice.alert.kind for notice in notices)
+        if not notices:
+            return False
+        if any("raise" in notice.actions for notice in notices):  # there will be no end of this window
+            for member, report, alerts in zip(members, whole, of_report, strict=True):
+                member.report = dataclasses.replace(report, alerts=alerts)
+        self._pass_on(notices, [notices[0].member])
+        return any("stop" in notice.actions for notice in notices)
+
+    def _pass_on(self, notices: Sequence[Notice], writers: Sequence[Member], records: Sequence[dict[str, Any]] = ()) -> None:
+        """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""
+        raised = [{"event": "raised", "monitor": member.kind.prefix, **alert.record()} for member, alert, _ in notices]
+        for writer in writers:
+            self._append(writer.alert_file, [*raised, *records])
+        serious = [alert for _, alert, _ in notices if alert.severity != "info"]
+        if serious:
+            _show(self._host.trackers, serious, self._host.log_step)
+        with self._host.printing():
+            for member, alert, actions in notices:
+                member.alerting.notify_observers(alert)
+                on_alert = member.settings.on_alert
+                if alert.severity != "info" and not callable(on_alert):
+                    if on_alert == "warn":
+                        warn(str(alert))
+                    elif "raise" not in actions:
+                        self._host.info(coloured(str(alert), alert.severity))
+        if any("stop" in notice.actions for notice in notices):
+            self._host.stop()
+        fatal = [notice.alert for notice in notices if "raise" in notice.actions]
+        if fatal:
+            raise AlertError(fatal)
+
+    def _append(self, file: Path | None, records: Sequence[dict[str, Any]]) -> None:
+        if file is None or not records:
+            return
+        try:
+            append(file, "".join(json.dumps(record) + "\n" for record in records))
+        except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON
+            if file not in self._unwritable:
+                self._unwritable.add(file)
+                warn(
+                    f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and this "
+                    "warning is shown once."
+                )
+
+
+def _notices(
+    members: Sequence[Member],
+    roots: Sequence[tuple[int, Alert]],
+    fresh: dict[tuple[int, str], Alert],
+    found: Sequence[Sequence[Alert]],
+) -> list[Notice]:
+    """The root causes that are new, with the actions of the members that are affected."""
+    return [
+        Notice(members[place], fresh[place, alert.name], actions_on(alert, members, found))
+        for place, alert in roots
+        if (place, alert.name) in fresh
+    ]
+
+
+def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[Alert]]) -> frozenset[str]:
+    """What the members that found a root cause, or a consequence of it, are to do.
+
+    A member that is to stop the run does so where what it found is a consequence of what another found: alone it would have.
+
+    Args:
+        root: The root cause.
+        members: The members.
+        found: What each of them found, with the severities of its rules.
+    """
+    if root.severity == "info":
+        return frozenset()
+    names = {root.name, *root.consequences}
+    serious = (any(alert.name in names and alert.severity != "info" for alert in alerts) for alerts in found)
+    actions = (member.settings.on_alert for member, affected in zip(members, serious, strict=True) if affected)
+    return frozenset(action for action in actions if isinstance(action, str))
+
+
+def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
+    """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
+    rows: list[tuple[object, ...]] = [
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, str(a).partition(": ")[2])
+        for a in alerts[:MOST_SHOWN]
+    ]
+    if len(alerts) > MOST_SHOWN:
+        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
+    trackers.table("alerts", COLUMNS, rows, step)
+    kinds: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        kinds.setdefault(alert.kind, []).append(alert)
+    for kind, group in kinds.items():
+        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].message, group[0].severity)
+    trackers.save()

@@ -1,0 +1,66 @@
+"""What a run's record says of the model and of training next to the reports: layers, and loss and learning rates by epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_hooks.hooks.selection import named_sites
+
+MOST_LAYERS = 2000
+LONGEST_DETAIL = 90
+
+
+def layers(model: nn.Module) -> dict[str, list[Any]]:
+    """The leaves of a model by columns: name, type, what its ``repr`` says of its shape, number of its parameters."""
+    table: dict[str, list[Any]] = {"name": [], "type": [], "detail": [], "parameters": []}
+    for name, module in named_sites(model):
+        if next(module.children(), None) is not None:
+            continue
+        if len(table["name"]) == MOST_LAYERS:
+            break
+        sizes = [parameter.numel() for parameter in module.parameters() if not is_lazy(parameter)]
+        for column, value in zip(table.values(), (name, type(module).__name__, _detail(module), sum(sizes)), strict=True):
+            column.append(value)
+    return table
+
+
+def _detail(module: nn.Module) -> str:
+    try:
+        return module.extra_repr()[:LONGEST_DETAIL]
+    except Exception:  # noqa: BLE001  a user's own repr
+        return ""
+
+
+def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
+    """The learning rate of each parameter group now, by the name that LearningRateMonitor gives it, numbered like the reports.
+
+    A group whose ``lr`` is not one number is left out.
+    """
+    found = {}
+    for number, optimizer in enumerate(optimizers):
+        groups = optimizer.param_groups
+        for place, group in enumerate(groups):
+            rate = _number(group.get("lr"))
+            if rate is not None:
+                name = f"{number}-{type(optimizer).__name__}"
+                found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a tensor of one; None for what is none, as an optimizer's own list of rates."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def mean_loss(reports: Iterable[Any]) -> float | None:
+    """The mean loss of the window, from the report that has it; None where none has."""
+    losses = [report.loss for report in reports if getattr(report, "loss", None) is not None]
+    return next((loss.mean for loss in losses if math.isfinite(loss.mean)), None)

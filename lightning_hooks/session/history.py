@@ -1,0 +1,59 @@
+"""The reports of a run, kept to draw from."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from lightning_hooks.plots.picture import picture
+from lightning_hooks.reports.brief import TABLES
+from lightning_hooks.run_report.frame import frame
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+MOST_EPOCHS = 1000
+MOST_ROWS = 100_000
+"""A row of a report takes about 400 bytes: so many are some 40 MB, which 60 layers with 120 parameters reach after 550 epochs."""
+
+
+class History:
+    """The last reports of one monitor, oldest first.
+
+    Args:
+        name: The monitor's, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.reports: deque[Any] = deque(maxlen=MOST_EPOCHS)
+
+    def add(self, report: Any) -> None:
+        """Keep a report; one of the same epoch as the last takes its place."""
+        if report is None or (self.reports and self.reports[-1] is report):
+            return
+        if not self.reports:
+            rows = sum(len(getattr(report, table, ())) for table in TABLES)
+            self.reports = deque(maxlen=max(1, min(MOST_EPOCHS, MOST_ROWS // max(rows, 1))))
+        elif self.reports[-1].epoch == report.epoch:
+            self.reports.pop()
+        self.reports.append(report)
+
+    def plot(self, stat: str | None = None) -> Figure:
+        """Draw the reports: a heat map of one statistic, or what suits them best; errors as for :meth:`to_frame`."""
+        return picture(self._known(), stat)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the reports as a pandas table.
+
+        Raises:
+            ImportError: If pandas is not installed.
+            ValueError: If there is no report yet.
+        """
+        return frame(self._known())
+
+    def _known(self) -> list[Any]:
+        if not self.reports:
+            raise ValueError(f"{self._name} has no report yet; it has its first after an epoch of trainer.fit().")
+        return list(self.reports)

@@ -1,0 +1,320 @@
+"""A member of a session: one collector, with its sampling, rules, reports and what is published of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from lightning_hooks.alerts import Alert, AlertError, RuleBook
+from lightning_hooks.collectors.checks import Early, checked
+from lightning_hooks.collectors.collector import Collector, Context
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.warn import warn, warn_of_faults
+from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.hooks.recorder import IN_GRAPHS
+from lightning_hooks.hooks.selection import compiled_regions, describe_selector
+from lightning_hooks.run_report.lines import ALERTS, FOLDER
+from lightning_hooks.session.alerting import Alerting, check_sites
+from lightning_hooks.session.history import History
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.overhead import Overhead
+from lightning_hooks.session.publishing import Publishing
+from lightning_hooks.session.rank_merge import merged, split
+from lightning_hooks.session.sampling import Sampling
+from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.step_probe import StepProbe
+from lightning_hooks.session.unfinished import load_window, save_window
+from lightning_hooks.statistics.histograms import Histogram, HistogramTable
+
+NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
+
+
+class Parts(Protocol):
+    """What a member needs of the session."""
+
+    host: Host
+    probe: StepProbe
+    hooks: ModuleHooks
+
+    @property
+    def overheads(self) -> list[Overhead]:
+        """What each member costs."""
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members."""
+
+    def watch_steps(self, member: Member) -> None:
+        """Hand the events of optimizer steps to a member."""
+
+    def release(self, member: Member) -> None:
+        """Remove what a member registered."""
+
+    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
+        """Warn that sites run in graphs that were compiled before the hooks came."""
+
+    def warn_of_tracing(self) -> None:
+        """Warn that hooks are traced into compiled graphs."""
+
+
+class Member:
+    """One collector in a session. Outside of a run it keeps the settings, the last reports and what a checkpoint holds.
+
+    Args:
+        name: The monitor's class, for messages.
+        kind: The class of its collector.
+        settings: The monitor's arguments.
+        new: Makes the collector when training starts; None for the class.
+
+    Attributes:
+        report: The report of the last finished window; None before.
+        histograms: Site to (edges, counts) of the last finished window, where they are asked for.
+        session: The session under way; None outside of a run.
+        collector: Of the run under way, or of the last one.
+        batches: Training batches of the window under way.
+        sampled_batches: Those of them that are sampled.
+        window_end_seconds: What the end of the last window took.
+        table_bytes: The size of the window's table.
+    """
+
+    def __init__(self, name: str, kind: type[Collector[Any]], settings: Settings, new: NewCollector | None = None) -> None:
+        self.name, self.kind, self.settings = name, kind, settings
+        self._new = kind if new is None else new
+        self.early: Early | None = checked(settings.check_every_n_steps, name, kind.checks_early)
+        self.alerting = Alerting(settings.on_alert, RuleBook(kind.rules(), settings.rules, kind.report_type))
+        self.publishing = Publishing(name, settings, kind)
+        every = 1 if kind.every_step else settings.every_n_steps
+        self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
+        self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
+        self.history = History(name)
+        self.report: Any = None
+        self.histograms: dict[str, Histogram] = {}
+        self.session: Parts | None = None
+        self.collector: Collector[Any] | None = None
+        self.faults = Faults()
+        self.batches = self.sampled_batches = 0
+        self.window_end_seconds, self.table_bytes = float("nan"), 0
+        self.alert_file: Path | None = None
+        self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
+        self._goes_on = False  # from a checkpoint, since the last run
+        self._regions: list[str] = []  # compiled modules not yet checked
+
+    # What a collector asks of it.
+
+    @property
+    def _session(self) -> Parts:
+        assert self.session is not None, "training is over"
+        return self.session
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+        return self._session.host
+
+    @property
+    def steps(self) -> StepProbe:
+        """The optimizers."""
+        return self._session.probe
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the batch under way is sampled."""
+        return self.sampling.gate
+
+    @property
+    def meter(self) -> Meter | None:
+        """Where the time of hooks is added up."""
+        return None if self.sampling.overhead is None else self.sampling.overhead.meter
+
+    @property
+    def book(self) -> RuleBook:
+        """The rules in force."""
+        return self.alerting.book
+
+    @property
+    def live(self) -> Collector[Any]:
+        """The collector."""
+        assert self.collector is not None, "training has not started"
+        return self.collector
+
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+        return select_modules(self.host.model, self.settings.modules)
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
+        safe = guarded(recorder, name, self.faults, when=self.gate, meter=self.meter)
+        self._session.hooks.add(self, name, module, safe)
+
+    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
+        """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
+        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter)
+
+    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
+        """Make the table of the histograms that the user asks for; None for none."""
+        return self.publishing.histogram_table(names, self.host, loss_scaled)
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members now; return whether the run is to stop."""
+        return self._session.judge_urgent()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within this block an error warns that this monitor starts afresh: what a checkpoint holds harms no training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name
+            warn(
+                f"{self.name}: its state in the checkpoint cannot be read ({type(error).__name__}: {error}), perhaps "
+                "because another version wrote it. It starts afresh; training is not affected."
+            )
+
+    # A run.
+
+    def attach(self, session: Parts) -> None:
+        """A run starts: make the collector, which registers its hooks."""
+        self.detach()
+        self.session, host = session, session.host
+        self.faults = Faults()
+        self.batches = self.sampled_batches = 0
+        self.report, self.histograms = None, {}
+        self.history.reports.clear()
+        self.alerting.start(fresh=not self._goes_on)
+        if self.early is not None and not self._goes_on:
+            self.early.reset()
+        self._goes_on = False
+        self.publishing.start()
+        self._regions = compiled_regions(host.model)
+        self.sampling.start(host.device, not self._regions)
+        state, self._loaded = self._loaded, {}
+        if self.kind.watches_steps:
+            session.watch_steps(self)
+        self.collector = collector = self._new(self, state)
+        check_sites(self.name, self.book, collector.names)
+        self.alert_file = _alert_file(host, self.settings.report_dir or None)
+        with self.loading():
+            if "epoch" in state:
+                window = load_window(self.name, collector, state["epoch"], host.is_global_zero)
+                self.batches, self.sampled_batches = window
+        if self._regions and not IN_GRAPHS and session.hooks.of(self):
+            session.warn_of_tracing()
+
+    def detach(self) -> None:
+        """The run is over, or never started. Harmless when it was over before."""
+        session, self.session = self.session, None
+        self.gate.stop()
+        if session is not None:
+            session.release(self)
+        if self.collector is not None:
+            self.collector.detach()
+
+    def batch_start(self, batch_idx: int, batch: Any) -> None:
+        """A training batch starts."""
+        everyone = self._session.overheads if not self.sampling.decided else ()
+        self.sampling.batch_start(batch_idx, everyone, self.live.agreed)
+        self.batches += 1
+        self.sampled_batches += self.gate.sampled
+        self.live.batch_start(batch)
+
+    def batch_end(self) -> None:
+        """A training batch ends."""
+        self.live.batch_end()
+        if self._regions and self.gate.sampled:
+            self._check_compiled()
+        self.sampling.batch_end()
+        if self.faults.unreported:
+            warn_of_faults(self.name, self.faults)
+
+    def skip_batch(self) -> None:
+        """A batch started and was skipped with the rest of its epoch."""
+        if self.gate.running:
+            self.batches -= 1
+            self.sampled_batches -= self.gate.sampled
+        self.gate.stop()
+
+    def _check_compiled(self) -> None:
+        """After the first sampled batch: a region all of whose sites are silent was compiled before the hooks came."""
+        regions, self._regions = self._regions, []
+        silent = set(self.live.silent_sites()).difference(self.faults.errors)
+        late = []
+        for region in regions:
+            inside = [name for name in self.live.names if not region or name == region or name.startswith(f"{region}.")]
+            if inside and silent.issuperset(inside):
+                late += inside
+        if late:
+            self._session.warn_of_compiled(self.name, late)
+
+    # The end of a window.
+
+    def finish_window(self) -> None:
+        """Make the window's report, with what its own rules find."""
+        began, collector = time.perf_counter(), self.live
+        collector.window_end()
+        warn_of_faults(self.name, self.faults)
+        packed, counts = split(collector, merged(collector).to("cpu"))  # the one copy to the host
+        table = collector.histograms
+        self.histograms = {} if table is None else table.read(counts, collector.value_scale)
+        report = collector.read(packed, self.host.epoch, self.host.global_step)
+        cost, stride = self.sampling.window_end(self.batches)
+        report = dataclasses.replace(report, overhead=cost, every_n_steps=stride)
+        self.report = dataclasses.replace(report, alerts=self.alerting.judge(report, self._checked_alerts(report)))
+        collector.reset()
+        self.batches = self.sampled_batches = 0
+        self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
+
+    def so_far(self) -> Any:
+        """A report of the window so far, of all ranks, without alerts. It waits for the device."""
+        packed, _ = split(self.live, merged(self.live).to("cpu"))
+        return self.live.read(packed, self.host.epoch, self.host.global_step)
+
+    def urgent(self, report: Any) -> tuple[Alert, ...]:
+        """What the urgent rules find in a report of the window so far."""
+        return self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
+
+    def _checked_alerts(self, report: Any) -> list[Alert]:
+        """What checks within the window have found, up to its end."""
+        if self.early is None:
+            return []
+        if self.live.unchecked:
+            self.early.found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
+        return list(self.early.found.values())
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
+        if self.collector is not None:
+            state |= self.collector.state_dict()
+        if self.early is not None:
+            state["early"] = self.early.state_dict()
+        if self.batches and self.session is not None:  # in the middle of a window
+            state["epoch"] = save_window(self.live, merged(self.live), self.batches, self.sampled_batches)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of an earlier run, for the next one."""
+        self._goes_on, self._loaded = False, {}
+        with self.loading():
+            self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
+            if self.early is not None:
+                self.early.load_state_dict(state.get("early", {}))
+            self._loaded = dict(state)
+            self._goes_on = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to the run under way."""
+        sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
+        return {**vars(self), "session": None, "collector": None, "sampling": sampling}
+
+
+def _alert_file(host: Host, report_dir: str | os.PathLike[str] | None) -> Path | None:
+    """Where the alerts of a run are written; None for nowhere, as on ranks other than 0."""
+    folder = host.folder(report_dir) if host.is_global_zero else None
+    return None if folder is None else Path(folder, FOLDER, ALERTS)

@@ -1,0 +1,91 @@
+"""One forward hook per module, shared by all collectors that want its output, unless somebody else's comes between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_hooks.hooks import Gate, HookManager, Listener, guarded
+from lightning_hooks.hooks.suspension import Suspension
+
+
+class SharedHook(Listener):
+    """The forward hook of one module. It returns at once in a batch that nobody samples.
+
+    Args:
+        gate: Open in batches that any collector samples. A graph of ``torch.compile`` asks each recorder's own gate when it runs.
+    """
+
+    __slots__ = ("gate", "recorders")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.recorders: list[guarded] = []
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Hand the output to each recorder."""
+        if self.gate.open or torch.compiler.is_compiling():
+            for recorder in self.recorders:
+                recorder(module, args, output)
+
+
+class ModuleHooks:
+    """The forward hooks of one session.
+
+    Attributes:
+        gate: Open in batches that any collector samples.
+    """
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self._manager = HookManager()
+        self._suspension = Suspension()
+        self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
+        self._owners: dict[int, list[tuple[nn.Module, guarded]]] = {}
+
+    def add(self, owner: object, name: str, module: nn.Module, recorder: guarded) -> None:
+        """Call ``recorder`` with each output of a module, after the hooks that it has by now: those of others may change it."""
+        ours = self._hooks.setdefault(module, [])
+        if not ours or next(reversed(module._forward_hooks), None) != ours[-1][1].id:
+            hook = SharedHook(self.gate)
+            handle = self._manager.register(module, hook, label=name)
+            self._suspension.add(module, handle)
+            ours.append((hook, handle))
+        ours[-1][0].recorders.append(recorder)
+        self._owners.setdefault(id(owner), []).append((module, recorder))
+
+    def release(self, owner: object) -> None:
+        """Remove the recorders of one owner, and the hooks that nobody else needs."""
+        for module, recorder in self._owners.pop(id(owner), ()):
+            for hook, handle in self._hooks.get(module, ()):
+                hook.recorders = [other for other in hook.recorders if other is not recorder]
+                if not hook.recorders:
+                    handle.remove()
+            self._hooks[module] = [entry for entry in self._hooks.get(module, ()) if entry[0].recorders]
+
+    def of(self, owner: object) -> list[str]:
+        """The names of the recorders of one owner."""
+        return [recorder.site for _, recorder in self._owners.get(id(owner), ())]
+
+    def suspend(self, model: nn.Module) -> None:
+        """Take the hooks out of modules that are not compiled, until :meth:`restore`."""
+        self._suspension.suspend(model)
+
+    def restore(self) -> None:
+        """Put the hooks back."""
+        self._suspension.restore()
+
+    def remove_all(self, model: nn.Module | None) -> None:
+        """Remove every hook, also those that others, such as ``prepare_qat``, registered again on modules of their own."""
+        self.gate.stop()
+        self._suspension.forget()
+        self._manager.remove_all()
+        self._hooks.clear()
+        self._owners.clear()
+        for module in () if model is None else model.modules():
+            for number, hook in list(module._forward_hooks.items()):
+                if isinstance(hook, SharedHook) and hook.gate is self.gate:
+                    del module._forward_hooks[number]

@@ -1,0 +1,100 @@
+"""What a step probe knows of one optimizer, and whom it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.step import Kept, Step, loss_scale
+from lightning_hooks.hooks.tensors import is_freed
+from lightning_hooks.session.gradient_trace import GradientTrace
+from lightning_hooks.session.withheld import Withheld
+from lightning_hooks.statistics.shards import Shards
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StepObserver:
+    """What one member does at each event. Each function takes the :class:`Step`, but ``changed``, which takes what was kept."""
+
+    gradients: Callable[[Step], Any]
+    clipped: Callable[[Step], Any]
+    taken: Callable[[Step], Any]
+    skipped: Callable[[Step], Any]
+    changed: Callable[[Kept], Any]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class OptimizerState:
+    """What is known of one optimizer's next step."""
+
+    hooked: bool  # it has step hooks
+    step: Step | None = None
+    members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
+    left: GradientTrace | None = None  # the gradients that the last step left behind
+    ready: bool = False  # on_before_optimizer_step has come
+    stepping: bool = False  # between the step's pre-hook and its post-hook
+    looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
+    announced_empty: bool = False  # since its last step all ranks took up a manual backward, and here there were no gradients
+    depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
+    undo: Withheld | None = None  # of an update that is to change nothing
+
+    def give_back(self) -> None:
+        """The update is over: weights and gradients are as they were."""
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo.undo()
+
+    def new_step(
+        self,
+        host: Host,
+        position: int,
+        optimizer: Any,
+        members: list[tuple[int, Tensor]],
+        n_parameters: int,
+        shards: Shards | None,
+        unscaled: bool,
+    ) -> Step:
+        """Return the step under way, with the gradients that are there now.
+
+        Args:
+            host: The training loop.
+            position: The optimizer's place.
+            optimizer: The optimizer.
+            members: Index and parameter of each of its parameters.
+            n_parameters: How many parameters have a place.
+            shards: How parameters are spread over processes.
+            unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
+        """
+        self.looks += self.stepping
+        scaler = host.loss_scaler
+        # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
+        unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        present: list[Tensor] = []
+        indices: list[int] = []
+        missing: list[int] = []
+        for index, parameter in members:
+            if parameter.grad is not None:
+                if not is_freed(parameter.grad):  # where it was freed before the step there is a gradient, and nothing to read
+                    indices.append(index)
+                    present.append(parameter)
+            elif parameter.requires_grad:
+                missing.append(index)
+        return Step(
+            optimizer=position,
+            n_parameters=n_parameters,
+            indices=indices,
+            missing=missing,
+            parameters=present,
+            loss_scale=loss_scale(scaler),
+            carries_scale=unscales_itself or not unscaled,
+            skips_nonfinite=unscales_itself,
+            global_step=host.global_step,
+            shards=shards,
+            again=self.looks > 1,
+            unzeroed=self.left is not None and self.left.unzeroed,
+            wasted=self.left is not None and self.left.wasted,
+        )

@@ -1,0 +1,93 @@
+"""The parameters of a training, each with a place that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.selection import clean_name
+
+
+class ParameterPlaces:
+    """Gives each parameter of a model and of its optimizers a place, in order; one that comes later gets the next.
+
+    A parameter keeps its place and its name while it lives, wherever it moves in the model. One that replaces another under its
+    name takes over its place.
+
+    Attributes:
+        names: The name of each place.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._parameters: list[ref[Tensor]] = []
+        self._index: dict[int, int] = {}
+
+    def update(self, model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> bool:
+        """Look at the parameters as they are now.
+
+        Args:
+            model: Its parameters come first, in its order.
+            optimizers: Each with its label; parameters that are not the model's are named after it.
+
+        Returns:
+            Whether there are new places.
+        """
+        n_before = len(self.names)
+        known = {id(parameter): place for place, found in enumerate(self._parameters) if (parameter := found()) is not None}
+        current: dict[int, tuple[str, Tensor]] = {}
+        for name, parameter in _named(model, optimizers):
+            current.setdefault(id(parameter), (name, parameter))  # a tied parameter is one parameter
+        index = {key: known[key] for key in current if key in known}
+        taken = {*index.values()}
+        free = {name: place for place, name in enumerate(self.names) if place not in taken}
+        for key, (name, parameter) in current.items():
+            if key in index:
+                continue
+            place = free.pop(name, None)
+            if place is None:
+                place = len(self.names)
+                self.names.append(name if name not in self.names else f"{name}:{place}")
+                self._parameters.append(ref(parameter))
+            self._parameters[place] = ref(parameter)
+            index[key] = place
+        self._index = index
+        return len(self.names) > n_before
+
+    def index_of(self, parameter: Tensor) -> int | None:
+        """The parameter's place; None if it was not there at the last :meth:`update`."""
+        return self._index.get(id(parameter))
+
+    def members(self, groups: Iterable[dict[str, Any]]) -> list[tuple[int, Tensor]]:
+        """The parameters in an optimizer's groups, each once, with their places."""
+        found: dict[int, Tensor] = {}
+        for parameter in (p for group in groups for p in group["params"]):
+            index = self.index_of(parameter)
+            if index is not None:
+                found.setdefault(index, parameter)
+        return list(found.items())
+
+    def tensors(self) -> list[Tensor | None]:
+        """The parameter at each place; None where it is gone."""
+        return [found() for found in self._parameters]
+
+
+def _named(model: nn.Module, optimizers: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield clean_name(name), parameter
+    for label, optimizer in optimizers:
+        for group, settings in enumerate(getattr(optimizer, "param_groups", ())):
+            for place, parameter in enumerate(settings["params"]):
+                yield f"{label}.group{group}.{place}", parameter
+
+
+def holders(optimizers: Sequence[Any]) -> dict[int, set[int]]:
+    """By its id, which optimizers hold a parameter."""
+    found: dict[int, set[int]] = {}
+    for position, optimizer in enumerate(optimizers):
+        for parameter in (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+            found.setdefault(id(parameter), set()).add(position)
+    return found

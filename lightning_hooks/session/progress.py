@@ -1,0 +1,22 @@
+"""What the progress bar shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def in_short(reports: Iterable[Any]) -> dict[str, Any]:
+    """How many alerts there are, and the share of clipped steps."""
+    known = [report for report in reports if report is not None]
+    alerts = {(alert.kind, alert.site) for report in known for alert in getattr(report, "alerts", ()) if alert.severity != "info"}
+    rates = [stats.rate for report in known for stats in getattr(report, "optimizers", {}).values() if not math.isnan(stats.rate)]
+    return {"alerts": _Count(len(alerts)), **({"clip_rate": max(rates)} if rates else {})}
+
+
+class _Count(int):
+    """A whole number that stays one in a progress bar, whichever format the bar has for numbers."""
+
+    def __format__(self, form: str) -> str:
+        return str(int(self))

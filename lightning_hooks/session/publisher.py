@@ -1,0 +1,164 @@
+"""What the members of a session write to the trackers at a window's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks.selection import clean_name, named_sites
+from lightning_hooks.session.drawing_thread import DrawingThread
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.publishing import MOST_PICTURED, evenly
+from lightning_hooks.trackers import Trackers
+from lightning_hooks.trackers.layout import Chart, Lines, training_charts
+
+if TYPE_CHECKING:
+    from lightning_hooks.collectors.collector import Figures
+
+SITE_COLUMNS = ("site", "type", "elements of its parameters", "observed by")
+MOST_SITES = 300
+"""Rows of the table of sites."""
+
+
+class Publisher:
+    """Writes what members report to the trackers of one run.
+
+    Args:
+        host: The training loop.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._drawing: DrawingThread | None = None
+
+    def log(self, members: Sequence[Member]) -> None:
+        """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
+        watched = self._host.watched_tags()
+        for member in members:
+            kind = member.kind.prefix
+            peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
+            scalars = member.live.scalars(member.report)
+            for peer in peers[: peers.index(member)]:
+                for tag in peer.live.scalars(peer.report):
+                    scalars.pop(tag, None)
+            if member is peers[-1]:
+                scalars.update(_alert_counts(kind, member.kind.kinds, peers))
+            logged = member.publishing.scalars.chosen(
+                scalars,
+                kind,
+                member.live.n_modules,
+                (alert.site for alert in member.report.alerts),
+                watched,
+                member.live.not_logged_by_default(),
+            )
+            self._host.log(member.name, scalars, logged)
+
+    def publish(self, members: Sequence[Member], last: bool = False) -> None:
+        """Write charts, the table of sites, histograms and figures, after each member has made its report.
+
+        Args:
+            members: All of them, in order.
+            last: Whether training is over, and all figures are drawn.
+        """
+        trackers, step = self._host.trackers, self._host.log_step
+        if not trackers:
+            return
+        if not last and not any(member.publishing.introduced for member in members):
+            _introduce(trackers, self._host, members)
+        kinds: dict[str, int] = {}
+        for member in members:
+            prefix = member.kind.prefix
+            kinds[prefix] = number = kinds.get(prefix, 0) + 1  # there may be two of a kind
+            publishing, report = member.publishing, member.report
+            if report is None:
+                continue
+            if not last:
+                publishing.remember(report.epoch, member.histograms)
+                trackers.histograms({f"{prefix}/{site}/histogram": found for site, found in member.histograms.items()}, step)
+            if trackers.shows_pictures and publishing.due(report.epoch, last):
+                folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
+                member.history.add(report)
+                for name, draw in publishing.fresh(_figures(member, last), report.epoch).items():
+                    self._drawing = self._drawing or DrawingThread()
+                    self._drawing.ask(f"{folder}/{name}", draw, step)
+        self.write_figures(last)
+        trackers.save()
+
+    def write_figures(self, last: bool = False) -> None:
+        """Write the figures that are drawn; at the end all of them, and the thread ends."""
+        drawing = self._drawing
+        if drawing is None:
+            return
+        try:
+            drawing.write(self._host.trackers, wait=last)
+        finally:
+            if last:
+                self._drawing = None
+                drawing.close()
+
+
+def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) -> dict[str, float]:
+    counts = dict.fromkeys(kinds, 0.0)
+    for kind, _ in {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.report.alerts}:
+        counts[kind] = counts.get(kind, 0.0) + 1
+    return {f"{prefix}/alerts/{kind}": count for kind, count in counts.items()}
+
+
+def _figures(member: Member, last: bool) -> Figures:
+    try:
+        figures = dict(member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.publishing.written, last))
+        if member.live.histograms is not None:
+            from lightning_hooks.plots import colourful_dimension
+
+            of = member.kind.histogram_of
+            figures["colourful dimension"] = partial(colourful_dimension, **member.publishing.colourful(), value=of)
+    except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
+        warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
+        return {}
+    return figures
+
+
+def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> None:
+    layout: dict[str, dict[str, Chart]] = {
+        "Training": dict(training_charts(host.training_metrics)),
+        "Alerts": {},
+    }  # the user's own first
+    for member in members:
+        member.publishing.introduced = True
+        every = {**member.live.charts(member.publishing.written), "Alerts": {"alerts of each kind": Lines((".+/alerts/.+$",))}}
+        for category, charts in every.items():
+            layout.setdefault(category, {}).update(charts)
+    trackers.layout({category: charts for category, charts in layout.items() if charts})
+    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.log_step)
+
+
+def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:
+    """What is observed: name, type, own parameters, by which members."""
+    modules = dict(named_sites(model))
+    parameters = {clean_name(name): parameter for name, parameter in model.named_parameters()}
+    observers: dict[str, list[str]] = {}
+    for member in members:
+        for name in member.live.names:
+            observers.setdefault(name, []).append(member.kind.prefix)
+    rows: list[list[object]] = []
+    known = [name for name in observers if name in modules or name in parameters]
+    for name in known[:MOST_SITES]:
+        if name in modules:
+            kind, size = type(modules[name]).__name__, _elements(modules[name].parameters())
+        else:
+            kind, size = "parameter", _elements([parameters[name]])
+        rows.append([name, kind, size, ", ".join(dict.fromkeys(observers[name]))])
+    if len(known) > MOST_SITES:
+        rows.append([f"… and {len(known) - MOST_SITES} more", "", None, ""])
+    return rows
+
+
+def _elements(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))

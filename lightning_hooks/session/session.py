@@ -1,0 +1,284 @@
+"""Everything that belongs to one training run: hooks, optimizer steps, windows, alerts, what is published and recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.step import Step
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.session.closing import print_closing
+from lightning_hooks.session.delivery import AlertDelivery
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.optimizer_state import StepObserver
+from lightning_hooks.session.overhead import Overhead
+from lightning_hooks.session.progress import in_short
+from lightning_hooks.session.publisher import Publisher
+from lightning_hooks.session.run_record import RunRecord
+from lightning_hooks.session.step_probe import StepProbe
+from lightning_hooks.trackers import show
+
+
+class Session:
+    """One training run of one model.
+
+    The training loop calls each event once, however many members there are. :meth:`close` removes everything, on every way out.
+
+    Args:
+        host: The training loop.
+
+    Attributes:
+        members: The collectors with their settings, in the order in which they joined.
+        hooks: The forward hooks.
+        probe: The optimizers' steps.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.members: list[Member] = []
+        self.hooks = ModuleHooks()
+        self.probe = StepProbe(host)
+        self.delivery = AlertDelivery(host)
+        self.publisher = Publisher(host)
+        self._records: dict[Path, RunRecord] = {}
+        self._epoch_under_way = False
+        self._warned_of_compiled = False
+        self._closed = self._warned_of_ending = False
+
+    # Members.
+
+    def join(self, member: Member) -> None:
+        """Add a member, all of its hooks or none.
+
+        Raises:
+            Exception: What its collector raises where it cannot observe this model; nothing of it is left then.
+        """
+        self.hooks.restore()
+        try:
+            member.attach(self)
+        except BaseException:
+            member.detach()
+            raise
+        finally:
+            self.hooks.suspend(self.host.model)
+        self.members.append(member)
+        self._open_record(member)
+
+    def release(self, member: Member) -> None:
+        """Remove what a member registered."""
+        self.probe.unsubscribe(member)
+        self.hooks.release(member)
+        self.members = [other for other in self.members if other is not member]
+
+    def watch_steps(self, member: Member) -> None:
+        """Hand the events of optimizer steps to a member's collector.
+
+        Raises:
+            RuntimeError: If parameters are sharded in a way that does not say how.
+        """
+        self.host.check_gradients(member.name)
+
+        def safe(name: str) -> Callable[[Any], Any]:
+            def call(value: Any) -> None:
+                getattr(member.live, name)(value)
+
+            return member.guard(call, f"optimizer step ({name})", member.meter)
+
+        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
+        self.probe.subscribe(member, observer)
+
+    @property
+    def overheads(self) -> list[Overhead]:
+        """What each member costs."""
+        return [member.sampling.overhead for member in self.members if member.sampling.overhead is not None]
+
+    def _open_record(self, member: Member) -> None:
+        if not self.host.is_global_zero:
+            return
+        try:
+            folder = self.host.folder(member.settings.report_dir or None)
+            if folder is not None:
+                if folder not in self._records:
+                    self._records[folder] = RunRecord(self.host, folder)
+                self._records[folder].members.append(member)
+        except Exception as error:  # noqa: BLE001  a logger's error is not the training's
+            warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
+
+    # Events of the training loop.
+
+    def epoch_start(self) -> None:
+        """An epoch starts."""
+        for record in self._records.values():
+            record.epoch_start()
+
+    def batch_start(self, batch_idx: int, batch: Any) -> None:
+        """A training batch starts."""
+        self.probe.batch_start()
+        self.hooks.restore()
+        for member in self.members:
+            member.batch_start(batch_idx, batch)
+        self.hooks.gate.start(any(member.gate.sampled for member in self.members))
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Backward starts."""
+        for member in self.members:
+            if not member.live.records_recomputation:
+                member.gate.pause()
+        self.probe.before_backward()
+        for member in self.members:
+            member.live.before_backward(loss)
+
+    def after_backward(self) -> None:
+        """Backward is done."""
+        if not self.host.automatic_optimization:  # a manual loop may run forward again in the same batch
+            for member in self.members:
+                member.gate.resume()
+        self.probe.after_backward()
+        for member in self.members:
+            member.live.after_backward()
+
+    def before_optimizer_step(self, optimizer: Any) -> Step | None:
+        """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
+        self.probe.before_optimizer_step(optimizer)
+        return self.probe.current(optimizer)
+
+    def before_zero_grad(self, optimizer: Any) -> None:
+        """The loop is about to zero an optimizer's gradients."""
+        self.probe.before_zero_grad(optimizer)
+
+    def batch_end(self) -> None:
+        """A training batch ends."""
+        for member in self.members:
+            member.batch_end()
+        self.hooks.gate.stop()
+        self.probe.batch_end()
+        if self.host.epoch_ends:
+            self.hooks.suspend(self.host.model)
+
+    def validation_start(self) -> None:
+        """Validation starts: the model may be exported or replaced there."""
+        self.hooks.suspend(self.host.model)
+
+    def validation_batch(self, batch: Any, index: int) -> None:
+        """A validation batch of the first loader starts."""
+        for member in self.members:
+            member.live.validation_batch(batch, index)
+
+    def epoch_end(self) -> None:
+        """An epoch ends, and with it the window: make the reports, and log, judge, publish and record them.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        for member in self.members:
+            member.skip_batch()
+        self.hooks.gate.stop()
+        self.hooks.suspend(self.host.model)
+        self.probe.epoch_end()
+        for member in self.members:
+            member.finish_window()
+        self.publisher.log(self.members)
+        try:
+            self.delivery.window_end(self.members)
+        finally:  # also where on_alert="raise" ends the run here
+            self.publisher.publish(self.members)
+        for member in self.members:
+            member.history.add(member.report)
+        for record in self._records.values():
+            record.write()
+        if any(member.settings.progress_bar for member in self.members):
+            self.host.show_progress(in_short(member.report for member in self.members))
+
+    def judge_urgent(self) -> bool:
+        """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        return self.delivery.judge_urgent([member for member in self.members if member.early is not None])
+
+    # The end.
+
+    def finish(self) -> None:
+        """Training has ended as it should: publish the last figures, and print the summaries."""
+        with self._ending():
+            self.publisher.publish(self.members, last=True)
+        if self.host.is_global_zero:
+            for member in self.members:
+                if member.settings.summary == "full" and member.report is not None:
+                    show(["", *member.live.summary_lines(member.report), *member.alerting.over_lines()])
+        recorded = [member for record in self._records.values() for member in record.members]
+        without = [member for member in self.members if not any(member is other for other in recorded)]
+        self.close("finished")
+        if self.host.is_global_zero and without:
+            print_closing(without)
+
+    def close(self, how: str, error: BaseException | None = None) -> None:
+        """Remove all hooks and write the run's report. Harmless when it was closed before.
+
+        Args:
+            how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
+            error: What ended training.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        members: Sequence[Member] = self.members
+        with suppress(ReferenceError):  # a model that is gone has no hooks left
+            self.hooks.remove_all(self.host.model)
+        for member in list(members):
+            member.detach()
+        for member in members:
+            member.history.add(member.report)
+        with self._ending():
+            self.publisher.write_figures(last=True)
+        for record in self._records.values():
+            with self._ending():
+                record.close(how, error)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Within this block an error is a warning, once: whatever it is, the run's own end goes first."""
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001
+            if not self._warned_of_ending:
+                self._warned_of_ending = True
+                warn(
+                    f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
+                    "incomplete; hooks are removed and training is not affected."
+                )
+
+    # Warnings that members share.
+
+    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
+        """Warn, once, that sites run in graphs that were compiled before the hooks came."""
+        if not self._warned_of_compiled:
+            self._warned_of_compiled = True
+            warn(
+                f"{name}: nothing was recorded from {', '.join(dict.fromkeys(sites))}, which run under torch.compile: "
+                "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
+                "torch.compiler.reset() before trainer.fit()."
+            )
+
+    def warn_of_tracing(self) -> None:
+        """Warn that hooks are traced into compiled graphs."""
+        warn_of_tracing()
+
+
+@functools.cache
+def warn_of_tracing() -> None:
+    """Warn, once in a process, that this version of torch has no operators by which compiled graphs record."""
+    warn(
+        f"torch {torch.__version__} has no operators by which compiled graphs record, so hooks are traced into the graphs: whether "
+        "a batch is sampled is then decided when a graph is compiled, and with activation checkpointing or several graphs training "
+        "may fail. Use another version of torch, or choose modules that are not compiled."
+    )

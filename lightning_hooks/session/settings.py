@@ -1,0 +1,101 @@
+"""The arguments that monitors share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.reports.alert import Alert
+
+OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
+Rules = Sequence[Any]
+"""What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, typed loosely so that LightningCLI passes it on."""
+Summary = bool | Literal["full"]
+Logged = str | Sequence[str]
+"""``auto``, ``all``, or the statistics to log."""
+Histograms = bool | str | Sequence[str]
+"""Whether sites get histograms, or patterns on the names of those that do."""
+ReportDir = str | os.PathLike[str] | Literal[False] | None
+"""Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
+
+ON_ALERT = ("log", "warn", "stop", "raise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The arguments that monitors share, checked. What they mean is said at :class:`~lightning_hooks.TrainingMonitor`.
+
+    Raises:
+        ImportError: If figures are asked for and matplotlib is not installed.
+        TypeError: If an argument is of a wrong type.
+        ValueError: If one is out of range.
+    """
+
+    modules: ModuleSelector | None = None
+    every_n_steps: int = 10
+    on_alert: OnAlert = "log"
+    rules: Rules = ()
+    summary: Summary = True
+    logged: Logged = "auto"
+    max_overhead: float | None = None
+    report_dir: ReportDir = "auto"
+    histograms: Histograms = False
+    figures: bool | int = False
+    check_every_n_steps: int | None = None
+    progress_bar: bool = False
+
+    def __post_init__(self) -> None:
+        check_selector(self.modules)
+        check_every(self.every_n_steps)
+        if not callable(self.on_alert) and self.on_alert not in ON_ALERT:
+            raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {self.on_alert!r}.")
+        if self.summary not in (True, False, "full") or not isinstance(self.summary, bool | str):
+            raise TypeError(f"summary must be True (three lines at the end), 'full' (with tables) or False; got {self.summary!r}.")
+        share = self.max_overhead
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+            raise TypeError(f"max_overhead must be None or a share of the step's time such as 0.01; got {share!r}.")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"max_overhead must be above 0 and at most 1 (0.01 is one hundredth); got {share!r}.")
+        folder = self.report_dir
+        if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
+        if not isinstance(self.progress_bar, bool):
+            raise TypeError(f"progress_bar must be True or False; got {self.progress_bar!r}.")
+        self._check_histograms()
+        self._check_figures()
+
+    def _check_histograms(self) -> None:
+        patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms
+        said = f"histograms must be True, False, or glob patterns on the names of sites; got {self.histograms!r}."
+        if isinstance(patterns, bool):
+            return
+        if not (isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)):
+            raise TypeError(said)
+        if not all(patterns or [""]):
+            raise ValueError(said)
+
+    def _check_figures(self) -> None:
+        if not isinstance(self.figures, int):
+            raise TypeError(f"figures must be True, False, or a number of epochs; got {self.figures!r}.")
+        if self.figures < 0:
+            raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {self.figures!r}.")
+        if self.figures and find_spec("matplotlib") is None:
+            raise ImportError(f'figures={self.figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
+
+
+def check_every(every_n_steps: Any) -> None:
+    """Check ``every_n_steps``.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is below 1.
+    """
+    if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int):
+        raise TypeError(f"every_n_steps must be an integer of at least 1; got {every_n_steps!r}.")
+    if every_n_steps < 1:
+        raise ValueError(f"every_n_steps must be at least 1 (1 samples every batch); got {every_n_steps!r}.")

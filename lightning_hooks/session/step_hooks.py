@@ -1,0 +1,102 @@
+"""Hooks on an optimizer's own step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks import Listener
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether hooks on the optimizer's ``step`` can be registered; a warning where they cannot."""
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        warn(
+            f"{kind} is not a torch.optim.Optimizer and has no step hooks: its steps, gradients and clips are not seen. Derive it "
+            "from torch.optim.Optimizer to have them."
+        )
+        return False
+    # torch keeps step hooks under private names, which Optimizer.__init__ sets.
+    if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "_optimizer_step_post_hooks")):
+        warn(
+            f"{kind} never called torch.optim.Optimizer.__init__ and has no step hooks: its steps, gradients and clips are not "
+            f"seen. Call super().__init__(params, defaults) in {kind}.__init__ to have them."
+        )
+        return False
+    return True
+
+
+class UnseenSteps:
+    """Finds epochs with backward passes in which no optimizer's ``step`` was called, and warns of them once."""
+
+    def __init__(self) -> None:
+        self.backwards = 0  # in this epoch
+        self.seen = False  # a step, in this epoch
+        self._warned = False
+
+    def epoch_end(self, kinds: list[str], epoch: int) -> None:
+        """An epoch is over.
+
+        Args:
+            kinds: The types of the optimizers that have step hooks.
+            epoch: Its number.
+        """
+        kinds = [kind for kind in kinds if kind != "_MockOptimizer"]  # Lightning's, where the module has none: a rule says so
+        if kinds and self.backwards and not self.seen and not self._warned:
+            self._warned = True
+            warn(
+                f"{', '.join(dict.fromkeys(kinds))}: step() was not called in epoch {epoch}, which had {self.backwards} backward "
+                "passes, so that gradients, updates and clips are not seen: they are recorded where the step() of an optimizer "
+                "from configure_optimizers is called. If it updates the weights by other methods (first_step and second_step of "
+                "SAM), call its step() with a closure, or let configure_optimizers return the optimizer whose step() they call. "
+                "This warning is shown once."
+            )
+        self.backwards, self.seen = 0, False
+
+
+class BeforeUpdate(Listener):
+    """Step pre-hook: looks at the gradients after the closure, or now if there is none.
+
+    Args:
+        entered: Called when ``step`` has been entered; returns whether it is not inside another step of the same optimizer, as
+            that of a base class is.
+        clipped: Called when gradients are as the update will see them.
+    """
+
+    def __init__(self, entered: Callable[[Optimizer], bool], clipped: Callable[[Optimizer], None]) -> None:
+        self.entered, self.clipped = entered, clipped
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hand on a closure that looks when the one given is done."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not self.entered(optimizer):
+            return None
+        if closure is None:
+            self.clipped(optimizer)
+            return None
+
+        def watched() -> Any:
+            result = closure()
+            self.clipped(optimizer)
+            return result
+
+        return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
+
+
+class AfterUpdate(Listener):
+    """Step post-hook.
+
+    Args:
+        left: Called when ``step`` has been left.
+    """
+
+    def __init__(self, left: Callable[[Optimizer], None]) -> None:
+        self.left = left
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Report it."""
+        self.left(optimizer)

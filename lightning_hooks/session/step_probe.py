@@ -1,0 +1,277 @@
+"""What happens at an optimizer step: gradients ready, clipped, step taken or skipped. Measured once for all members.
+
+Lightning has a callback hook before clipping (``on_before_optimizer_step``) and none between clipping and the update. There an
+optimizer step pre-hook looks: under a loss scaler it fires at that moment; otherwise Lightning hands ``optimizer.step`` a
+closure that runs backward and clipping, and the pre-hook hands on a closure that looks when that one is done. (After the step
+would be too late: several multi-tensor optimizers write into the gradients.) A step post-hook says that the step was taken;
+gradients that were ready and not followed by it are a skipped step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.hooks import HookManager
+from lightning_hooks.session.gradient_trace import GradientTrace
+from lightning_hooks.session.optimizer_state import OptimizerState, StepObserver
+from lightning_hooks.session.parameter_places import ParameterPlaces, holders
+from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
+from lightning_hooks.session.withheld import Withheld
+from lightning_hooks.statistics.shards import Shards, is_distributed
+
+
+class StepProbe:
+    """Watches the optimizer steps of one run for all who subscribe.
+
+    Optimizers that are exchanged are followed from the next batch on, parameters that are added to one from its next step on.
+
+    Args:
+        host: The training loop.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.optimizer_names: list[str] = []
+        self.shards: Shards | None = None
+        self._places = ParameterPlaces()
+        self._observers: dict[int, StepObserver] = {}
+        self._optimizers: list[Any] = []
+        self._watches: dict[int, OptimizerState] = {}
+        self._positions: dict[int, int] = {}
+        self._hooks = HookManager()
+        self._unseen = UnseenSteps()
+        self._backward, self._may_clip = False, True
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that have a place. Those that come later are appended."""
+        return self._places.names
+
+    def subscribe(self, owner: object, observer: StepObserver) -> None:
+        """Add an observer; the first one installs the hooks."""
+        if not self._observers:
+            self._install()
+        self._observers[id(owner)] = observer
+
+    def unsubscribe(self, owner: object) -> None:
+        """Remove an observer; with the last one the hooks go."""
+        self._observers.pop(id(owner), None)
+        if not self._observers:
+            self._hooks.remove_all()
+            for watch in self._watches.values():
+                watch.give_back()
+            self._watches.clear()
+            self._optimizers, self._positions = [], {}
+            self._backward = False
+
+    def _install(self) -> Kept:
+        """Hook the optimizers as they are now; return which of them were there before."""
+        self._hooks.remove_all()
+        self._may_clip = self._host.may_clip()
+        before, watches, names = self._optimizers, self._watches, self.optimizer_names
+        self._optimizers = [*self._host.optimizers]  # Lightning steps anything that has what it needs
+        self.optimizer_names = [f"{i}-{type(optimizer).__name__}" for i, optimizer in enumerate(self._optimizers)]
+        self._positions = {id(optimizer): position for position, optimizer in enumerate(self._optimizers)}
+        self._watches = {}
+        kept: Kept = []
+        with self._hooks.all_or_nothing():
+            for position, (label, optimizer) in enumerate(zip(self.optimizer_names, self._optimizers, strict=True)):
+                kept.append(position if before and names[position : position + 1] == [label] else None)
+                same = position < len(before) and before[position] is optimizer
+                self._watches[position] = watches[position] if same else OptimizerState(has_step_hooks(optimizer))
+                if self._watches[position].hooked:
+                    self._hooks.register(optimizer, BeforeUpdate(self.entered, self.clipped), "optimizer_step_pre", label=label)
+                    self._hooks.register(optimizer, AfterUpdate(self.left), "optimizer_step_post", label=label)
+        self._place_parameters()
+        return kept
+
+    def _place_parameters(self) -> bool:
+        """Give every parameter a place; return whether there are new ones."""
+        new = self._places.update(self._host.model, [*zip(self.optimizer_names, self._optimizers, strict=True)])
+        if new:
+            in_order = self._places.tensors()
+            spread = any(parameter is not None and is_distributed(parameter) for parameter in in_order)
+            self.shards = Shards(in_order, self._host.device) if spread else None
+        return new
+
+    def index_of(self, parameter: Tensor) -> int | None:
+        """The parameter's place in ``names``."""
+        return self._places.index_of(parameter)
+
+    def holders(self) -> dict[int, set[int]]:
+        """By its id, which optimizers hold a parameter."""
+        return holders(self._optimizers)
+
+    # The events of the training loop.
+
+    def batch_start(self) -> None:
+        """A training batch starts: no step is under way, and optimizers may have been exchanged since the last one."""
+        if not self._observers:
+            return
+        for watch in self._watches.values():
+            watch.depth, watch.stepping = 0, False  # where a step raised and was caught
+        now = self._host.optimizers
+        if len(now) != len(self._optimizers) or any(a is not b for a, b in zip(now, self._optimizers, strict=True)):
+            self._notify_changed(self._install())
+
+    def before_backward(self) -> None:
+        """Backward starts."""
+        self._backward = True
+        for watch in self._watches.values():
+            if watch.left is not None:
+                watch.left.before_backward()
+            if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
+                self._skip(watch)
+
+    def before_zero_grad(self, optimizer: Any) -> None:
+        """Lightning is about to zero an optimizer's gradients."""
+        watch = self._watch(optimizer)
+        if watch is not None and watch.left is not None:
+            watch.left.before_zero_grad()
+
+    def after_backward(self) -> None:
+        """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        self._unseen.backwards += 1
+        for watch in self._watches.values():
+            if watch.left is not None:
+                watch.left.after_backward()
+        if self._host.automatic_optimization:
+            return
+        for position, watch in self._watches.items():
+            if not watch.hooked:
+                continue
+            step = self._step(position, unscaled=False)
+            if step.indices and any(parameter.requires_grad for parameter in step.parameters):
+                watch.step = step
+                self._notify("gradients", step)
+            elif self._host.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(position)):
+                watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
+                self._notify("gradients", step)
+
+    def before_optimizer_step(self, optimizer: Any) -> None:
+        """Gradients are unscaled and not yet clipped by Lightning."""
+        position = self._position(optimizer)
+        if position is None:
+            return
+        watch = self._watches[position]
+        if not watch.hooked:  # for those who change its gradients; nothing says whether it stepped
+            watch.step = self._step(position, unscaled=True)
+            return
+        self._unseen.seen = True
+        if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
+            self._skip(watch)
+        watch.ready = True
+        if watch.step is None or self._host.automatic_optimization:
+            watch.step = self._step(position, unscaled=True)
+            watch.step.late = watch.announced_empty
+            self._notify("gradients", watch.step)
+            if not self._may_clip:
+                watch.step.mark()
+        else:  # looked at after a manual backward, when gradients were still scaled
+            watch.step.carries_scale = watch.step.skips_nonfinite
+            watch.step.refresh()
+        watch.left = None  # what is done to the gradients from here on is for this step, taken or not
+
+    def current(self, optimizer: Any) -> Step | None:
+        """The optimizer's step under way."""
+        watch = self._watch(optimizer)
+        return None if watch is None else watch.step
+
+    def batch_end(self) -> None:
+        """A training batch is over: a step that was announced and not taken will not be."""
+        for watch in self._watches.values():
+            if watch.ready:
+                self._skip(watch)
+
+    def epoch_end(self) -> None:
+        """An epoch is over."""
+        kinds = [type(self._optimizers[position]).__name__ for position, watch in self._watches.items() if watch.hooked]
+        self._unseen.epoch_end(kinds, self._host.epoch)
+
+    # The events of the optimizers.
+
+    def entered(self, optimizer: Optimizer) -> bool:
+        """``optimizer.step`` has been entered; return whether it is not inside another one of its own."""
+        watch = self._watch(optimizer)
+        if watch is None:
+            return False
+        watch.depth += 1
+        if watch.depth > 1:
+            return False
+        self._unseen.seen = True
+        watch.looks, watch.stepping = 0, True
+        return True
+
+    def clipped(self, optimizer: Optimizer) -> None:
+        """Gradients are as the update will see them."""
+        watch = self._watch(optimizer)
+        if watch is None:
+            return
+        if watch.step is not None:
+            if not watch.step.unchanged():
+                watch.step.refresh()
+            if watch.ready and not watch.step.skips_nonfinite:
+                watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
+            self._notify("clipped", watch.step)
+            if watch.step.withheld:
+                watch.undo = Withheld(optimizer)
+
+    def left(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` has been left."""
+        watch = self._watch(optimizer)
+        if watch is None:
+            return
+        watch.depth = max(watch.depth - 1, 0)
+        if watch.depth:
+            return
+        step, watch.step, watch.ready, watch.stepping, watch.announced_empty = watch.step, None, False, False, False
+        if step is not None and step.withheld:
+            watch.give_back()
+            self._notify("skipped", step)
+        elif step is not None and (step.indices or self._backward):
+            if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
+                watch.left = GradientTrace(step.parameters)
+            self._notify("taken", step)
+        self._backward = False
+
+    def _position(self, optimizer: Any) -> int | None:
+        """The optimizer's, or that of the one in Lightning's wrapper: one of the user's own may keep another by the same name."""
+        found = self._positions.get(id(optimizer))
+        return self._positions.get(id(getattr(optimizer, "optimizer", None))) if found is None else found
+
+    def _watch(self, optimizer: Any) -> OptimizerState | None:
+        return self._watches.get(-1 if (position := self._position(optimizer)) is None else position)
+
+    def _skip(self, watch: OptimizerState) -> None:
+        step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
+        if step is not None and step.indices:
+            self._notify("skipped", step)
+
+    def _notify(self, event: str, step: Step) -> None:
+        for observer in list(self._observers.values()):
+            getattr(observer, event)(step)
+
+    def _notify_changed(self, kept: Kept) -> None:
+        for observer in list(self._observers.values()):
+            observer.changed(kept)
+
+    def _members(self, position: int) -> list[tuple[int, Tensor]]:
+        """The optimizer's parameters, each once, with their places; looked up again when its groups have changed."""
+        groups = getattr(self._optimizers[position], "param_groups", ())
+        ids = [id(parameter) for group in groups for parameter in group["params"]]
+        known, members = self._watches[position].members
+        if known != ids:
+            if self._place_parameters():
+                self._notify_changed([*range(len(self._optimizers))])
+            members = self._places.members(groups)
+            self._watches[position].members = ids, members
+        return members
+
+    def _step(self, position: int, unscaled: bool) -> Step:
+        members, state = self._members(position), self._watches[position]
+        return state.new_step(self._host, position, self._optimizers[position], members, len(self.names), self.shards, unscaled)

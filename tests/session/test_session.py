@@ -1,0 +1,232 @@
+"""A session in plain torch: driven by a loop of one's own, without Lightning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.collectors.clipping import ClipCollector
+from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.collectors.gradients import GradientCollector
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.session import Session
+from lightning_hooks.session.settings import Settings
+from lightning_hooks.trackers import Trackers
+from tests.support.models import hook_counts
+
+
+class Loop(Host):
+    """A training loop of some lines."""
+
+    epoch = global_step = log_step = 0
+    world_size = data_parallel_size = accumulation = 1
+    is_global_zero = automatic_optimization = True
+    loss_scaler = clip_norm = None
+    epoch_ends = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.net = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.logged: dict[str, float] = {}
+        self.stopped = False
+
+    model = property(lambda self: self.net)
+    device = property(lambda self: torch.device("cpu"))
+    optimizers = property(lambda self: [self.optimizer])
+    trackers = property(lambda self: Trackers([], lambda *_: None))
+    training_metrics: Mapping[str, Any] = {}
+
+    def may_clip(self) -> bool:
+        return True
+
+    def check_gradients(self, who: str) -> None:
+        pass
+
+    def watched_tags(self) -> set[str]:
+        return set()
+
+    def log(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
+        self.logged.update(scalars)
+
+    def show_progress(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        yield
+
+    def info(self, message: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def folder(self, report_dir: Any) -> Path | None:
+        return None
+
+    def keep_temporary(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
+        return str(file)
+
+    def description(self) -> dict[str, Any]:
+        return {}
+
+    def train(self, session: Session, batches: Sequence[Tensor], clip: float = 1e9) -> None:
+        """One epoch."""
+        for index, batch in enumerate(batches):
+            session.batch_start(index, batch)
+            loss = self.net(batch).square().mean()
+            session.before_backward(loss)
+            loss.backward()
+            session.after_backward()
+            session.before_optimizer_step(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), clip)
+            self.optimizer.step()
+            session.before_zero_grad(self.optimizer)
+            self.optimizer.zero_grad()
+            self.global_step += 1
+            session.batch_end()
+        session.epoch_end()
+        self.epoch += 1
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def members(**settings: Any) -> list[Member]:
+    kinds: list[type[Collector[Any]]] = [FeatureCollector, GradientCollector, ClipCollector]
+    return [Member(kind.__name__, kind, Settings(every_n_steps=1, summary=False, **settings)) for kind in kinds]
+
+
+def test_a_loop_of_ones_own_has_the_numbers_of_a_slow_reference() -> None:
+    torch.manual_seed(1)
+    batches = [torch.randn(16, 4) for _ in range(5)]
+    loop = Loop(net())
+    session, ours = Session(loop), members()
+    for member in ours:
+        session.join(member)
+    loop.train(session, batches, clip=0.05)
+    session.finish()
+
+    model, outputs, norms = net(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        hidden = model[0](batch)
+        outputs.append(hidden.detach().double())
+        model[2](model[1](hidden)).square().mean().backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        optimizer.step()
+    features, _, clips = (member.report for member in ours)
+    values = torch.cat([output.flatten() for output in outputs])
+    assert features.sites["0"].mean == pytest.approx(values.mean().item(), rel=1e-5)
+    assert features.sites["0"].std == pytest.approx(values.std(unbiased=False).item(), rel=1e-5)
+    assert clips.optimizers["0-SGD"].norm_before == pytest.approx(sum(norms) / len(norms), rel=1e-5)
+    assert clips.optimizers["0-SGD"].norm_after == pytest.approx(0.05, rel=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loop.net.parameters(), strict=True))
+    assert loop.logged["features/0/mean"] == features.sites["0"].mean
+    assert "gradient_flow/total_norm" in loop.logged
+
+
+def test_one_hook_per_module_and_none_after_the_end() -> None:
+    loop = Loop(net())
+    before = hook_counts(loop.net)
+    session = Session(loop)
+    for member in members():
+        session.join(member)
+    session.batch_start(0, None)
+    assert [len(module._forward_hooks) for module in loop.net] == [1, 1, 1]
+    session.close("stopped")
+    session.close("stopped")
+    assert hook_counts(loop.net) == before
+    assert not loop.optimizer._optimizer_step_pre_hooks
+
+
+def test_each_event_reaches_a_collector_once() -> None:
+    calls: list[str] = []
+    events = (
+        "batch_start",
+        "before_backward",
+        "after_backward",
+        "batch_end",
+        "on_gradients",
+        "on_clipped",
+        "on_taken",
+        "window_end",
+    )
+
+    class Counting(GradientCollector):
+        pass
+
+    for event in events:
+
+        def count(self: Any, *args: Any, event: str = event) -> None:
+            calls.append(event)
+            getattr(GradientCollector, event)(self, *args)
+
+        setattr(Counting, event, count)
+    loop = Loop(net())
+    session = Session(loop)
+    for member in [Member("Counting", Counting, Settings(every_n_steps=1)), *members()]:
+        session.join(member)
+    loop.train(session, [torch.randn(4, 4)] * 2)
+    assert sorted(calls) == sorted([*events[:-1], *events[:-1], "window_end"])
+
+
+def test_a_member_that_cannot_join_leaves_nothing_and_the_others_stay() -> None:
+    loop = Loop(net())
+    session = Session(loop)
+    first = members()[0]
+    session.join(first)
+    with pytest.raises(ValueError, match="encoder"):
+        session.join(Member("Second", GradientCollector, Settings(modules="encoder.*")))
+    assert session.members == [first]
+    session.batch_start(0, None)
+    assert [len(module._forward_hooks) for module in loop.net] == [1, 1, 1]
+    assert not loop.optimizer._optimizer_step_pre_hooks
+    session.close("stopped")
+
+
+def test_hooks_are_in_place_in_training_batches_only() -> None:
+    loop = Loop(net())
+    session = Session(loop)
+    session.join(members()[0])
+    count = lambda: sum(len(module._forward_hooks) for module in loop.net)  # noqa: E731
+    assert count() == 0
+    session.batch_start(0, None)
+    assert count() == 3
+    session.batch_end()
+    assert count() == 3
+    session.validation_start()
+    assert count() == 0
+    session.batch_start(1, None)
+    assert count() == 3
+    session.close("stopped")
+
+
+def test_stop_ends_the_loop() -> None:
+    loop = Loop(net())
+    nn.init.constant_(loop.net[0].bias, -20.0)
+    session = Session(loop)
+    session.join(Member("Features", FeatureCollector, Settings(every_n_steps=1, on_alert="stop")))
+    loop.train(session, [torch.randn(16, 4)] * 3)
+    assert loop.stopped
+
+
+def test_session_and_collectors_import_no_lightning() -> None:
+    code = (
+        "import sys, lightning_hooks.session.session, lightning_hooks.collectors.ranges, lightning_hooks.collectors.tensor_clips;"
+        "assert not {'lightning', 'pytorch_lightning', 'lightning_fabric'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
