@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statisti
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,examples,test,docs,dev]'
 	touch $@
 
-demo: $(READY)  ## train a CNN on real data with the trio on, then plant four faults and let them be found
+demo: $(READY)  ## train a CNN on real data with the monitors on, then plant four faults and let them be found
 	$(BIN)/python examples/digits.py
 	set -e; for fault in vanishing dying-relu exploding nan; do $(BIN)/python examples/digits.py --fault $$fault; done
 

@@ -164,5 +164,7 @@ def _change(kind: str) -> str:
         rule, name = found[0]
         lines.append(f'        {{"kind": "{kind}", "{name}": {getattr(rule, name)!r}}},  # or set another threshold')
     lines.append(f'        {{"kind": "{kind}", "severity": "info"}},  # or never notify, only keep it in the report')
-    code = "\n".join(["from lightning_hooks import monitors", "", "callbacks = monitors(", "    rules=[", *lines, "    ]", ")"])
+    code = "\n".join(
+        ["from lightning_hooks import TrainingMonitor", "", "monitor = TrainingMonitor(", "    rules=[", *lines, "    ]", ")"]
+    )
     return f"```python\n{code}\n```\n\nAll forms: [alerts](index.md#other-thresholds-mutes-your-own-rules)."

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import Alert, monitors
+from lightning_hooks import Alert, TrainingMonitor
 
 BATCH = 64
 INDENT = " " * 9
@@ -145,7 +145,7 @@ def train(fault: Fault | None, epochs: int, log_dir: Path, name: str) -> tuple[f
         max_epochs=epochs,
         accelerator="cpu",
         gradient_clip_val=1.5,
-        callbacks=monitors(every_n_steps=1, on_alert=alerts.append, summary=fault is None),  # the one line
+        callbacks=[TrainingMonitor(every_n_steps=1, on_alert=alerts.append, summary=fault is None)],  # the one line
         logger=[csv, tensorboard],
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import GradientClipMonitor, monitors
+from lightning_hooks import TrainingMonitor
 
 NOISE, BATCH = 32, 64
 INK = " .:-=+*#%@"
@@ -96,12 +96,12 @@ def main() -> int:
     real = torch.tensor(load_digits().data / 16.0, dtype=torch.float32)
     model = GAN(options.clip)
 
-    trio = monitors()
+    monitor = TrainingMonitor()
     tensorboard = TensorBoardLogger(options.log_dir, name="")
     trainer = Trainer(
         max_epochs=3 if options.fast else options.epochs,
         accelerator="cpu",
-        callbacks=trio,
+        callbacks=[monitor],
         logger=[CSVLogger(options.log_dir, name="", version=tensorboard.version), tensorboard],
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -111,7 +111,8 @@ def main() -> int:
     start = time.perf_counter()
     trainer.fit(model, DataLoader(TensorDataset(real), BATCH, shuffle=True, drop_last=True))
 
-    (clips,) = (monitor.report for monitor in trio if isinstance(monitor, GradientClipMonitor))
+    clips = monitor.clipping
+    assert clips is not None
     print()
     for name, net in zip(clips.optimizers, ("discriminator", "generator"), strict=True):
         stats = clips.optimizers[name]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks.callbacks import monitors
+from lightning_hooks.callbacks import TrainingMonitor
 from lightning_hooks.reports.alert import Alert
 
 CLASSES = ("a horizontal bar", "a vertical bar", "a cross", "a square")
@@ -100,7 +100,7 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
             trainer = Trainer(
                 max_epochs=EPOCHS,
                 accelerator="cpu",
-                callbacks=[*monitors(on_alert=alerts.append, summary=False)],
+                callbacks=[TrainingMonitor(on_alert=alerts.append, summary=False)],
                 logger=logger,
                 enable_checkpointing=False,
                 enable_progress_bar=False,

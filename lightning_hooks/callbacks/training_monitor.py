@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,6 +116,11 @@ class TrainingMonitor(SessionCallback):
         """The latest report of clipping events; None before the first."""
         report: ClipReport | None = self._parts[2].report
         return report
+
+    @property
+    def history(self) -> dict[str, deque[Any]]:
+        """The reports of this fit, oldest first, of ``features``, ``gradients`` and ``clipping``."""
+        return dict(zip(("features", "gradients", "clipping"), (part.history for part in self._parts), strict=True))
 
     @property
     def alerts(self) -> list[Alert]:

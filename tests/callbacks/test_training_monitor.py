@@ -54,6 +54,11 @@ def test_its_reports_alerts_and_verdict() -> None:
     assert monitor.clipping.optimizers["0-SGD"].steps == 7
     assert [alert.name for alert in monitor.alerts] == ["dead at net.1"]
     assert monitor.verdict == "Dead units at net.1."
+    assert {part: [report.epoch for report in reports] for part, reports in monitor.history.items()} == {
+        "features": [0, 1],
+        "gradients": [0, 1],
+        "clipping": [0, 1],
+    }
 
 
 def test_a_healthy_run_has_no_alert() -> None:

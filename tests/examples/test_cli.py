@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import AlwaysClipped, Dead, Vanishing
 from lightning_hooks.run_report import read_run
 
@@ -49,17 +50,16 @@ def test_it_trains_as_its_yaml_says(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*LightningCLI.s args.*", "ignore::DeprecationWarning")
 def test_rules_and_thresholds_come_from_the_yaml(example: Any) -> None:
     cli = example.CLI(example.DigitsNet, example.Digits, args=["--config", str(CONFIG)], run=False, save_config_callback=None)
-    features, flow, clip = (
-        callback for callback in cli.trainer.callbacks if type(callback).__module__.startswith("lightning_hooks")
-    )
-    general, of_head = (rule for rule in features.member.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
+    (monitor,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, TrainingMonitor))
+    features, flow, clip = monitor.members
+    general, of_head = (rule for rule in features.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
     assert (general.threshold, general.sites) == (0.25, "*")
     assert (of_head.threshold, of_head.sites, of_head.times, of_head.of) == (0.8, "head.*", 2, 3)
-    assert [mute.kind for mute in features.member.alerting.book.mutes] == ["silent"]
-    (vanishing,) = (rule for rule in flow.member.alerting.book.rules if isinstance(rule, Vanishing))
+    assert [mute.kind for mute in features.alerting.book.mutes] == ["silent", "zero"]
+    (vanishing,) = (rule for rule in flow.alerting.book.rules if isinstance(rule, Vanishing))
     assert vanishing.relative == 1e-5
-    assert flow.on_alert == "stop"
-    (always,) = (rule for rule in clip.member.alerting.book.rules if isinstance(rule, AlwaysClipped))
+    assert flow.settings.on_alert == "warn"
+    (always,) = (rule for rule in clip.alerting.book.rules if isinstance(rule, AlwaysClipped))
     assert always.threshold == 0.9
 
 
@@ -73,7 +73,7 @@ def test_the_configuration_is_printed_with_what_was_changed(example: Any, capsys
     assert printed["model"]["learning_rate"] == 0.5
     assert printed["trainer"]["max_epochs"] == 3
     first = printed["trainer"]["callbacks"][0]
-    assert first["class_path"] == "lightning_hooks.FeatureStatsMonitor"
+    assert first["class_path"] == "lightning_hooks.TrainingMonitor"
     assert first["init_args"]["every_n_steps"] == 5
     assert first["init_args"]["report_dir"] == "auto"
     assert {"kind": "dead", "threshold": 0.25} in first["init_args"]["rules"]
