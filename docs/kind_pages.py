@@ -14,7 +14,7 @@ from docs.kind_texts import CAPTIONS, FORMULAS, MEANINGS, SEVERITIES
 from lightning_hooks import alerts
 from lightning_hooks.alerts import RULES, Rule
 from lightning_hooks.alerts.causes import _LINKS as LINKS  # (cause, consequence); private because users never need it
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.reports.kinds import KINDS, page_of
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
@@ -29,12 +29,12 @@ EVERY_RULE = tuple(field.name for field in dataclasses.fields(Rule))
 
 def paths() -> list[str]:
     """The pages, in the order of the table."""
-    return [f"alerts/{kind}.md" for kind in KINDS]
+    return [f"{page_of(kind)}.md" for kind in KINDS]
 
 
 def pages() -> dict[str, str]:
     """Path to text."""
-    return {f"alerts/{kind}.md": page(kind) for kind in KINDS}
+    return {f"{page_of(kind)}.md": page(kind) for kind in KINDS}
 
 
 def rules_of(kind: str) -> list[Rule]:

@@ -18,7 +18,7 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import guarded
 from lightning_hooks.reports.plain import from_plain
 from lightning_hooks.statistics import ParameterGradientStats
-from lightning_hooks.statistics.host_copies import Courier
+from lightning_hooks.statistics.host_copies import HostCopies
 from lightning_hooks.statistics.rows import Column, row_dtype
 
 LINES = 32
@@ -117,7 +117,7 @@ class StepChecks:
         self._early, self._names, self._limits, self._look = early, names, limits, look
         self._several, self._device = world_size > 1, torch.device(device)
         self._elements = [sizes.get(name, 0) for name in names]
-        self._courier = Courier(polls=world_size == 1)
+        self._copies = HostCopies(polls=world_size == 1)
         self._watches: dict[int, NormWatch] = {}
         self._before: dict[int, Tensor] = {}
         self._sized: dict[int, list[int]] = {}
@@ -214,11 +214,11 @@ class StepChecks:
     def _send(self) -> None:
         for optimizer, (page, moments) in self._pages.items():
             if moments:
-                self._courier.send(page[: len(moments)], (optimizer, tuple(moments)))
+                self._copies.send(page[: len(moments)], (optimizer, tuple(moments)))
                 moments.clear()
 
     def _take(self, wait: bool = False) -> None:
-        for lines, (optimizer, moments) in self._courier.arrived(wait):
+        for lines, (optimizer, moments) in self._copies.arrived(wait):
             for norms, moment in zip(lines, moments, strict=True):
                 self._watch(optimizer).add(norms, moment)
 
@@ -283,7 +283,7 @@ class BatchChecks:
 
     def __init__(self, early: Early, world_size: int, look: Look) -> None:
         self._early, self._world_size, self._look = early, world_size, look
-        self._courier = Courier(polls=world_size == 1)
+        self._copies = HostCopies(polls=world_size == 1)
         self._affected = 0
 
     def batch_end(self, rows: Tensor, batches: int) -> None:
@@ -301,11 +301,11 @@ class BatchChecks:
             affected = (rows[:, Column.NONFINITE] > 0).sum(0, keepdim=True).to(row_dtype(rows.device))
             if self._world_size > 1:
                 torch.distributed.all_reduce(affected, torch.distributed.ReduceOp.MAX)
-            self._courier.send(affected)
+            self._copies.send(affected)
         self._take()
 
     def _take(self, wait: bool = False) -> None:
-        affected = max((int(counts[0]) for counts, _ in self._courier.arrived(wait)), default=0)
+        affected = max((int(counts[0]) for counts, _ in self._copies.arrived(wait)), default=0)
         if affected > self._affected:
             self._affected = affected
             if "nonfinite" not in self._early.reported:
@@ -313,5 +313,5 @@ class BatchChecks:
 
     def reset(self) -> None:
         """A new epoch: what is still under way is in the epoch's report."""
-        self._courier.forget()
+        self._copies.forget()
         self._affected = 0

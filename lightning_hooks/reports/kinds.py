@@ -195,6 +195,11 @@ def advice_for(kind: str) -> tuple[str, ...]:
     return () if known is None else known.advice
 
 
+def page_of(kind: str) -> str:
+    """The page of the documentation on a kind, such as ``alerts/dead``; empty for a kind that is not known here."""
+    return f"alerts/{kind}" if kind in KINDS else ""
+
+
 def inside_a_sentence(title: str) -> str:
     """A title for the middle of a sentence."""
     first, *_ = title.split(" ")

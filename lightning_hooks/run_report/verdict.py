@@ -11,7 +11,7 @@ from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import gravity, inside_a_sentence
+from lightning_hooks.reports.kinds import gravity, inside_a_sentence, page_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
@@ -67,6 +67,11 @@ class Problem:
     consequences: tuple[str, ...] = ()
     first: Alert | None = None
     again: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The page of the documentation on the kind; empty for a kind of the user's own."""
+        return page_of(self.kind)
 
     @property
     def what(self) -> str:

@@ -15,7 +15,7 @@ def number(scalar: Tensor) -> float:
     return float(scalar.numpy())
 
 
-class Courier:
+class HostCopies:
     """Carries copies of small tensors to the host, in order.
 
     From a CUDA device a copy goes into pinned memory behind the work that is queued, with an event that marks its arrival; what

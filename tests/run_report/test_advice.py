@@ -33,3 +33,5 @@ def test_the_report_shows_title_diagnosis_and_advice(rule: type[Rule], tmp_path:
         assert f"<li>{escape(step)}</li>" in page
     assert f"{alert.title}" in page
     assert f"## ▲ {alert.title} (warning)" in text
+    assert f"More: page alerts/{alert.kind} of the documentation" in page
+    assert f"More: page `alerts/{alert.kind}` of the documentation." in text

@@ -25,7 +25,7 @@ from lightning_hooks.hooks import Faults
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.statistics.host_copies import Courier
+from lightning_hooks.statistics.host_copies import HostCopies
 from tests.support.host_reads import NETS, CountSyncs
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, is_attached, loader, mlp, trainer
@@ -423,7 +423,7 @@ def test_an_overflow_under_a_loss_scaler_is_no_fault(fused: bool) -> None:
 # On an accelerator numbers come later: here a device that takes its time.
 
 
-class Slow(Courier):
+class Slow(HostCopies):
     """Copies are there after so many looks."""
 
     looks = 1
@@ -455,7 +455,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
             self._polls = wanted
 
     wanted, Here.looks = polls, looks
-    monkeypatch.setattr("lightning_hooks.collectors.checks.Courier", Here)
+    monkeypatch.setattr("lightning_hooks.collectors.checks.HostCopies", Here)
     monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
     for at in (0, 4, 7):
         model, seen = bad(at), []
@@ -479,7 +479,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
 def test_on_equals_off_bit_for_bit_and_no_value_is_read_in_a_step(net: str, later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape = NETS[net]
     if later:
-        monkeypatch.setattr("lightning_hooks.collectors.checks.Courier", Slow)
+        monkeypatch.setattr("lightning_hooks.collectors.checks.HostCopies", Slow)
         monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
 
     def fit(callbacks: list[Any]) -> tuple[Classifier, int]:
