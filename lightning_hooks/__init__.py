@@ -1,4 +1,4 @@
-"""PyTorch Lightning callbacks that listen inside a model while it trains.
+"""PyTorch Lightning callbacks that observe a model while it trains.
 
 Names are imported when they are first asked for, so that Lightning can look for :mod:`lightning_hooks.environment` in every
 script at no cost.

@@ -23,7 +23,7 @@ FORWARD, BACKWARD, STEP = 0, 1, 2
 class Ordered(NamedTuple):
     """Alerts in order of cause."""
 
-    of_report: list[tuple[Alert, ...]]  # for each report its alerts: roots first, then what follows from something, as infos
+    of_report: list[tuple[Alert, ...]]  # for each report its alerts: roots first, then consequences of something, as infos
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
 
 
@@ -39,7 +39,7 @@ class Node:
     held: bool = False  # whether it was raised before and lasts
     number: int = 0  # its number in the order of the reports
     cause: Node | None = None  # what it follows from
-    follows: list[Node] = field(default_factory=list)  # what follows from it
+    follows: list[Node] = field(default_factory=list)  # its consequences
 
     @property
     def kind(self) -> str:
@@ -168,7 +168,7 @@ def _first(stats: Any, name: str) -> float:
     return math.inf if batch is None else float(batch)
 
 
-# What follows from what.
+# Causes and consequences.
 
 _RANK = {
     kind: rank

@@ -44,7 +44,7 @@ RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
 ``"-dead at encoder.*"``; or a function from a report to alerts."""
 
 
-class Finding(NamedTuple):
+class Candidate(NamedTuple):
     """An alert, and in how many reports it must be found before it counts."""
 
     alert: Alert
@@ -97,7 +97,7 @@ class RuleBook:
         history: Sequence[Any] = (),
         on_fault: Callable[[RuleLike, Exception], None] | None = None,
         urgent: bool = False,
-    ) -> list[Finding]:
+    ) -> list[Candidate]:
         """Apply the rules to a report.
 
         Args:
@@ -120,8 +120,8 @@ class RuleBook:
                     on_fault(rule, error)
                     continue
                 times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
-                found += [Finding(alert, times, of) for alert in alerts if _decides(group, place, alert.site)]
-        return [finding for finding in found if not any(mute.mutes(finding.alert) for mute in self.mutes)]
+                found += [Candidate(alert, times, of) for alert in alerts if _decides(group, place, alert.site)]
+        return [candidate for candidate in found if not any(mute.mutes(candidate.alert) for mute in self.mutes)]
 
     def _add(self, rule: RuleLike) -> None:
         key = type(rule) if isinstance(rule, Rule) else object()

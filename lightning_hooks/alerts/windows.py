@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts.rulebook import Finding
+from lightning_hooks.alerts.rulebook import Candidate
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import SEVERITIES
 from lightning_hooks.reports.plain import from_plain
@@ -65,7 +65,7 @@ class AlertWindow:
         rearm: Reports without an alert after which it would be new again; at least 1.
 
     Attributes:
-        cleared: What was over at the last :meth:`news`.
+        cleared: What was over at the last :meth:`new_alerts`.
         ended: What is over since the start, the last ``ENDED`` of it.
     """
 
@@ -83,9 +83,9 @@ class AlertWindow:
         """The root causes that last, each as it was first passed on, with the highest severity since."""
         return [entry.first for entry in self._open.values() if entry.root and not entry.absent]
 
-    def confirmed(self, findings: Iterable[Finding]) -> list[Alert]:
+    def confirmed(self, candidates: Iterable[Candidate]) -> list[Alert]:
         """Enter what was found in one report; return what counts, each with the step since which it is there."""
-        current = {(finding.alert.kind, finding.alert.site): finding for finding in findings}
+        current = {(candidate.alert.kind, candidate.alert.site): candidate for candidate in candidates}
         for key, seen in list(self._seen.items()):
             seen.recent = [*seen.recent, int(key in current)][-seen.span :]
             if not any(seen.recent):
@@ -122,10 +122,10 @@ class AlertWindow:
         since = alert.since_step if entry is None else entry.first.since_step
         return dataclasses.replace(alert, also=also, since_step=since)
 
-    def news(self, alerts: Iterable[Alert]) -> list[Alert]:
+    def new_alerts(self, alerts: Iterable[Alert]) -> list[Alert]:
         """Take the alerts of one report, as :meth:`grouped` gave them, and return those to pass on.
 
-        What follows from another alert is not passed on; but if its kind was before, as a root cause, that is not over.
+        A consequence of another alert is not passed on; but if its kind was before, as a root cause, that is not over.
         """
         alerts = list(alerts)
         groups, kinds = _roots(alerts), {alert.kind for alert in alerts}

@@ -38,9 +38,10 @@ class HookedCallback(EitherPackage, ABC):
     A subclass that overrides one of Lightning's hooks calls ``super()`` in it.
 
     Args:
-        modules: Where to listen: a glob pattern on the names of ``named_modules()``, a module type (in YAML its full name, such as
-            ``torch.nn.ReLU``), several of these, or a predicate of (name, module). None for every leaf that computes something.
-        every_n_steps: Listen to training batches 0, n, 2n, … of each epoch; 1 for all.
+        modules: Which modules are observed: a glob pattern on the names of ``named_modules()``, a module type (in YAML its full
+            name, such as ``torch.nn.ReLU``), several of these, or a predicate of (name, module). None for every leaf that computes
+            something.
+        every_n_steps: Sample training batches 0, n, 2n, … of each epoch; 1 for all.
 
     Raises:
         TypeError: If an argument is of a wrong type.

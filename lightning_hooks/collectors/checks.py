@@ -22,7 +22,7 @@ from lightning_hooks.statistics.host_copies import HostCopies
 from lightning_hooks.statistics.rows import Column, row_dtype
 
 LINES = 32
-"""Steps whose norms are kept on an accelerator before they are sent, where checks are further apart."""
+"""Steps whose norms are kept on an accelerator before they are sent, where checks are less frequent."""
 
 Look = Callable[[], bool]
 """Apply the urgent rules; return whether the fit is to stop."""
@@ -67,11 +67,11 @@ def checked(every: Any, monitor: str, can: bool) -> Early | None:
     """
     if every is None:
         return None
-    said = f"check_every_n_steps must be None (alerts at the end of each epoch) or an integer of at least 1; got {every!r}."
+    expected = f"check_every_n_steps must be None (alerts at the end of each epoch) or an integer of at least 1; got {every!r}."
     if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(said)
+        raise TypeError(expected)
     if every < 1:
-        raise ValueError(said)
+        raise ValueError(expected)
     if not can:
         raise ValueError(
             f"{monitor} has nothing to check within an epoch; got check_every_n_steps={every!r}. Give it to "
@@ -229,9 +229,9 @@ class StepChecks:
     def _has_news(self) -> bool:
         """Whether something is wrong that was not before in this epoch."""
         found = {(optimizer, trigger) for optimizer, watch in self._watches.items() for trigger in watch.triggers()}
-        news = {entry for entry in found - self._seen if entry[1][0] not in self._early.reported}
+        fresh = {entry for entry in found - self._seen if entry[1][0] not in self._early.reported}
         self._seen |= found
-        return bool(news)
+        return bool(fresh)
 
     def last_look(self) -> bool:
         """The epoch ends: take what is still under way. Return whether something is wrong that was not looked at."""

@@ -63,7 +63,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._embeddings = embedding_weights(steps, model)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, MeasuredStep] = {}
-        # Guarded apart from the checks: ranks come to their collective together, whatever fails on one of them.
+        # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
         self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
         self._checks = new_step_checks(context)
         self._watch = SetupWatch(steps.names, None if host.global_step else model)

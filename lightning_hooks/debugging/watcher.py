@@ -89,8 +89,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
                 if owners and not any(self._is_open(name) or name in inside for name in owners):
-                    said = str(func)
-                    fused = next((name for name in _FUSED if name in said), "")
+                    function = str(func)
+                    fused = next((known for known in _FUSED if known in function), "")
                     for name in owners:
                         self.fused.setdefault(name, fused) if fused else self.used.setdefault(name, _where(start))
 

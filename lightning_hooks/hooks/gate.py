@@ -1,4 +1,4 @@
-"""When a hook may listen."""
+"""When a hook may record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Gate:
     batch starts and closes while backward runs and when the batch ends.
 
     Attributes:
-        open: Whether hooks listen now.
+        open: Whether hooks record now.
         sampled: Whether the batch under way is a sampled one.
         running: Whether a batch is under way.
     """
@@ -29,7 +29,7 @@ class Gate:
         return self.open
 
     def start(self, sampled: bool) -> None:
-        """A training batch starts; ``sampled`` says whether it is listened to."""
+        """A training batch starts; ``sampled`` says whether it is recorded."""
         self.open = self.sampled = sampled
         self.running = True
         if sampled:
@@ -55,7 +55,7 @@ _UNDER_WAY: dict[int, Gate] = {}
 
 @contextmanager
 def all_closed() -> Iterator[None]:
-    """Close every gate in this block: a model that runs aside from its training, in the middle of a batch, is not its training."""
+    """Close every gate in this block: a model that runs for other purposes in the middle of a batch is not its training."""
     closed = [gate for gate in _UNDER_WAY.values() if gate.open]
     for gate in closed:
         gate.open = False

@@ -57,7 +57,7 @@ def feature_map(
         kind: What :func:`kind_of` says of them.
         images: The samples, uint8 of shape ``(n, height, width, 3)``, drawn next to the maps; None for none.
         max_maps: The first channels or heads are shown, no more than these.
-        when: Said in the title, such as ``epoch 3``.
+        when: Shown in the title, such as ``epoch 3``.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> in
     """Run a command; return 0, or 2 if a run cannot be read.
 
     Args:
-        arguments: What follows the command's name; None for ``sys.argv``.
+        arguments: Those after the command's name; None for ``sys.argv``.
         demo: What runs the demo; None leaves that command out.
     """
     parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")

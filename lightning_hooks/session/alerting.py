@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
-from lightning_hooks.alerts.rulebook import Finding
+from lightning_hooks.alerts.rulebook import Candidate
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.session.settings import OnAlert
@@ -51,14 +51,14 @@ class Alerting:
             early: What checks within the window found; it counts, whether or not the whole window shows it.
         """
         known = {(alert.kind, alert.site): alert for alert in early}
-        findings = []
-        for finding in self.book.judge(report, tuple(self.history), self._fault_of_rule):
-            checked = known.pop((finding.alert.kind, finding.alert.site), None)
+        candidates = []
+        for candidate in self.book.judge(report, tuple(self.history), self._fault_of_rule):
+            checked = known.pop((candidate.alert.kind, candidate.alert.site), None)
             if checked is not None:  # the check knows when
-                dated = dataclasses.replace(finding.alert, since_step=checked.since_step, batch=checked.batch)
-                finding = finding._replace(alert=dated)
-            findings.append(finding)
-        alerts = tuple(self.window.confirmed([*findings, *map(Finding, known.values())]))
+                dated = dataclasses.replace(candidate.alert, since_step=checked.since_step, batch=checked.batch)
+                candidate = candidate._replace(alert=dated)
+            candidates.append(candidate)
+        alerts = tuple(self.window.confirmed([*candidates, *map(Candidate, known.values())]))
         if self.book.wants_history:
             first, later = self.history[:1], [*self.history[1:], report]
             self.history = [*first, *later[1 - HISTORY :]] if first else [report]
@@ -67,7 +67,7 @@ class Alerting:
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """Apply the urgent rules to what is known in the middle of a window; infos can wait."""
         found = self.book.judge(report, tuple(self.history), self._fault_of_rule, urgent=True)
-        alerts = (finding.alert for finding in found if finding.alert.severity != "info")
+        alerts = (candidate.alert for candidate in found if candidate.alert.severity != "info")
         return tuple(a if a.since_step is not None else dataclasses.replace(a, since_step=a.step) for a in alerts)
 
     def notify_observers(self, alert: Alert) -> None:

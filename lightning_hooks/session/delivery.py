@@ -74,7 +74,7 @@ class AlertDelivery:
         for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
             window = member.alerting.window
             member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(alerts))
-            fresh.update({(place, alert.name): alert for alert in window.news(report.alerts)})
+            fresh.update({(place, alert.name): alert for alert in window.new_alerts(report.alerts)})
             records += [
                 {"event": "cleared", "monitor": member.kind.prefix, **dataclasses.asdict(over)}
                 | {"epoch": report.epoch, "step": report.step}

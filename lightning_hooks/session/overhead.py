@@ -124,7 +124,7 @@ class Overhead:
 
 
 def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:
-    """How many steps apart to sample so that several monitors together stay within a share of the step's time.
+    """Every how many steps to sample so that several monitors together stay within a share of the step's time.
 
     Args:
         budget: The share, as 0.01 for one in a hundred.

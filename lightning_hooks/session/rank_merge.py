@@ -26,7 +26,7 @@ def merged(collector: Collector[Any]) -> Tensor:
 
 
 def split(collector: Collector[Any], packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Take the table and the histograms' counts apart, along the last dimension."""
+    """Separate the table and the histograms' counts, along the last dimension."""
     if collector.histograms is None:
         return packed, packed.new_empty(0)
     size = packed.shape[-1] - collector.histograms.counts.numel()

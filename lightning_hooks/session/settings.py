@@ -28,7 +28,7 @@ ON_ALERT = ("log", "warn", "stop", "raise")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The arguments that monitors share, checked. What they mean is said at :class:`~lightning_hooks.TrainingMonitor`.
+    """The arguments that monitors share, checked. Their meaning: :class:`~lightning_hooks.TrainingMonitor`.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -71,13 +71,13 @@ class Settings:
 
     def _check_histograms(self) -> None:
         patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms
-        said = f"histograms must be True, False, or glob patterns on the names of sites; got {self.histograms!r}."
+        expected = f"histograms must be True, False, or glob patterns on the names of sites; got {self.histograms!r}."
         if isinstance(patterns, bool):
             return
         if not (isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)):
-            raise TypeError(said)
+            raise TypeError(expected)
         if not all(patterns or [""]):
-            raise ValueError(said)
+            raise ValueError(expected)
 
     def _check_figures(self) -> None:
         if not isinstance(self.figures, int):

@@ -208,7 +208,7 @@ def layouts(root: nn.Module) -> Mapping[int, bool | None]:
 
 
 def most_units(root: nn.Module) -> int:
-    """The most units any module of a model can have, as far as its parameters tell: the same number on every rank."""
+    """The most units any module of a model can have, as far as its parameters show: the same number on every rank."""
     return max(map(_units_of, root.modules()), default=0)
 
 

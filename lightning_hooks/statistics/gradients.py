@@ -158,13 +158,13 @@ def every(parameter: Tensor, stride: int) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _strides(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
-    """How far apart the elements are that are taken of parameters of these shapes: the same at every step."""
+    """The distance between the elements that are taken of parameters of these shapes: the same at every step."""
     return tuple(spacing(shape.numel(), shape.numel() // shape[0] if shape and shape[0] else 1)[1] for shape in shapes)
 
 
 @functools.lru_cache(maxsize=4096)
 def spacing(numel: int, columns: int, sample: int = UPDATE_SAMPLE) -> tuple[int, int]:
-    """How many elements of a parameter to take, and how far apart: all of up to ``sample``, of more a quarter as many."""
+    """How many elements of a parameter to take, and at what distance: all of up to ``sample``, of more a quarter as many."""
     if numel <= sample:
         return numel, 1
     stride = 4 * numel // sample

@@ -18,7 +18,7 @@ from lightning_hooks.statistics.rows import row_dtype
 
 QUARTERS = 4
 LOWEST, HIGHEST = -40, 24
-"""Powers of two between which magnitudes are told apart: 1e-12 to 1.7e7. What is less counts as zero, what is more as the most."""
+"""Powers of two between which magnitudes are distinguished: 1e-12 to 1.7e7. Less counts as zero, more as the most."""
 N_SIDE = (HIGHEST - LOWEST) * QUARTERS
 N_BINS = 2 * N_SIDE + 1
 

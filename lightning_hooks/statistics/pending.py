@@ -10,7 +10,7 @@ from torch import Tensor
 class Pending:
     """Records of backward passes whose steps are still to come.
 
-    With several optimizers each backward pass is set aside with those it has gradients for, so that the step of one does not decide
+    With several optimizers each backward pass is kept with those it has gradients for, so that the step of one does not decide
     about the gradients of another. Of a pass that has gradients for several, the first step decides.
 
     Args:

@@ -20,7 +20,7 @@ from lightning_hooks.statistics.rows import row_dtype
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor: told by what it has, since the class would take a while to import."""
+    """Whether a tensor is a DTensor, by the attributes it has, since the class would take a while to import."""
     return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 

@@ -25,7 +25,7 @@ def alert(kind="dead", site="a", epoch=0):
 
 def delivered(window, *epochs):
     """Which of the sites of each epoch (one letter each) were news."""
-    return ["".join(new.site for new in window.news([alert(site=site) for site in sites])) for sites in epochs]
+    return ["".join(new.site for new in window.new_alerts([alert(site=site) for site in sites])) for sites in epochs]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_an_alert_is_delivered_holds_and_rearms(rearm, epochs, news):
 
 def test_kinds_at_one_site_are_distinguished():
     window = AlertWindow()
-    assert len(window.news([alert("dead"), alert("nonfinite")])) == 2
-    assert [new.kind for new in window.news([alert("dead"), alert("constant")])] == ["constant"]
+    assert len(window.new_alerts([alert("dead"), alert("nonfinite")])) == 2
+    assert [new.kind for new in window.new_alerts([alert("dead"), alert("constant")])] == ["constant"]
 
 
 def test_news_are_the_alerts_themselves():
     first = alert()
-    assert AlertWindow().news(iter([first]))[0] is first
+    assert AlertWindow().new_alerts(iter([first]))[0] is first
 
 
 @pytest.mark.parametrize("cut", range(7))

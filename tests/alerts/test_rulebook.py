@@ -34,7 +34,7 @@ def book(*given: Any) -> RuleBook:
 
 
 def found(rules: RuleBook, report: Any, history: Any = ()) -> list[tuple[str, str]]:
-    return [(finding.alert.kind, finding.alert.site) for finding in rules.judge(report, history)]
+    return [(candidate.alert.kind, candidate.alert.site) for candidate in rules.judge(report, history)]
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,16 @@ def test_a_rule_that_raises_is_reported_and_the_others_go_on(features: Any) -> N
     faults: list[Any] = []
     rules = book(broken)
     report = features({"dead_fraction": 0.9})
-    findings = rules.judge(report, on_fault=lambda rule, error: faults.append((rule, repr(error))))
-    assert [finding.alert.kind for finding in findings] == ["dead"]
+    candidates = rules.judge(report, on_fault=lambda rule, error: faults.append((rule, repr(error))))
+    assert [candidate.alert.kind for candidate in candidates] == ["dead"]
     assert faults == [(broken, "KeyError('oops')")]
     with pytest.raises(KeyError, match="oops"):
         rules.judge(report)
 
 
 def test_severity_times_and_of_go_with_the_finding(features: Any) -> None:
-    (finding,) = book(Dead(severity="info", times=2, of=3)).judge(features({"dead_fraction": 1.0}))
-    assert (finding.alert.severity, finding.times, finding.of) == ("info", 2, 3)
+    (candidate,) = book(Dead(severity="info", times=2, of=3)).judge(features({"dead_fraction": 1.0}))
+    assert (candidate.alert.severity, candidate.times, candidate.of) == ("info", 2, 3)
 
 
 @pytest.mark.parametrize(

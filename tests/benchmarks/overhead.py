@@ -59,16 +59,22 @@ class Blocks(Callback):
         trainer.callbacks = [*self.others, *self.on, self]
         for callback in self.on:
             callback.on_train_start(trainer, pl_module)
-        for callback in self.on:
+        for callback in self._present(trainer):
             callback.on_train_epoch_start(trainer, pl_module)
 
     def _leave(self, trainer: Any, pl_module: Any) -> None:
-        for callback in self.on:
+        present = self._present(trainer)
+        for callback in present:
             callback.on_train_end(trainer, pl_module)
-        for callback in self.on:
+        for callback in present:
             callback.teardown(trainer, pl_module, "fit")
         self.on = []
         trainer.callbacks = [*self.others, self]
+
+    def _present(self, trainer: Any) -> list[Any]:
+        """The callbacks of the block, and what they have added to the trainer's."""
+        known = {id(each) for each in (*self.others, self)}
+        return [each for each in trainer.callbacks if id(each) not in known]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if torch.cuda.is_available():
@@ -76,7 +82,7 @@ class Blocks(Callback):
             event.record()
             self.marks.append((batch_idx, event))
         else:
-            self.marks.append((batch_idx, time.perf_counter()))
+            self.marks.append((batch_idx, time.process_time()))  # CPU time: a noisy machine disturbs it less
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.left -= 1
@@ -233,7 +239,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     where = machine()
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     names = arguments.workloads or [name for name, workload in WORKLOADS.items() if workload.cuda == torch.cuda.is_available()]

@@ -50,7 +50,7 @@ class _Located(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What was copied of the tensors at some addresses, one after the other: how many values of each, and how far apart."""
+    """What was copied of the tensors at some addresses, one after the other: how many values of each, and at what distance."""
 
     located: _Located
     counts: Tensor
