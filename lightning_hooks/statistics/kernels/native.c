@@ -24,6 +24,21 @@
 
 enum { F32 = 0, F64 = 1, BF16 = 2, F16 = 3 };
 
+enum {
+    PARAMETER_STEPS,
+    PARAMETER_NORM,
+    PARAMETER_SQUARE,
+    PARAMETER_NORM_MAX,
+    PARAMETER_ZEROS,
+    PARAMETER_ELEMENTS,
+    PARAMETER_NONFINITE_STEPS,
+    PARAMETER_MISSING_STEPS,
+    PARAMETER_RATIO,
+    PARAMETER_RATIO_STEPS,
+    PARAMETER_FIRST_NONFINITE,
+    PARAMETER_COLUMNS
+};
+
 /* The columns of rows.py, in its order. */
 enum { CALLS, COUNT, MEAN, M2, MIN, MAX, ZEROS, NONFINITE, SATURATED, SATURABLE, NORM, NORM_MAX, UNITS, FIRST_NONFINITE, COLUMNS };
 
@@ -392,5 +407,38 @@ WIDTHS void ratios(const int64_t *addresses, const int64_t *counts, const int64_
         else COMPARE(float)
         out[t] = sqrt(update) / sqrt(weight); /* 0 / 0 for a weight of zeros */
         then += n * (type == F64 ? 8 : 4);
+    }
+}
+
+/* Enter k measured gradients into the rows of their parameters (indices[t] is the row of the t-th), and the norm of them all into
+ * the total of their optimizer: (finite steps, sum of norms). */
+void enter(double *rows, const int64_t *indices, int64_t k, const double *norm, const double *zeros, const double *sizes,
+           double global_step, double *total) {
+    double square = 0;
+    for (int64_t t = 0; t < k; t++) square += norm[t] * norm[t];
+    if (finite64(square)) total[0] += 1, total[1] += sqrt(square);
+    for (int64_t t = 0; t < k; t++) {
+        double *row = rows + indices[t] * PARAMETER_COLUMNS;
+        row[PARAMETER_ZEROS] += zeros[t];
+        row[PARAMETER_ELEMENTS] += sizes[t];
+        if (!finite64(norm[t])) {
+            row[PARAMETER_NONFINITE_STEPS] += 1;
+            if (global_step < row[PARAMETER_FIRST_NONFINITE]) row[PARAMETER_FIRST_NONFINITE] = global_step;
+            continue;
+        }
+        row[PARAMETER_STEPS] += 1;
+        row[PARAMETER_NORM] += norm[t];
+        row[PARAMETER_SQUARE] += norm[t] * norm[t];
+        if (norm[t] > row[PARAMETER_NORM_MAX]) row[PARAMETER_NORM_MAX] = norm[t];
+    }
+}
+
+/* Enter k update ratios; those that are not finite do not count. */
+void enter_ratios(double *rows, const int64_t *indices, int64_t k, const double *ratio) {
+    for (int64_t t = 0; t < k; t++) {
+        if (!finite64(ratio[t])) continue;
+        double *row = rows + indices[t] * PARAMETER_COLUMNS;
+        row[PARAMETER_RATIO] += ratio[t];
+        row[PARAMETER_RATIO_STEPS] += 1;
     }
 }

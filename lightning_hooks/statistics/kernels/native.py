@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.hooks.tensors import dense, in_memory
+from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, empty_table, fixed
@@ -93,6 +94,10 @@ class NativeKernels(HostKernels):
         self._sample.argtypes = (address, address, address, integer, kind, address)
         self._ratios = freely.ratios
         self._ratios.argtypes = (address, address, address, integer, kind, address, address)
+        self._enter = at_once.enter
+        self._enter.argtypes = (address, address, integer, address, address, address, real, address)
+        self._enter_ratios = at_once.enter_ratios
+        self._enter_ratios.argtypes = (address, address, integer, address)
         self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
         if freely.reads_half():
             self.types[torch.float16] = 3
@@ -201,6 +206,28 @@ class NativeKernels(HostKernels):
         at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
         self._ratios(*at, len(tensors), located.kind, taken.values.data_ptr(), ratios.data_ptr())
         return ratios
+
+    @override
+    def enter(
+        self,
+        rows: Tensor,
+        total: Tensor,
+        indices: Tensor,
+        norms: Tensor,
+        zeros: Tensor,
+        sizes: Tensor,
+        global_step: int,
+        valid: Tensor | None = None,
+    ) -> None:
+        if valid is not None and not number(valid):
+            return
+        read = (norms.data_ptr(), zeros.data_ptr(), sizes.data_ptr())
+        self._enter(rows.data_ptr(), indices.data_ptr(), len(indices), *read, float(global_step), total.data_ptr())
+
+    @override
+    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+        if valid is None or number(valid):
+            self._enter_ratios(rows.data_ptr(), indices.data_ptr(), len(indices), ratios.data_ptr())
 
 
 def load() -> NativeKernels | None:

@@ -13,6 +13,7 @@ from lightning_hooks.statistics import Column, empty_table
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.kernels import native as module
 from lightning_hooks.statistics.kernels.native import LIBRARY, SOURCE
+from lightning_hooks.statistics.rows import ParameterColumn
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,8 @@ def fast(path):
 def test_the_columns_are_those_of_the_rows():
     """The C file is built where the package cannot be imported, and has its own list of them."""
     lists = [re.findall(r"\w+", names) for names in re.findall(r"enum \{([^}=]*)\}", SOURCE.read_text())]
-    assert lists == [[*Column.__members__, "COLUMNS"]]
+    parameters = [f"PARAMETER_{name}" for name in ParameterColumn.__members__]
+    assert sorted(lists) == sorted([[*Column.__members__, "COLUMNS"], [*parameters, "PARAMETER_COLUMNS"]])
 
 
 def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
