@@ -1,4 +1,4 @@
-"""Tests run beside each other: one thread each, or they wait for one another."""
+"""Tests run next to each other: one thread each, or they wait for one another."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_growth_over_the_parameters_is_a_trigger_too() -> None:
     assert seen.triggers() == set()
 
 
-def test_of_a_parameter_of_unknown_size_only_what_is_not_finite_is_told() -> None:
+def test_of_a_parameter_of_unknown_size_only_what_is_not_finite_is_reported() -> None:
     seen = NormWatch(2, absolute=1e3)
     feed(seen, *[[1e30, 1.0]] * RUN)
     assert seen.triggers() == set()

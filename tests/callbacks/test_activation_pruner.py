@@ -263,7 +263,7 @@ def test_a_checkpoint_is_tested_with_its_masks(tmp_path: Path) -> None:
     assert int((~pruner.mask("net.0")).sum()) == 4
 
 
-def test_a_checkpoint_of_other_modules_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_modules_is_rejected(tmp_path: Path) -> None:
     run = trainer([ActivationPruner(modules="net.0", summary=False)])
     run.fit(Classifier(mlp()), loader())
     run.save_checkpoint(tmp_path / "end.ckpt")
@@ -392,7 +392,7 @@ def test_modules_that_cannot_be_masked_stop_training_with_the_reason() -> None:
     assert not any(hook_counts(model).values())
 
 
-def test_compiled_modules_are_refused() -> None:
+def test_compiled_modules_are_rejected() -> None:
     model = Classifier(nn.Sequential(torch.compile(mlp(), backend="eager"), nn.Linear(3, 3)))
     with pytest.raises(RuntimeError, match=r"'net\.0\.0' runs under torch\.compile, .* then call apply\(model\), and compile"):
         trainer([ActivationPruner(modules="net.0.0")]).fit(model, loader())

@@ -189,7 +189,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ActivationRangeObserver(**arguments)
 

@@ -51,7 +51,7 @@ class Faulty(HookedCallback):
         raise ValueError("no such thing")
 
 
-def test_a_hook_that_raises_is_told_once_and_switched_off() -> None:
+def test_a_hook_that_raises_is_reported_once_and_switched_off() -> None:
     torch.manual_seed(0)
     plain = Classifier(mlp())
     trainer().fit(plain, loader())
@@ -59,9 +59,9 @@ def test_a_hook_that_raises_is_told_once_and_switched_off() -> None:
     model, callback = Classifier(mlp()), Faulty()
     with pytest.warns(
         UserWarning, match=r"Faulty: the hook at 'net.1' raised ValueError: no such thing; it is switched off"
-    ) as told:
+    ) as reported:
         trainer([callback]).fit(model, loader())
-    assert len([w for w in told if "switched off" in str(w.message)]) == 1
+    assert len([w for w in reported if "switched off" in str(w.message)]) == 1
     assert callback.calls == 1
     assert same_state(plain, model)
 
@@ -111,7 +111,7 @@ BAD_AT_START = [
 
 
 @pytest.mark.parametrize(("build", "model", "message"), BAD_AT_START)
-def test_bad_selection_is_refused_at_train_start(build: Any, model: Any, message: str) -> None:
+def test_bad_selection_is_rejected_at_train_start(build: Any, model: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainer([build()]).fit(model(), loader())
 
@@ -154,7 +154,7 @@ def test_copies_of_a_hooked_model_are_silent() -> None:
     assert monitor.report.sites["net.0"].calls == 7
 
 
-def test_a_second_fit_tells_faults_anew() -> None:
+def test_a_second_fit_reports_faults_again() -> None:
     faulty = Faulty()
     for _ in range(2):
         with pytest.warns(UserWarning, match="raised ValueError: no such thing"):

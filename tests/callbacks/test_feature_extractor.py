@@ -299,7 +299,7 @@ def test_messages(arguments: dict[str, Any], error: type[Exception], message: st
         FeatureExtractor(**arguments)
 
 
-def test_two_that_would_write_the_same_file_are_refused(tmp_path: Path) -> None:
+def test_two_that_would_write_the_same_file_are_rejected(tmp_path: Path) -> None:
     def keep(modules: str, **arguments: Any) -> FeatureExtractor:
         return FeatureExtractor(modules=modules, folder=tmp_path, **arguments)
 

@@ -31,7 +31,7 @@ def test_epoch_values_are_those_of_the_concatenated_data(net: str, every: int) -
         assert_stats(monitor.report.sites[name], expected, context=name)
 
 
-def test_each_epoch_starts_anew() -> None:
+def test_each_epoch_starts_again() -> None:
     torch.manual_seed(0)
     monitor, recorder = FeatureStatsMonitor(every_n_steps=1, summary=False), Recorder(["net.0"])
     trainer([recorder, monitor], max_epochs=3).fit(Classifier(mlp()), loader())
@@ -76,7 +76,7 @@ def test_dead_channels_of_a_convolution() -> None:
     assert [(a.kind, a.site, a.value) for a in monitor.report.alerts if a.kind == "dead"] == [("dead", "net.act", 0.75)]
 
 
-def test_saturated_tanh_is_told_from_a_healthy_one() -> None:
+def test_saturated_tanh_is_distinguished_from_a_healthy_one() -> None:
     torch.manual_seed(0)
     net = mlp(depth=3)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_saturated_tanh_is_told_from_a_healthy_one() -> None:
 
 
 class Odd(nn.Module):
-    """Returns what it was told to, then passes its input on."""
+    """Returns what it was reported to, then passes its input on."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def test_modules_never_called_are_silent_not_zero() -> None:
     assert [(a.kind, a.severity) for a in monitor.report.alerts if a.site == "net.unused"] == [("silent", "info")]
 
 
-def test_attention_and_transformer_layers_are_heard() -> None:
+def test_attention_and_transformer_layers_are_recorded() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(Classifier(TinyTransformer()), loader((5, 6)))
     assert monitor.report.silent == ()

@@ -106,7 +106,7 @@ def test_nonfinite_steps_are_counted_and_kept_out_of_the_means() -> None:
     assert stats.norm_before == pytest.approx(np.mean([total_norm(s) for s in recorder.steps[:2]]), rel=1e-5)
 
 
-def test_skipped_steps_under_a_loss_scaler_are_told_from_nonfinite_ones() -> None:
+def test_skipped_steps_under_a_loss_scaler_are_distinguished_from_nonfinite_ones() -> None:
     torch.manual_seed(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model, monitor = BadBatch(mlp(), math.inf), GradientClipMonitor(summary=False)
@@ -245,7 +245,7 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
 
 
 @pytest.mark.parametrize("clipper_first", [True, False])
-def test_beside_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
+def test_next_to_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
     rows: list[dict[str, float]] = []
 
     class Keep(CSVLogger):
@@ -285,9 +285,9 @@ def test_gradients_that_are_clipped_twice_are_warned_of() -> None:
         r"^Gradients are clipped twice at each step: first by GradientClipper\(policy='value'\), then by "
         r"Trainer\(gradient_clip_val=0\.5\)\. Leave out one of the two\.$"
     )
-    with pytest.warns(UserWarning, match=message) as told:
+    with pytest.warns(UserWarning, match=message) as reported:
         trainer([clipper], gradient_clip_val=0.5).fit(Classifier(mlp()), loader())
-    assert sum("clipped twice" in str(warning.message) for warning in told) == 1
+    assert sum("clipped twice" in str(warning.message) for warning in reported) == 1
     trainer([clipper]).fit(Classifier(mlp()), loader())  # warnings are errors here
     trainer([GradientClipMonitor(summary=False)], gradient_clip_val=0.5).fit(Classifier(mlp()), loader())
 

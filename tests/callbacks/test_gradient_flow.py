@@ -100,7 +100,7 @@ class Branches(nn.Module):
         return self.used(x) + self.cut(x).detach() + self.zeroed(x) * 0.0
 
 
-def test_missing_zero_and_frozen_are_told_apart() -> None:
+def test_missing_zero_and_frozen_are_distinguished() -> None:
     monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(Classifier(Branches()), loader())
     report = monitor.report

@@ -239,7 +239,7 @@ def test_compiled_before_the_hooks_is_explained() -> None:
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*", "ignore:The .grad attribute.*"
 )
-def test_a_compiled_model_is_traced_without_compiling_anew_for_each_site() -> None:
+def test_a_compiled_model_is_traced_without_compiling_again_for_each_site() -> None:
     class Deep(Classifier):
         def __init__(self) -> None:
             super().__init__(nn.Sequential(*(nn.Linear(8, 8) for _ in range(12))))
@@ -288,6 +288,6 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         HookDebugger(**arguments)

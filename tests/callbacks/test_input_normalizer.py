@@ -46,7 +46,7 @@ class Inputs(Callback):
 
 
 def data(shift: float = 5.0, n: int = 50, **kwargs: Any) -> DataLoader[Any]:
-    """Ill-scaled inputs."""
+    """Affected-scaled inputs."""
     found = loader(n=n, **kwargs)
     x, y = found.dataset.tensors
     found.dataset.tensors = (x * torch.arange(1, 9) + shift, y)
@@ -346,7 +346,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         InputNormalizer(**arguments)
 

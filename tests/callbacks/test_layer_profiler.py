@@ -201,7 +201,7 @@ def test_the_bar_chart_goes_to_trackers_that_show_pictures(tmp_path: Any) -> Non
     assert any("profile/layers" in tag for tag in events.Tags()["tensors"])  # the table
 
 
-def test_without_matplotlib_the_chart_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_chart_is_rejected_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     model = Classifier(mlp())
     with pytest.raises(ImportError, match=r'plot=True\) needs matplotlib: pip install "lightning-hooks\[plots\]"'):
@@ -322,7 +322,7 @@ def test_reports_pickle_and_become_plain_data() -> None:
     assert ProfileReport.from_dict(plain) == report
 
 
-def test_a_site_that_tells_the_ledger_is_a_site() -> None:
+def test_a_site_that_reports_the_ledger_is_a_site() -> None:
     assert sites("a", Leaf())
     assert not sites("a", nn.ReLU())
     assert issubclass(Leaf, Site)

@@ -80,9 +80,9 @@ def test_the_configuration_is_printed_with_what_was_changed(example: Any, capsys
 
 
 @pytest.mark.filterwarnings("ignore:.*LightningCLI.s args.*", "ignore::DeprecationWarning")
-def test_a_wrong_threshold_is_refused_before_training(example: Any, tmp_path: Path) -> None:
+def test_a_wrong_threshold_is_rejected_before_training(example: Any, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(CONFIG.read_text().replace("threshold: 0.25", "treshold: 0.25"))
-    with pytest.raises((SystemExit, TypeError, ValueError)) as refused:
+    with pytest.raises((SystemExit, TypeError, ValueError)) as rejected:
         example.CLI(example.DigitsNet, example.Digits, args=["--config", str(wrong)], run=False, save_config_callback=None)
-    assert "treshold" in str(refused.value) or isinstance(refused.value, SystemExit)
+    assert "treshold" in str(rejected.value) or isinstance(rejected.value, SystemExit)

@@ -47,7 +47,7 @@ def test_every_sample_of_the_stream_is_as_likely_to_be_kept() -> None:
     assert sum((count - expected) ** 2 / (600 * 0.25 * 0.75) for count in counts.values()) < 43.8
 
 
-def test_an_epoch_starts_anew_with_the_same_keys() -> None:
+def test_an_epoch_starts_again_with_the_same_keys() -> None:
     reservoir = Reservoir(3, "reservoir", 1)
     one = stream(reservoir, [10, 10])
     reservoir.reset()
@@ -212,7 +212,7 @@ def test_bfloat16_in_either_file(tmp_path: Path) -> None:
     assert back.dtype == torch.float32
 
 
-def test_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_another_suffix_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"files with the suffix \.npz or \.safetensors; got '.*features\.pt'"):
         ExtractedFeatures(0, 0, {}).save(tmp_path / "features.pt")
 

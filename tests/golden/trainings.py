@@ -77,7 +77,7 @@ def train(model: Any, data: Any, folder: Path, ckpt_path: Path | None = None, ca
     logging.getLogger("lightning.pytorch").addHandler(messages)
     run = trainer([*ours, *callbacks], logger=logger, log_every_n_steps=1, **{"max_epochs": 3, **kwargs})
     try:
-        with redirect_stdout(printed), warnings.catch_warnings(record=True) as told:
+        with redirect_stdout(printed), warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             run.fit(model, data, ckpt_path=ckpt_path, **({"weights_only": True} if ckpt_path else {}))
     finally:
@@ -87,7 +87,7 @@ def train(model: Any, data: Any, folder: Path, ckpt_path: Path | None = None, ca
         "alerts": seen,
         "reports": {monitor.prefix: [report.to_dict() for report in monitor.history] for monitor in ours},
         "files": {path.name: _lines(path) for path in sorted(folder.rglob("*.jsonl"))},
-        "warned": sorted({str(warning.message) for warning in told if "Monitor" in str(warning.message)}),
+        "warned": sorted({str(warning.message) for warning in reported if "Monitor" in str(warning.message)}),
         "printed": [line.replace(str(folder), "<folder>") for line in [*messages.texts, *printed.getvalue().splitlines()]],
     }
 

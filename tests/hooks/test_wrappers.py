@@ -1,4 +1,4 @@
-"""The wrappers: when a hook runs, how often, at what cost, and what becomes of its errors."""
+"""The wrappers: when a hook runs, how often, at what cost, and what happens to its errors."""
 
 import copy
 import pickle
@@ -167,7 +167,7 @@ def test_synchronized_may_reenter():
     assert hook(3) == "bottom"
 
 
-def test_guarded_tells_once_and_switches_off():
+def test_guarded_reports_once_and_switches_off():
     faults = []
     inner = counted(failing)
     hook = guarded(inner, site="body.0", on_fault=lambda site, error: faults.append((site, str(error))))

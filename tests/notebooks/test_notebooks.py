@@ -49,7 +49,7 @@ def test_it_is_committed_executed_and_small(path: Path) -> None:
 
 
 @each_notebook
-def test_it_tells_nothing_of_the_machine_it_ran_on(path: Path) -> None:
+def test_it_reports_nothing_of_the_machine_it_ran_on(path: Path) -> None:
     shown = texts(code_cells(path))
     assert not re.search(r"(/home/|/root/|/tmp/|/Users/|/work/|site-packages|[A-Z]:\\\\)", shown)
     assert not re.search(r"0x[0-9a-f]{8,}", shown), "an address differs from run to run"

@@ -103,7 +103,7 @@ def test_an_abandoned_step_is_not_read(cuda: CudaClock) -> None:
     assert [found.accounts[2] for found in cuda.take(wait=True)] == [30, 30]
 
 
-def test_other_devices_are_refused() -> None:
+def test_other_devices_are_rejected() -> None:
     assert isinstance(clock_for(torch.device("cpu")), HostClock)
     with pytest.raises(RuntimeError, match=r"timed on 'cpu' and 'cuda' devices; the model is on 'meta'\. Profile it on one"):
         clock_for(torch.device("meta"))

@@ -131,7 +131,7 @@ def test_bad_input_says_what_came(kwargs: Any, error: type[Exception], text: str
     assert not any(hook_counts(model).values())
 
 
-def test_wrong_objects_are_refused() -> None:
+def test_wrong_objects_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module; got 'net'"):
         ProfileSession("net")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Linear has no submodules to observe.*torch\.nn\.Sequential\(model\)"):
@@ -155,7 +155,7 @@ def test_a_session_that_raises_removes_its_hooks_and_is_used_once() -> None:
         pass
 
 
-def test_a_report_before_any_measured_step_is_refused() -> None:
+def test_a_report_before_any_measured_step_is_rejected() -> None:
     model = mlp()
     with ProfileSession(model, warmup_steps=2) as session:
         for _ in range(2):

@@ -189,14 +189,14 @@ def test_more_units_than_ranks_can_agree_on() -> None:
         (torch.tensor(1.0), "a "),
     ],
 )
-def test_modules_that_do_not_return_one_tensor_are_refused(output: Any, what: str) -> None:
+def test_modules_that_do_not_return_one_tensor_are_rejected(output: Any, what: str) -> None:
     module = nn.ReLU()
     _, hook = one(module)
     with pytest.raises(TypeError, match=f"return one floating-point tensor; '0' returned {what}.*Choose other modules"):
         hook(module, (), output)
 
 
-def test_a_number_of_units_that_changes_is_refused() -> None:
+def test_a_number_of_units_that_changes_is_rejected() -> None:
     module = nn.ReLU()
     _, hook = one(module)
     hook(module, (), torch.ones(2, 3))

@@ -63,7 +63,7 @@ def test_an_embedding() -> None:
     assert torch.equal(net(torch.arange(7)), expected)
 
 
-def refused(net: nn.Module, masks: dict[str, Tensor], text: str) -> None:
+def rejected(net: nn.Module, masks: dict[str, Tensor], text: str) -> None:
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(ValueError, match=text):
         zero_units(net, masks)
@@ -75,18 +75,18 @@ HALF = torch.tensor([True, False])
 
 def test_what_cannot_be_done_is_said_and_nothing_is_changed() -> None:
     good = nn.Linear(2, 2)
-    refused(nn.Sequential(good, nn.Sigmoid()), {"0": HALF, "1": HALF}, r"units of '1' \(Sigmoid\) have no weights")
-    refused(nn.Sequential(good, nn.Hardtanh(1, 2)), {"1": HALF}, r"'1' \(Hardtanh\)")
-    refused(nn.Sequential(nn.ReLU()), {"0": HALF}, "Mask the linear layer or convolution before it instead")
-    refused(nn.ModuleDict({"fc": good, "act": nn.ReLU()}), {"act": HALF}, r"'act' \(ReLU\) have no weights")
-    refused(nn.Sequential(nn.BatchNorm1d(2, affine=False)), {"0": HALF}, r"'0' \(BatchNorm1d\)")
-    refused(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), {"0": HALF}, "have no weights, neither its own")
-    refused(nn.Sequential(good), {"fc": HALF}, "There is a mask for 'fc', and Sequential has no such module")
-    refused(nn.Sequential(nn.Linear(2, 3)), {"0": HALF}, "The mask of '0' has 2 units, and '0' has 3")
+    rejected(nn.Sequential(good, nn.Sigmoid()), {"0": HALF, "1": HALF}, r"units of '1' \(Sigmoid\) have no weights")
+    rejected(nn.Sequential(good, nn.Hardtanh(1, 2)), {"1": HALF}, r"'1' \(Hardtanh\)")
+    rejected(nn.Sequential(nn.ReLU()), {"0": HALF}, "Mask the linear layer or convolution before it instead")
+    rejected(nn.ModuleDict({"fc": good, "act": nn.ReLU()}), {"act": HALF}, r"'act' \(ReLU\) have no weights")
+    rejected(nn.Sequential(nn.BatchNorm1d(2, affine=False)), {"0": HALF}, r"'0' \(BatchNorm1d\)")
+    rejected(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))), {"0": HALF}, "have no weights, neither its own")
+    rejected(nn.Sequential(good), {"fc": HALF}, "There is a mask for 'fc', and Sequential has no such module")
+    rejected(nn.Sequential(nn.Linear(2, 3)), {"0": HALF}, "The mask of '0' has 2 units, and '0' has 3")
     tied = nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
     tied[1].weight = tied[0].weight
-    refused(tied, {"1": HALF}, "'1' shares its weights with another module")
-    refused(nn.Sequential(good, nn.ReLU(), good), {"1": HALF}, "'0' shares its weights with another module")
+    rejected(tied, {"1": HALF}, "'1' shares its weights with another module")
+    rejected(nn.Sequential(good, nn.ReLU(), good), {"1": HALF}, "'0' shares its weights with another module")
 
 
 def test_a_whole_mask_changes_nothing_wherever_it_is() -> None:

@@ -270,7 +270,7 @@ def test_a_new_epoch_starts_afresh() -> None:
         assert (found.smallest, found.largest, found.calls, found.count) == (1.0, 3.0, 1, 2)
 
 
-def test_unknown_levels_are_refused() -> None:
+def test_unknown_levels_are_rejected() -> None:
     with pytest.raises(ValueError, match="dtype must be one of int8, uint8; got 'int4'"):
         quantization_parameters(torch.zeros(1), torch.ones(1), "int4")
     with pytest.raises(ValueError, match="scheme must be one of affine, symmetric; got 'both'"):

@@ -53,9 +53,9 @@ def test_a_picture_that_fails_is_reported_once_and_the_others_are_written(drawin
     for step in range(3):
         drawing.ask("bad", lambda: 1 / 0, step)  # type: ignore[arg-type, return-value]
         drawing.ask("good", lambda: None, step)  # type: ignore[arg-type, return-value]
-    with pytest.warns(UserWarning, match="The picture bad could not be drawn: ZeroDivisionError: division by zero") as told:
+    with pytest.warns(UserWarning, match="The picture bad could not be drawn: ZeroDivisionError: division by zero") as reported:
         drawing.write(kept, wait=True)  # type: ignore[arg-type]
-    assert len(told) == 1
+    assert len(reported) == 1
     assert [(tag, step) for tag, step, _ in kept.found] == [("good", 0), ("good", 1), ("good", 2)]
 
 

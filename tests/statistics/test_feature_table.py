@@ -264,7 +264,7 @@ def test_an_unpacked_table_goes_on_where_the_packed_one_was(net, capacity):
     assert_same(read(second), read(whole))
 
 
-def test_reset_starts_anew(net):
+def test_reset_starts_again(net):
     table, fresh = FeatureTable(net.sites(), net), FeatureTable(net.sites(), net)
     fill(net, table, [torch.randn(64, 3, 4)])
     table.reset()

@@ -89,7 +89,7 @@ def test_the_table_counts_its_sites_adds_batches_and_merges_ranks() -> None:
     assert half == ([edge / 2 for edge in edges], counts)
 
 
-def test_packing_and_starting_anew() -> None:
+def test_packing_and_starting_again() -> None:
     one, other = table(), table()
     one.add(3, torch.arange(10.0))
     other.unpack(one.pack())

@@ -55,7 +55,7 @@ def nearly(n: int, at: int) -> Tensor:
     ("batch", "same"),
     [
         ([torch.ones(LEAST, 3), torch.arange(LEAST)], True),
-        ([torch.ones(LEAST - 1, 3)], None),  # too few to tell
+        ([torch.ones(LEAST - 1, 3)], None),  # too few to report
         ([torch.ones(8, 1)], None),  # one number a sample may be alike
         ([torch.ones(8)], None),
         ([torch.ones(8, 3, dtype=torch.long)], None),  # tokens

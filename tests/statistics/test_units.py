@@ -136,7 +136,7 @@ def test_softmax_counts_distributions(activation, shape, dim):
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU(inplace=True), nn.Mish(inplace=True), nn.Hardswish(inplace=True)])
-def test_what_overwrites_the_input_that_would_tell_says_nothing(activation):
+def test_what_overwrites_the_input_that_would_report_says_nothing(activation):
     assert saturation_of(activation) is None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Ledger:
-    """Time in nanoseconds, moved by :class:`Work` alone; entered by module, as the modules themselves tell."""
+    """Time in nanoseconds, moved by :class:`Work` alone; entered by module, as the modules themselves report."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -67,7 +67,7 @@ class Work(nn.Module):
 
 
 class Site(nn.Module):
-    """A module that tells the ledger when it runs. ``tell`` in :func:`name_sites` gives it its name."""
+    """A module that reports the ledger when it runs. ``report`` in :func:`name_sites` gives it its name."""
 
     name = ""
 
@@ -107,7 +107,7 @@ def name_sites(root: nn.Module) -> nn.Module:
 
 
 def sites(name: str, module: nn.Module) -> bool:
-    """For ``modules=``: what tells the ledger."""
+    """For ``modules=``: what reports the ledger."""
     return isinstance(module, Site)
 
 

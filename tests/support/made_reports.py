@@ -82,8 +82,8 @@ def flow(epoch: int, names: Sequence[str], broken: bool = False, **changes):
             ratio = None if broken else 10 ** draw.gauss(-3, 0.7)
             parameters[f"{name}.{part}"] = ParameterGradientStats(5, 10 * rms, 20 * rms, rms / 3, 0.0, 5 * broken, 0, ratio)
     kind, severity = ("nonfinite", "critical") if broken else ("vanishing", "warning")
-    ill = names if broken else names[: len(names) // 5]
-    alerts = tuple(alert(kind, name, epoch, severity) for name in ill)
+    affected = names if broken else names[: len(names) // 5]
+    alerts = tuple(alert(kind, name, epoch, severity) for name in affected)
     norm = math.nan if broken else 0.5
     return GradientFlowReport(
         **{

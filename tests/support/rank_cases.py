@@ -229,9 +229,9 @@ def by_rank(case: str, rank: int) -> dict[str, Any]:
     """A training in which ranks call, or get, something else; a rank that waits for the other gives up after some seconds."""
     ours = monitors(every_n_steps=1, summary=False, on_alert="stop" if case == "branches" else "log",
                     check_every_n_steps=None if case == "branches" else 1)  # fmt: skip
-    told: list[Any] = []
+    reported: list[Any] = []
     for monitor in ours:
-        monitor.subscribe(told.append)
+        monitor.subscribe(reported.append)
     strategy = DDPStrategy(timeout=timedelta(seconds=40), process_group_backend="gloo")
     callbacks = [*ours, Nodes()] if case == "nodes" else list(ours)
     run = trainer(callbacks, max_epochs=3, strategy=strategy, devices=2, use_distributed_sampler=False)
@@ -239,7 +239,7 @@ def by_rank(case: str, rank: int) -> dict[str, Any]:
     run.fit(model, DataLoader(Shards("even", rank, 2), batch_size=None))
     return {
         "reports": [monitor.report for monitor in ours],
-        "told": told,
+        "reported": reported,
         "epochs": run.current_epoch,
         "faults": [monitor.faults.errors for monitor in ours],
     }
@@ -300,9 +300,9 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
     )
     counting = CountCollectives()
     counting.wrap(Adapter)  # whose epoch end is that of all monitors
-    told: list[Any] = []
+    reported: list[Any] = []
     for monitor in ours:
-        monitor.subscribe(told.append)
+        monitor.subscribe(reported.append)
     kwargs: dict[str, Any] = {"max_epochs": 3 if case in ON_ALERT else 1}
     if world == 2:
         kwargs.update(strategy="ddp", devices=2, use_distributed_sampler=False)
@@ -325,7 +325,7 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
         "epochs": ours[0].report.epoch + 1 if ours[0].report else 0,
         "alerts": [(alert.kind, alert.site) for monitor in ours if monitor.report for alert in monitor.report.alerts],
         "error": error,
-        "told": told,
+        "reported": reported,
         "steps": run.global_step,
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
     }

@@ -153,7 +153,7 @@ BAD_FACTORS = [
 
 
 @pytest.mark.parametrize(("factor", "limits", "error", "message"), BAD_FACTORS)
-def test_bad_factors_are_refused(factor: Any, limits: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_factors_are_rejected(factor: Any, limits: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Schedule("factor", factor, **limits)
 
@@ -286,6 +286,6 @@ def test_parameters_are_selected_by_name() -> None:
         ([], ValueError, r"got \[\], which names nothing"),
     ],
 )
-def test_a_selector_that_chooses_nothing_is_refused(selector: Any, error: type[Exception], message: str) -> None:
+def test_a_selector_that_chooses_nothing_is_rejected(selector: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         select_parameters(ResidualCNN(), selector)

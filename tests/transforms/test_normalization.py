@@ -131,7 +131,7 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize(("x", "error", "message"), BAD_INPUTS)
-def test_an_input_that_does_not_fit_is_refused(x: Tensor, error: type[Exception], message: str) -> None:
+def test_an_input_that_does_not_fit_is_rejected(x: Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Normalization("net", 1, *given_numbers([0.0, 0.0], [1.0, 1.0])).normalize(x)
     learned = Normalization("net", 1)
@@ -153,7 +153,7 @@ BAD_NUMBERS = [
 
 
 @pytest.mark.parametrize(("mean", "std", "error", "message"), BAD_NUMBERS)
-def test_bad_numbers_are_refused(mean: Any, std: Any, error: type[Exception], message: str) -> None:
+def test_bad_numbers_are_rejected(mean: Any, std: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         given_numbers(mean, std)
 

@@ -1,4 +1,4 @@
-"""Alerts as a habit: once, held, over, anew; a line each; whole after a crash; nobody's fault is training's."""
+"""Alerts as a habit: once, held, over, again; a line each; whole after a crash; nobody's fault is training's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.reference import same_state
 from tests.support.trainings import dying
 
 DEAD_IN = (0, 1, 4, 5, 8)
-"""Told in epoch 0; over in 3; told anew in 4; not over in between 5 and 8, which two epochs lie; over in 7, told anew in 8."""
+"""Reported in epoch 0; over in 3; reported again in 4, and not over in 5; over in 7, reported again in 8."""
 
 
 class Wavering(Classifier):
@@ -100,8 +100,8 @@ def test_a_line_each_whoever_wrote_the_message(caplog: pytest.LogCaptureFixture,
 
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer([FeatureStatsMonitor(rules=[poem])]).fit(Classifier(mlp()), loader())
-    (told,) = (r.message for r in caplog.records if "poem" in r.message)
-    assert told == "[warning] poem at net.0: roses are red, violets are blue"
+    (reported,) = (r.message for r in caplog.records if "poem" in r.message)
+    assert reported == "[warning] poem at net.0: roses are red, violets are blue"
     assert "Open alerts: [warning] poem at net.0\n" in capsys.readouterr().out
 
 
@@ -117,14 +117,16 @@ def test_a_line_each_whoever_wrote_the_message(caplog: pytest.LogCaptureFixture,
         Alert("odd", "net.0", 1.0, 0.0, None, 0, "warning", "…"),  # type: ignore[arg-type]
     ],
 )
-def test_a_rule_that_gives_something_else_than_alerts_is_told_once(wrong: Any) -> None:
+def test_a_rule_that_gives_something_else_than_alerts_is_reported_once(wrong: Any) -> None:
     def odd(report: FeatureReport) -> Any:
         yield wrong
 
     model = Classifier(mlp())
-    with pytest.warns(UserWarning, match="The rule odd raised TypeError: .*; its alerts are missing, and training goes on") as told:
+    with pytest.warns(
+        UserWarning, match="The rule odd raised TypeError: .*; its alerts are missing, and training goes on"
+    ) as reported:
         trainer([FeatureStatsMonitor(rules=[odd], summary=False)], max_epochs=3).fit(model, loader())
-    assert len([w for w in told if "odd" in str(w.message)]) == 1
+    assert len([w for w in reported if "odd" in str(w.message)]) == 1
     assert len(model.losses) == 21
 
 
@@ -262,14 +264,14 @@ def test_the_summary_says_what_lasts_by_severity_and_what_is_over(capsys: pytest
 
 
 class Ends(Callback):
-    """Interrupts, as a user does, once an alert was told."""
+    """Interrupts, as a user does, once an alert was reported."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_has_told_and_written_what_it_found(tmp_path: Path) -> None:
+def test_an_interrupted_run_has_reported_and_written_what_it_found(tmp_path: Path) -> None:
     ours = monitors(every_n_steps=1, summary=False)
     run = trainer([*ours, Ends()], max_epochs=9, logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1)
     with pytest.raises(SystemExit):
@@ -278,7 +280,7 @@ def test_an_interrupted_run_has_told_and_written_what_it_found(tmp_path: Path) -
     assert "dead" in (tmp_path / "version_0/lightning_hooks/report.md").read_text()
 
 
-def test_a_second_fit_tells_alerts_anew() -> None:
+def test_a_second_fit_reports_alerts_again() -> None:
     seen: list[Any] = []
     monitor = FeatureStatsMonitor(on_alert=seen.append, summary=False)
     for fits in (1, 2):

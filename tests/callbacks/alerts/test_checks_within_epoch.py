@@ -1,4 +1,4 @@
-"""Checks within an epoch: how soon, what is kept, what is told, and that nothing else changes."""
+"""Checks within an epoch: how soon, what is kept, what is reported, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_nan_in_one_micro_batch_ends_the_fit_at_the_step_of_its_window() -> No
     assert (alert.site, alert.step) == ("net.4.weight", 1)
 
 
-def test_of_two_optimizers_by_hand_only_the_ill_one_is_held() -> None:
+def test_of_two_optimizers_by_hand_only_the_affected_one_is_held() -> None:
     class BadGan(Gan):
         def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
             first = self.trainer.fit_loop.epoch_loop.batch_idx == 2 and self.calls % 2 == 0
@@ -168,17 +168,17 @@ def test_where_training_must_go_on_nothing_that_is_nan_is_applied() -> None:
 
 
 @pytest.mark.parametrize("how", ["log", "warn", "function"])
-def test_who_only_wants_to_know_is_told_at_once_and_training_is_as_without(how: str) -> None:
+def test_who_only_wants_to_know_is_reported_at_once_and_training_is_as_without(how: str) -> None:
     seen: list[tuple[int, Alert]] = []
     model, plain = bad(2), bad(2)
 
-    def told(alert: Alert) -> None:
+    def reported(alert: Alert) -> None:
         seen.append((len(model.losses), alert))
 
-    ours = quiet(on_alert=told if how == "function" else how, check_every_n_steps=2)
+    ours = quiet(on_alert=reported if how == "function" else how, check_every_n_steps=2)
     for monitor in ours:
         if how != "function":
-            monitor.subscribe(told)
+            monitor.subscribe(reported)
     if how == "warn":
         with pytest.warns(UserWarning, match="nonfinite at net.4") as warned:
             trainer(ours, max_epochs=3).fit(model, loader())
@@ -221,7 +221,7 @@ def test_features_are_looked_at_every_n_batches(every: int, sampling: int, at: i
     assert [(alert.site, alert.batch) for alert in seen] == ([("net.aside", at)] if at % sampling == 0 else [])
 
 
-def test_the_first_place_in_the_order_of_execution_is_told_and_the_rest_follows() -> None:
+def test_the_first_place_in_the_order_of_execution_is_reported_and_the_rest_follows() -> None:
     class Sick(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -257,7 +257,7 @@ class Loud(Classifier):
         return loss * self.factor if batch_idx in self.loud else loss
 
 
-def test_an_explosion_is_told_at_its_third_step_in_a_row() -> None:
+def test_an_explosion_is_reported_at_its_third_step_in_a_row() -> None:
     seen: list[Alert] = []
     model, ours = Loud({1, 3, 4, 5, 6}), quiet(check_every_n_steps=4)
     ours[1].subscribe(seen.append)
@@ -278,7 +278,7 @@ def test_one_loud_batch_and_what_is_below_the_limit_of_ones_own_rule_is_not() ->
         assert len(model.losses) == 7
 
 
-def test_a_wild_batch_that_ends_in_a_nan_is_told_as_the_nan() -> None:
+def test_a_wild_batch_that_ends_in_a_nan_is_reported_as_the_nan() -> None:
     class Wild(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return super().training_step(batch, batch_idx) * {2: 1e9, 3: math.nan}.get(batch_idx, 1.0)
@@ -288,17 +288,23 @@ def test_a_wild_batch_that_ends_in_a_nan_is_told_as_the_nan() -> None:
     assert [(alert.kind, alert.batch) for alert in raised.value.alerts] == [("nonfinite", 3)]
 
 
-# What is told, and once.
+# What is reported, and once.
 
 
-def test_what_was_told_holds_at_the_epochs_end_and_in_later_epochs(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_what_was_reported_holds_at_the_epochs_end_and_in_later_epochs(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     ours = quiet(on_alert="log", check_every_n_steps=2, every_n_steps=3)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer(ours, max_epochs=4, logger=CSVLogger(tmp_path, name="", version=0), log_every_n_steps=1).fit(bad(2), loader())
     assert len([r for r in caplog.records if r.message.startswith("[critical] nonfinite")]) == 1
     lines = (tmp_path / "version_0/lightning_hooks/alerts.jsonl").read_text().splitlines()
-    (told,) = [line for line in map(json.loads, lines) if line["kind"] == "nonfinite"]
-    assert (told["event"], told["site"], told["epoch"], told["batch"], told["step"]) == ("raised", "net.4.weight", 0, 2, 2)
+    (reported,) = [line for line in map(json.loads, lines) if line["kind"] == "nonfinite"]
+    assert (reported["event"], reported["site"], reported["epoch"], reported["batch"], reported["step"]) == (
+        "raised",
+        "net.4.weight",
+        0,
+        2,
+        2,
+    )
     root = next(alert for alert in ours[1].report.alerts if not alert.cause and alert.kind == "nonfinite")
     assert (root.name, root.since_step) == ("nonfinite at net.4.weight", 2)
 
@@ -386,7 +392,7 @@ def test_a_rank_that_cannot_read_its_gradients_takes_part_in_checks(monkeypatch:
     assert faults.errors == {"optimizer step (norms for checks)": "ZeroDivisionError: "}
 
 
-def test_a_resumed_epoch_holds_what_it_told(tmp_path: Path) -> None:
+def test_a_resumed_epoch_holds_what_it_reported(tmp_path: Path) -> None:
     class Keeps(BadBatch):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
             pass
@@ -516,7 +522,7 @@ def test_a_compiled_model_is_checked_as_any_other() -> None:
     ("given", "error"), [(0, ValueError), (-3, ValueError), (True, TypeError), (2.0, TypeError), ("5", TypeError)]
 )
 @pytest.mark.parametrize("kind", [GradientFlowMonitor, FeatureStatsMonitor, monitors])
-def test_bad_input_is_refused_with_what_was_expected(kind: Any, given: Any, error: type[Exception]) -> None:
+def test_bad_input_is_rejected_with_what_was_expected(kind: Any, given: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"check_every_n_steps must be None .* or an integer of at least 1; got") as raised:
         kind(check_every_n_steps=given)
     assert repr(given) in str(raised.value)

@@ -37,14 +37,14 @@ def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
     check: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
-    told: list[Alert] = []
+    reported: list[Alert] = []
     ours = monitors(every_n_steps=1, check_every_n_steps=check)
     for monitor in ours:
-        monitor.subscribe(told.append)
+        monitor.subscribe(reported.append)
     net = nn.Sequential(nn.Linear(8, 8), Breaks(), nn.Linear(8, 3))
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer(list(ours), max_epochs=4, logger=CSVLogger(tmp_path, name="", version="")).fit(Classifier(net), loader())
-    (alert,) = told  # what the gradients and the clips have follows from it
+    (alert,) = reported  # what the gradients and the clips have follows from it
     assert (alert.kind, alert.site, alert.epoch, alert.batch) == ("nonfinite", "net.1", 0, 3)
     assert alert.value < 1.0
 
@@ -89,20 +89,20 @@ class Save(Callback):
 
 
 def test_a_site_that_moves_is_one_problem_also_over_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[Alert] = []
+    reported: list[Alert] = []
 
     def fit(epochs: int, path: Path | None = None) -> FeatureStatsMonitor:
         net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3))
         rule = vanishing_at({1: "net.2", 2: "net.1", 3: "net.0", 5: "net.1"})
         monitor = FeatureStatsMonitor(rules=[rule], report_dir=tmp_path)
-        monitor.subscribe(told.append)
+        monitor.subscribe(reported.append)
         run = trainer([monitor, Save(tmp_path / "a.ckpt")], max_epochs=epochs)
         run.fit(Classifier(net), loader(), ckpt_path=path, weights_only=True if path else None)
         return monitor
 
     fit(3)
     monitor = fit(6, tmp_path / "a.ckpt")
-    (alert,) = told
+    (alert,) = reported
     assert (alert.site, alert.epoch) == ("net.2", 1)
     assert monitor.report.alerts[0].site == "net.1"
     assert monitor.report.alerts[0].since_step == alert.since_step == 14
@@ -125,13 +125,13 @@ def test_a_problem_that_comes_back_is_shown_as_it_is_then(
                 "odd", "net.1", value, 0.1, report.epoch, report.step, "warning", text, 7 * report.epoch + batch, batch=batch
             )
 
-    told: list[Alert] = []
+    reported: list[Alert] = []
     monitor = FeatureStatsMonitor(rules=[rule])
-    monitor.subscribe(told.append)
+    monitor.subscribe(reported.append)
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer([monitor], max_epochs=7, logger=CSVLogger(tmp_path, name="", version="")).fit(Classifier(net), loader())
-    before, alert = told
+    before, alert = reported
     assert (before.epoch, before.batch, before.since_step, before.value) == (0, 1, 1, 0.25)
     assert (alert.epoch, alert.batch, alert.since_step, alert.value) == (6, 5, 47, 0.75)
 
@@ -178,14 +178,14 @@ def test_a_problem_that_grows_graver_is_as_grave_wherever_it_is_shown(
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.nan  # so that there is something to check within the epoch
 
-    told: list[Alert] = []
+    reported: list[Alert] = []
     monitor = FeatureStatsMonitor(
         every_n_steps=1, check_every_n_steps=1 if within else None, rules=[Odd(), "-nonfinite"], report_dir=tmp_path
     )
-    monitor.subscribe(told.append)
+    monitor.subscribe(reported.append)
     net = nn.Sequential(nn.Linear(8, 8), Broken() if within else nn.ReLU(), nn.Linear(8, 3))
     trainer([monitor], max_epochs=1 if within else 2).fit(Classifier(net), loader())
-    assert [alert.severity for alert in told if alert.kind == "odd"] == ["warning", "critical"]
+    assert [alert.severity for alert in reported if alert.kind == "odd"] == ["warning", "critical"]
     (shown,) = (alert for alert in monitor.report.alerts if alert.kind == "odd")
     (held,) = (alert for alert in monitor.member.alerting.window.open if alert.kind == "odd")
     assert shown.severity == held.severity == "critical"

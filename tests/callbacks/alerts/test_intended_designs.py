@@ -60,7 +60,7 @@ class Follows(Classifier):
         return super().training_step(batch, batch_idx) + (self.net(batch[0]) - goal).square().mean()
 
 
-def test_a_target_network_is_told_from_a_part_that_is_cut_off() -> None:
+def test_a_target_network_is_distinguished_from_a_part_that_is_cut_off() -> None:
     (severity,) = found(Follows(), "missing").values()
     assert severity == "info"
     (severity,) = found(Follows(copied=False), "missing").values()  # of the same shape, but it follows nobody yet
@@ -172,11 +172,11 @@ class Line(LightningModule):
     ("optimizer", "epochs"), [(lambda p: torch.optim.SGD(p, lr=0.02), 80), (lambda p: torch.optim.LBFGS(p, lr=0.1), 40)]
 )
 def test_what_has_converged_may_stand_still_for_as_long_as_it_runs(optimizer: Any, epochs: int) -> None:
-    told: list[Alert] = []
-    monitor = GradientFlowMonitor(every_n_steps=1, summary=False, on_alert=told.append)
+    reported: list[Alert] = []
+    monitor = GradientFlowMonitor(every_n_steps=1, summary=False, on_alert=reported.append)
     torch.manual_seed(0)
     alerts(monitor, Line(optimizer), max_epochs=epochs)
-    assert [alert.name for alert in told if alert.kind == "update_too_small"] == []
+    assert [alert.name for alert in reported if alert.kind == "update_too_small"] == []
     assert monitor.report is not None
     assert monitor.report.parameters["line.weight"].update_ratio < 1e-6  # type: ignore[operator]
 

@@ -22,15 +22,15 @@ from tests.support.trainings import dying
 def test_log_goes_to_lightnings_logger_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer([FeatureStatsMonitor(summary=False)], max_epochs=3).fit(dying(), loader())
-    told = [r.message for r in caplog.records if "dead at net.1" in r.message]
-    assert len(told) == 1
-    assert "Try a lower learning rate" in told[0]
+    reported = [r.message for r in caplog.records if "dead at net.1" in r.message]
+    assert len(reported) == 1
+    assert "Try a lower learning rate" in reported[0]
 
 
 def test_warn_warns_once() -> None:
-    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1: 100% of its units") as told:
+    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1: 100% of its units") as reported:
         trainer([FeatureStatsMonitor(on_alert="warn", summary=False)], max_epochs=3).fit(dying(), loader())
-    assert len([w for w in told if "dead at net.1" in str(w.message)]) == 1
+    assert len([w for w in reported if "dead at net.1" in str(w.message)]) == 1
 
 
 def test_stop_ends_the_fit_after_the_epoch() -> None:
@@ -63,7 +63,7 @@ def test_a_function_is_called_with_each_new_alert_and_may_fail() -> None:
     assert {alert.epoch for alert in seen} == {0}
 
 
-def test_what_was_told_survives_resume(tmp_path: Any) -> None:
+def test_what_was_reported_survives_resume(tmp_path: Any) -> None:
     seen: list[Alert] = []
     run = trainer([FeatureStatsMonitor(summary=False)], max_epochs=1)
     run.fit(dying(), loader())
@@ -106,12 +106,12 @@ def test_the_summary_is_three_lines_once_for_all_monitors(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "short"])
-def test_a_summary_of_another_kind_is_refused(wrong: Any) -> None:
+def test_a_summary_of_another_kind_is_rejected(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"summary must be True \(three lines at the end\), 'full' \(with tables\) or False; got"):
         monitors(summary=wrong)
 
 
-def test_nan_weights_name_every_ill_layer_in_order() -> None:
+def test_nan_weights_name_every_affected_layer_in_order() -> None:
     class Nan(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x / 0.0 * 0.0
@@ -157,7 +157,7 @@ def test_nothing_is_written_without_a_logger_or_an_alert(tmp_path: Any, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:The health report in")
-def test_a_file_that_cannot_be_written_is_told_and_training_goes_on(tmp_path: Any) -> None:
+def test_a_file_that_cannot_be_written_is_reported_and_training_goes_on(tmp_path: Any) -> None:
     (tmp_path / "tb/version_0").mkdir(parents=True)
     (tmp_path / "tb/version_0/lightning_hooks").write_text("in the way")
     run = trainer([FeatureStatsMonitor(summary=False)], logger=TensorBoardLogger(tmp_path, name="tb", version=0))
@@ -170,15 +170,15 @@ def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCap
     ours = monitors(every_n_steps=1, summary=False)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer(ours).fit(dying(), loader())
-    told = [r.message for r in caplog.records if r.message.startswith("[")]
-    assert len(told) == 1
-    assert told[0].endswith("Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
+    reported = [r.message for r in caplog.records if r.message.startswith("[")]
+    assert len(reported) == 1
+    assert reported[0].endswith("Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
     assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts] == [
         (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
     ]
 
 
-def test_subscribers_are_called_in_order_beside_what_on_alert_says() -> None:
+def test_subscribers_are_called_in_order_next_to_what_on_alert_says() -> None:
     seen: list[str] = []
     monitor = FeatureStatsMonitor(on_alert="stop", summary=False)
     gone, stays = (lambda alert: seen.append("gone")), (lambda alert: seen.append(f"stays {alert.name}"))
@@ -206,20 +206,20 @@ def test_rules_are_changed_muted_and_added() -> None:
     assert run.callback_metrics["features/alerts/wide"] == 1
 
 
-def test_a_rule_for_no_place_of_the_model_is_refused_and_leaves_no_hook() -> None:
+def test_a_rule_for_no_place_of_the_model_is_rejected_and_leaves_no_hook() -> None:
     monitor = FeatureStatsMonitor(rules=[Dead(sites="net.7")], summary=False)
     with pytest.raises(ValueError, match=r"the rule Dead\(sites='net.7'\) matches none .* Closest names: 'net\.\d'"):
         trainer([monitor]).fit(dying(), loader())
     assert not is_attached(monitor)
 
 
-def test_a_rule_of_the_users_that_raises_is_told_once() -> None:
+def test_a_rule_of_the_users_that_raises_is_reported_once() -> None:
     def broken(report: FeatureReport) -> Any:
         raise KeyError("oops")
 
-    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; its alerts are missing") as told:
+    with pytest.warns(UserWarning, match="The rule broken raised KeyError: 'oops'; its alerts are missing") as reported:
         trainer([FeatureStatsMonitor(rules=[broken], summary=False)], max_epochs=3).fit(Classifier(mlp()), loader())
-    assert len([w for w in told if "oops" in str(w.message)]) == 1
+    assert len([w for w in reported if "oops" in str(w.message)]) == 1
 
 
 def test_history_is_short_and_survives_resume(tmp_path: Any) -> None:
@@ -240,7 +240,7 @@ def test_history_is_short_and_survives_resume(tmp_path: Any) -> None:
     assert seen == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 3, 4]]  # the first one stays
 
 
-def test_the_summary_tells_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_reports_what_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     trainer([FeatureStatsMonitor(every_n_steps=1, summary="full")], max_epochs=4).fit(Reviving(dying().net, lr=0.0), loader())
     assert "  Over: dead at net.1 (epoch 0)" in capsys.readouterr().out
 
@@ -255,6 +255,6 @@ def test_the_console_is_coloured_where_it_is_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         trainer([FeatureStatsMonitor(summary=False)]).fit(dying(), loader())
-    (told,) = (r.message for r in caplog.records if "dead at net.1" in r.message)
-    assert told.startswith("\033[31m[critical]" if coloured else "[critical]")
-    assert told.endswith("\033[0m") is coloured
+    (reported,) = (r.message for r in caplog.records if "dead at net.1" in r.message)
+    assert reported.startswith("\033[31m[critical]" if coloured else "[critical]")
+    assert reported.endswith("\033[0m") is coloured

@@ -106,7 +106,7 @@ def test_several_optimizers_that_zero_as_they_should(toggle: bool) -> None:
 
 
 class Overridden(Classifier):
-    """``optimizer_zero_grad`` does what it is told, or nothing."""
+    """``optimizer_zero_grad`` does what it is reported, or nothing."""
 
     def __init__(self, zeroes: bool, **kwargs: Any) -> None:
         torch.manual_seed(0)

@@ -37,7 +37,7 @@ def dying() -> Classifier:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Loggers of both Lightning packages beside one another."""
+    """Loggers of both Lightning packages next to one another."""
     for package in ("wandb", "mlflow", "sqlalchemy", "pytorch_lightning"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("everywhere")
@@ -130,14 +130,14 @@ class Unfinished(CSVLogger):
         pass
 
 
-def test_a_full_disk_is_told_once_by_each_who_writes_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_by_each_who_writes_and_training_goes_on(tmp_path: Path) -> None:
     """Files may not grow beyond 512 bytes: the system then raises as it does when there is no room."""
     ours = monitors(every_n_steps=1, summary=False, report_dir=tmp_path / "report")
     fit = trainer(ours, logger=Unfinished(tmp_path, name="csv", version=0), max_epochs=4)
     old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, old[1]))
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             fit.fit(dying(), loader())
     finally:
@@ -145,7 +145,7 @@ def test_a_full_disk_is_told_once_by_each_who_writes_and_training_goes_on(tmp_pa
         signal.signal(signal.SIGXFSZ, handler)
     assert fit.state.finished
     assert ours[1].report.epoch == 3
-    full = [str(warning.message) for warning in told if f"[Errno {errno.EFBIG}]" in str(warning.message)]
+    full = [str(warning.message) for warning in reported if f"[Errno {errno.EFBIG}]" in str(warning.message)]
     assert sum("Unfinished raised OSError" in text for text in full) == 1
     assert sum("The health report in" in text for text in full) == 1
     assert sum("The alerts could not be written" in text for text in full) <= 1

@@ -138,16 +138,16 @@ def test_the_sequence_of_writes_to_a_logger() -> None:
     assert ours == [(s, [system]) for s in (6, 13) for system in ("features", "gradient_flow", "gradient_clip")]
 
 
-def test_a_logger_that_raises_is_told_once_and_the_others_go_on() -> None:
+def test_a_logger_that_raises_is_reported_once_and_the_others_go_on() -> None:
     collecting = Collecting()
     run = trainer(monitors(summary=False), logger=[Raising(), collecting], max_epochs=3)
-    with pytest.warns(UserWarning, match="Raising raised OSError: disk full") as told:
+    with pytest.warns(UserWarning, match="Raising raised OSError: disk full") as reported:
         run.fit(Classifier(mlp()), loader())
-    assert len([w for w in told if "disk full" in str(w.message)]) == 1  # of three monitors in three epochs
+    assert len([w for w in reported if "disk full" in str(w.message)]) == 1  # of three monitors in three epochs
     assert len(collecting.rows) >= 9
     run.fit_loop.max_epochs = 4
     with pytest.warns(UserWarning, match=r"Raising raised OSError: disk full\. What lightning_hooks writes may be missing there"):
-        run.fit(Classifier(mlp()), loader())  # another fit, told anew
+        run.fit(Classifier(mlp()), loader())  # another fit, reported again
 
 
 def test_early_stopping_and_checkpoints_follow_our_values_wherever_they_stand(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a fit writes to its trackers beside scalars: charts, sites, histograms, pictures, alerts; and what it leaves out."""
+"""What a fit writes to its trackers next to scalars: charts, sites, histograms, pictures, alerts; and what it leaves out."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_alerts_are_a_table(tmp_path: Path) -> None:
     rows = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text(events, "alerts").splitlines()]
     assert rows[0][:6] == ["severity", "kind", "site", "value", "threshold", "epoch"]
     assert ["critical", "dead", "net.1", "1", "0.7", "0"] in [row[:6] for row in rows]
-    assert len(events.Tensors("alerts/text_summary")) == 1  # what lasts is told once
+    assert len(events.Tensors("alerts/text_summary")) == 1  # what lasts is reported once
 
 
 def test_alerts_and_charts_are_written_though_an_alert_raises(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_a_key_that_the_model_logs_is_not_overwritten(tmp_path: Path) -> None:
 
     logger = TensorBoardLogger(tmp_path, name="tb", version=0)
     run = trainer(monitors(every_n_steps=1, summary=False, progress_bar=True), logger=logger, max_epochs=2)
-    with pytest.warns(UserWarning, match="does not log 'gradient_flow/total_norm': these keys are logged by the model") as told:
+    with pytest.warns(UserWarning, match="does not log 'gradient_flow/total_norm': these keys are logged by the model") as reported:
         run.fit(Own(mlp()), loader())
-    assert sum("does not log" in str(warning.message) for warning in told) == 1
+    assert sum("does not log" in str(warning.message) for warning in reported) == 1
     assert float(run.callback_metrics["gradient_flow/total_norm"]) == 42.0
     assert float(run.callback_metrics["alerts"]) == 7.0
     assert float(run.progress_bar_metrics["alerts"]) == 7.0
@@ -349,7 +349,7 @@ def test_histograms_of_chosen_sites_only(tmp_path: Path) -> None:
 
 
 def test_histograms_survive_nan_and_infinity(tmp_path: Path) -> None:
-    class Ill(nn.Module):
+    class Affected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.bad, self.worse, self.head = nn.Tanh(), nn.Tanh(), nn.Linear(8, 3)
@@ -361,7 +361,7 @@ def test_histograms_survive_nan_and_infinity(tmp_path: Path) -> None:
             return self.head(self.bad(x).nan_to_num())
 
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False, histograms=True)
-    events = fit(Ill(), tmp_path, [monitor], max_epochs=1)
+    events = fit(Affected(), tmp_path, [monitor], max_epochs=1)
     assert set(monitor.histograms) == {"net.bad", "net.head"}
     assert sum(monitor.histograms["net.bad"][1]) == monitor.report.sites["net.bad"].count == 50 * 8 - 7
     assert set(events.Tags()["histograms"]) == {"features/net.bad/histogram", "features/net.head/histogram"}
@@ -385,9 +385,11 @@ def test_of_very_many_sites_some_get_a_histogram_and_it_is_said(tmp_path: Path, 
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False, histograms=True)
     fit(Deep(300), tmp_path, [monitor], max_epochs=1)
     assert len(monitor.histograms) == 100 <= MOST_HISTOGRAMS
-    told = [record.message for record in caplog.records if "histogram" in record.message]
-    assert len(told) == 1
-    assert told[0].startswith("FeatureStatsMonitor: of its 300 sites 1 in 3 gets a histogram, 100 in all. For others, name them")
+    reported = [record.message for record in caplog.records if "histogram" in record.message]
+    assert len(reported) == 1
+    assert reported[0].startswith(
+        "FeatureStatsMonitor: of its 300 sites 1 in 3 gets a histogram, 100 in all. For others, name them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -506,16 +508,16 @@ def test_no_picture_is_drawn_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None
     trainer(monitors(summary=False, figures=True)).fit(Classifier(mlp()), loader())
 
 
-def test_a_picture_that_cannot_be_drawn_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_cannot_be_drawn_is_reported_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("no ink")
 
     monkeypatch.setattr("lightning_hooks.plots.clip_history", broken)
     with pytest.warns(
         UserWarning, match="picture gradient_clip/figures/clip history could not be drawn: ZeroDivisionError: no ink"
-    ) as told:
+    ) as reported:
         fit(mlp(), tmp_path, [GradientClipMonitor(figures=True, summary=False)], max_epochs=3)
-    assert len([w for w in told if "no ink" in str(w.message)]) == 1
+    assert len([w for w in reported if "no ink" in str(w.message)]) == 1
 
 
 def test_two_monitors_of_a_kind_have_pictures_of_their_own(tmp_path: Path) -> None:

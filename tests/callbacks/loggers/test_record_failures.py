@@ -60,8 +60,8 @@ def test_a_fault_at_the_end_of_one_record_leaves_the_others_clean(
     ends = pytest.raises(Boom) if how == "exception" else nullcontext()
     with pytest.warns(UserWarning, match=FAULT) as warned, ends:
         run.fit(model, loader())
-    told = texts(warned, FAULT)
-    assert len(told) == 1
+    reported = texts(warned, FAULT)
+    assert len(reported) == 1
     assert hook_counts(model) == before
     assert not any(is_attached(callback) for callback in ours)
     for optimizer in run.optimizers:

@@ -90,7 +90,7 @@ def same(one: Any, other: Any) -> bool:
     return math.isclose(one, other, rel_tol=1e-4) if isinstance(one, float) and isinstance(other, float) else one == other
 
 
-def test_seconds_and_sizes_are_told(tmp_path: Path) -> None:
+def test_seconds_and_sizes_are_reported(tmp_path: Path) -> None:
     trio = quiet()
     fit(tmp_path, trio)
     events = list(read_lines(ours(tmp_path) / "reports.jsonl"))
@@ -222,7 +222,7 @@ def test_a_second_fit_of_one_trainer_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["_lines", "_conclude"])
-def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -262,8 +262,8 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
 def test_the_report_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(tmp_path, epochs=1)
-    told = [record.message for record in caplog.records if "Health report" in record.message]
-    assert told == [f"Health report: Nothing was found wrong. {ours(tmp_path) / 'report.html'}"]
+    reported = [record.message for record in caplog.records if "Health report" in record.message]
+    assert reported == [f"Health report: Nothing was found wrong. {ours(tmp_path) / 'report.html'}"]
 
 
 def test_the_progress_bar_gets_alerts_and_clip_rate_if_asked(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_progress_bar_shows_them(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "alerts=1, clip_rate=1.000" in shown
 
 
-def test_history_draws_and_tells(tmp_path: Path) -> None:
+def test_history_draws_and_reports(tmp_path: Path) -> None:
     features, flow, clip = trio = quiet()
     for monitor in trio:
         with pytest.raises(ValueError, match=f"{type(monitor).__name__} has no report yet"):

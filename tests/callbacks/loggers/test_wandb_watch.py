@@ -1,4 +1,4 @@
-"""Beside wandb.watch."""
+"""Next to wandb.watch."""
 
 from __future__ import annotations
 

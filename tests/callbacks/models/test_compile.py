@@ -112,9 +112,9 @@ def test_hooks_that_come_after_the_compiler_are_reported_once_with_the_remedy() 
     model.net = torch.compile(model.net, backend="eager")
     trainer().fit(model, loader())  # the graph is compiled here, without hooks
     ours = monitors(every_n_steps=1, summary=False)
-    with pytest.warns(UserWarning, match=r"torch.compiler.reset\(\)") as told:
+    with pytest.warns(UserWarning, match=r"torch.compiler.reset\(\)") as reported:
         trainer(ours, max_epochs=2).fit(model, loader())
-    texts = [str(w.message) for w in told if "torch.compiler.reset()" in str(w.message)]
+    texts = [str(w.message) for w in reported if "torch.compiler.reset()" in str(w.message)]
     assert len(texts) == 1
     assert "net.0, net.1, net.2, net.3, net.4" in texts[0]
     assert ours[0].report.silent == tuple(f"net.{i}" for i in range(5))
@@ -135,7 +135,7 @@ def test_after_training_nothing_of_ours_runs() -> None:
     assert torch.equal(monitor.member.collector.table.rows, rows)
 
 
-def test_an_uncompiled_model_with_an_unused_branch_is_not_told_about_the_compiler(recwarn: pytest.WarningsRecorder) -> None:
+def test_an_uncompiled_model_with_an_unused_branch_is_not_reported_about_the_compiler(recwarn: pytest.WarningsRecorder) -> None:
     net = nn.Sequential(nn.Linear(8, 3))
     net.unused = nn.Linear(2, 2)
     net.forward = lambda x: net[0](x)
@@ -159,7 +159,7 @@ class Within(Plain):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_what_is_compiled_within_a_step_is_heard_whether_or_not_that_step_is_sampled(first: int) -> None:
+def test_what_is_compiled_within_a_step_is_recorded_whether_or_not_that_step_is_sampled(first: int) -> None:
     def reports(first: int) -> list[Any]:
         torch.manual_seed(0)
         ours = monitors(every_n_steps=4, summary=False)
@@ -195,11 +195,11 @@ def check():
             model.net[0].compile(backend="eager")
             model.net[2].compile(backend="eager")
         ours = monitors(every_n_steps=1, summary=False)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             trainer(ours).fit(model, loader())
-        ours_told = [str(each.message) for each in told if "by which compiled graphs record" in str(each.message)]
-        assert len(ours_told) == compile, ours_told
+        ours_reported = [str(each.message) for each in reported if "by which compiled graphs record" in str(each.message)]
+        assert len(ours_reported) == compile, ours_reported
         assert not any(each.faults.errors for each in ours)
         reports.append({name: stats.rms for name, stats in ours[0].report.sites.items()})
     one, other = ({name: round(rms, 5) for name, rms in report.items()} for report in reports)

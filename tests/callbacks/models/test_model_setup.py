@@ -67,15 +67,17 @@ class Branch(Classifier):
         return F.cross_entropy(out, y)
 
 
-@pytest.mark.parametrize(("taken", "ill"), [({1}, ["never"]), ({4, 5}, ["never"]), ({0}, ["never"]), (set(), ["never", "some"])])
-def test_a_branch_that_is_taken_by_chance_is_not_missing(taken: set[int], ill: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("taken", "affected"), [({1}, ["never"]), ({4, 5}, ["never"]), ({0}, ["never"]), (set(), ["never", "some"])]
+)
+def test_a_branch_that_is_taken_by_chance_is_not_missing(taken: set[int], affected: list[str]) -> None:
     monitor = GradientFlowMonitor(every_n_steps=3, summary=False)
     trainer([monitor]).fit(Branch(taken), loader())
     assert sorted(name for name, setup in monitor.report.setups.items() if not setup.has_gradient) == [
-        f"{branch}.{part}" for branch in ill for part in ("bias", "weight")
+        f"{branch}.{part}" for branch in affected for part in ("bias", "weight")
     ]
     assert sorted(a.site for a in monitor.report.alerts if a.kind == "missing") == [
-        f"{branch}.{part}" for branch in ill for part in ("bias", "weight")
+        f"{branch}.{part}" for branch in affected for part in ("bias", "weight")
     ]
 
 

@@ -44,8 +44,8 @@ PACKERS: dict[str, tuple[Any, Any]] = {
     "dataclass": (lambda a, b: Record(a, "x", b), lambda o: o.a + o.b),
     "model output": (model_output, lambda o: o.last_hidden_state + o.hidden_states[1]),
     "nested": (lambda a, b: {"x": [(a,), {"y": b}], "z": None}, lambda o: o["x"][0][0] + o["x"][1]["y"]),
-    "integers beside": (lambda a, b: (a, b, torch.arange(5), torch.ones(3) > 0), lambda o: o[0] + o[1]),
-    "complex beside": (lambda a, b: (a, b, torch.complex(a, b)), lambda o: o[0] + o[1]),
+    "integers next to": (lambda a, b: (a, b, torch.arange(5), torch.ones(3) > 0), lambda o: o[0] + o[1]),
+    "complex next to": (lambda a, b: (a, b, torch.complex(a, b)), lambda o: o[0] + o[1]),
     "subclass": (lambda a, b: (a.as_subclass(Wrapped), b), lambda o: (o[0] + o[1]).as_subclass(Tensor)),
 }
 
@@ -321,11 +321,11 @@ def test_real_models(name: str) -> None:
     trainer(ours, gradient_clip_val=1.0).fit(model, loader(n=24))
     features, flow, clip = (callback.report for callback in ours[:3])
     assert not any(callback.faults.errors for callback in ours[:3])
-    heard = [n for n in names if n in features.sites]
-    assert len(heard) >= 6
-    for site in heard:
+    recorded = [n for n in names if n in features.sites]
+    assert len(recorded) >= 6
+    for site in recorded:
         assert_stats(features.sites[site], reference_stats(keep.kept[site]), rel=2e-6, context=site)
-    assert len(flow.modules) >= len(heard) - 2  # a pooler that the loss does not use gets no gradient
+    assert len(flow.modules) >= len(recorded) - 2  # a pooler that the loss does not use gets no gradient
     assert clip.optimizers["0-SGD"].steps == 3
     # BERT's and ViT's pooler is called and its result thrown away, which is worth a word; nothing else is
     assert {a.kind for r in (features, flow, clip) for a in r.alerts if a.severity != "info"} <= {"missing"}

@@ -189,7 +189,7 @@ class Within(Classifier):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
-def test_a_compiled_function_is_not_compiled_anew_in_each_epoch() -> None:
+def test_a_compiled_function_is_not_compiled_again_in_each_epoch() -> None:
     def graphs(epochs: int) -> tuple[int, set[int]]:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()

@@ -123,7 +123,7 @@ def test_exchanged_optimizers_are_followed(how: str, name: str) -> None:
     assert not any(len(optimizer._optimizer_step_pre_hooks) for optimizer in fit.optimizers)
 
 
-def test_optimizers_exchanged_within_an_epoch_are_followed_and_told_of() -> None:
+def test_optimizers_exchanged_within_an_epoch_are_followed_and_reported_of() -> None:
     ours, model = monitors(every_n_steps=1, summary=False), Optimized(sgd)
     with pytest.warns(UserWarning, match="The steps that 0-SGD took in it are not in its report"):
         trainer([Exchange("assigned", batch=3), *ours], max_epochs=2).fit(model, loader())
@@ -266,9 +266,9 @@ def test_steps_that_nobody_saw_are_warned_about_once() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(ours, max_epochs=3).fit(Sharp(), loader())
-    told = [str(entry.message) for entry in caught if "was not called in epoch" in str(entry.message)]
-    assert len(told) == 1
-    assert told[0].startswith("Sam: step() was not called in epoch 0, which had 14 backward passes")
+    reported = [str(entry.message) for entry in caught if "was not called in epoch" in str(entry.message)]
+    assert len(reported) == 1
+    assert reported[0].startswith("Sam: step() was not called in epoch 0, which had 14 backward passes")
 
 
 class Frozen(torch.optim.Adam):
@@ -400,7 +400,7 @@ def test_update_ratio_of_an_embedding_of_which_a_batch_touches_some_rows(sparse:
     assert "update_too_small" not in [alert.kind for alert in ours[1].report.alerts]
 
 
-def test_an_encoder_that_is_put_back_after_each_step_is_told_of() -> None:
+def test_an_encoder_that_is_put_back_after_each_step_is_reported_of() -> None:
     class Half(torch.optim.Adam):
         """Leaves the first two layers as they are."""
 

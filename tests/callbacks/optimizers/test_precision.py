@@ -102,7 +102,7 @@ def test_overflow_steps_are_skipped_kept_out_of_the_means_and_raise_no_alert(at:
     assert [*features.alerts, *flow.alerts, *clip.alerts] == []
 
 
-def test_many_overflows_are_told_as_steps_skipped_and_as_nothing_else() -> None:
+def test_many_overflows_are_reported_as_steps_skipped_and_as_nothing_else() -> None:
     class Overflowing(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = super().training_step(batch, batch_idx)

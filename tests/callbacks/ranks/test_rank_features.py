@@ -62,9 +62,9 @@ def test_the_choice_is_bounded_over_all_ranks(two_ranks: Any) -> None:
 
 def test_a_module_that_ran_on_one_rank_only_leaves_nan_for_the_other(two_ranks: Any) -> None:
     report = two_ranks["extracted"][0]["one_rank_only"]
-    heard = report.sites["net.sometimes"].isfinite().all(1)
-    assert torch.equal(heard, report.fields["input"][:, 0] > 50)
-    assert 0 < int(heard.sum()) < len(report)
+    recorded = report.sites["net.sometimes"].isfinite().all(1)
+    assert torch.equal(recorded, report.fields["input"][:, 0] > 50)
+    assert 0 < int(recorded.sum()) < len(report)
     assert two_ranks["extracted"][0]["all"].silent == ("net.sometimes",)
 
 
@@ -94,7 +94,7 @@ def test_each_rank_traces_its_own_step_and_one_prints(two_ranks: Any) -> None:
         assert found["same"]
         assert found["printed"] == (rank == 0)
         trace = found["trace"]
-        heard = trace.of("net.sometimes")
-        assert bool(heard) != ("net.sometimes" in trace.never_called)
+        recorded = trace.of("net.sometimes")
+        assert bool(recorded) != ("net.sometimes" in trace.never_called)
     called = [bool(found["trace"].of("net.sometimes")) for found in two_ranks["debugged"]]
     assert sorted(called) == [False, True]  # that module ran on one rank only

@@ -113,8 +113,8 @@ def test_decisions_agree_though_only_one_rank_saw_the_trouble(case: str, two_ran
 @pytest.mark.parametrize("case", ["early_stop", "early_raise", "early_gradient"])
 def test_checks_within_the_epoch_agree_though_only_one_rank_saw_the_trouble(case: str, two_ranks: Any) -> None:
     one, other = two_ranks[case]
-    assert one["told"] == other["told"]
-    (alert,) = (entry for entry in one["told"] if entry.severity != "info")
+    assert one["reported"] == other["reported"]
+    (alert,) = (entry for entry in one["reported"] if entry.severity != "info")
     assert (alert.kind, alert.batch) == ("nonfinite", 1)
     assert one["steps"] == other["steps"] == 2  # of the three batches of the epoch
     assert one["error"] == other["error"] == ("AlertError" if case == "early_raise" else None)
@@ -130,7 +130,7 @@ def test_checks_within_the_epoch_agree_though_only_one_rank_saw_the_trouble(case
 
 def test_ranks_decide_alike_though_each_called_its_modules_in_another_order(two_ranks: Any) -> None:
     one, other = two_ranks["branches"]
-    assert one["told"] == other["told"] != []
+    assert one["reported"] == other["reported"] != []
     assert one["epochs"] == other["epochs"]
     assert everything(one["reports"]) == everything(other["reports"])
     features, flow, _ = one["reports"]
@@ -147,9 +147,9 @@ def test_a_module_that_only_one_rank_called_has_its_place_in_the_order(two_ranks
 def test_gradients_that_differ_by_rank_do_not_hang_the_checks(two_ranks: Any) -> None:
     one, other = two_ranks["nodes"]
     assert not any((*one["faults"], *other["faults"]))
-    assert one["told"] == other["told"] != []
+    assert one["reported"] == other["reported"] != []
     assert everything(one["reports"][:2]) == everything(other["reports"][:2])
-    assert (one["told"][0].kind, one["told"][0].batch) == ("nonfinite", 2)  # though rank 0 saw none
+    assert (one["reported"][0].kind, one["reported"][0].batch) == ("nonfinite", 2)  # though rank 0 saw none
     assert one["epochs"] == other["epochs"] == 3
 
 
@@ -157,7 +157,7 @@ def test_what_one_rank_alone_has_is_judged_alike(two_ranks: Any) -> None:
     """A part that only rank 1 trains, steps by hand that only rank 1 has gradients for, a module that only rank 1 calls."""
     one, other = two_ranks["apart"]
     assert not any((*one["faults"], *other["faults"]))
-    assert one["told"] == other["told"] != []
+    assert one["reported"] == other["reported"] != []
     for mine, others in zip(one["reports"][:2], other["reports"][:2], strict=True):
         assert repr(mine.alerts) == repr(others.alerts)
     features, flow, _ = one["reports"]
@@ -165,7 +165,7 @@ def test_what_one_rank_alone_has_is_judged_alike(two_ranks: Any) -> None:
     assert flow.setups["part.weight"].has_gradient
     (missing,) = (alert for alert in flow.alerts if alert.kind == "missing")
     assert (missing.site, missing.severity) == ("part.bias", "warning")  # the part is no copy that is left alone: its weight trains
-    nonfinite = next(alert for alert in one["told"] if alert.kind == "nonfinite")
+    nonfinite = next(alert for alert in one["reported"] if alert.kind == "nonfinite")
     assert (nonfinite.epoch, nonfinite.batch) == (1, 2)
 
 

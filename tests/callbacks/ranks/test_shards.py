@@ -55,13 +55,13 @@ def test_shards_equal_the_whole(case: str, two_ranks: Any) -> None:
         assert one_clip.optimizers["0-SGD"].clipped_steps > 0, "the case clips"
 
 
-def test_missing_and_frozen_are_told_apart(two_ranks: Any) -> None:
+def test_missing_and_frozen_are_distinguished(two_ranks: Any) -> None:
     flow = two_ranks["observed"][0]["reports"][1]
     assert {alert.site for alert in flow.alerts if alert.kind == "missing"} == {"net.unused.weight", "net.unused.bias"}
     assert "net.frozen.weight" not in flow.parameters
 
 
-def test_clipping_in_parameter_hooks_is_refused(two_ranks: Any) -> None:
+def test_clipping_in_parameter_hooks_is_rejected(two_ranks: Any) -> None:
     for found in two_ranks["tensor"]:
         assert found["error"].startswith(
             "policy='tensor' clips in hooks of the parameters, and those of sharded parameters are not"

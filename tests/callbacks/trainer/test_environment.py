@@ -59,7 +59,7 @@ def present(run: Any) -> list[str]:
 TRIO = ["features", "gradient_flow", "gradient_clip"]
 
 
-def test_both_lightnings_are_told() -> None:
+def test_both_lightnings_are_reported() -> None:
     assert entry_points() == "\n".join(
         f"[{group}]\nlightning_hooks = lightning_hooks.environment:callbacks_from_environment" for group in GROUPS
     )
@@ -227,15 +227,17 @@ def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("lightning_hooks.callbacks.lightning_api.check_gradients", refuse)
     run = trainer([MissingMonitors(summary=False)])
-    with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients") as told:
+    with pytest.warns(
+        UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients"
+    ) as reported:
         run.fit(Classifier(mlp()), loader())
     assert present(run) == ["features"]
-    assert left_out(told) == ["GradientFlowMonitor", "GradientClipMonitor"]
+    assert left_out(reported) == ["GradientFlowMonitor", "GradientClipMonitor"]
 
 
-def left_out(told: Any) -> list[str]:
+def left_out(reported: Any) -> list[str]:
     """The monitors that warnings say a fit goes on without."""
-    found = (re.search(r"this fit runs without (\w+),", str(warning.message)) for warning in told)
+    found = (re.search(r"this fit runs without (\w+),", str(warning.message)) for warning in reported)
     return [match[1] for match in found if match]
 
 
@@ -256,9 +258,11 @@ class Bare(LightningModule):
 def test_what_cannot_observe_a_model_is_left_out(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     run = trainer(default_root_dir=tmp_path, logger=CSVLogger(tmp_path))
-    with pytest.warns(UserWarning, match=r"this fit runs without .*Monitor, because of ValueError: Bare has no submodules") as told:
+    with pytest.warns(
+        UserWarning, match=r"this fit runs without .*Monitor, because of ValueError: Bare has no submodules"
+    ) as reported:
         run.fit(Bare(), loader())
-    assert left_out(told) == ["FeatureStatsMonitor", "GradientFlowMonitor"]
+    assert left_out(reported) == ["FeatureStatsMonitor", "GradientFlowMonitor"]
     assert present(run) == ["gradient_clip"]
     assert [recorded.prefix for recorded in read_run(tmp_path / "lightning_logs").monitors] == ["gradient_clip"]
     run.fit_loop.max_epochs = 2
@@ -278,10 +282,12 @@ def test_a_pattern_for_another_model_leaves_its_monitors_out(arguments: dict[str
     model = Classifier(mlp())
     before = hook_counts(model)
     run = trainer([copy.deepcopy(MissingMonitors(summary=False, **arguments))])
-    with pytest.warns(UserWarning, match=r"LIGHTNING_HOOKS: this fit runs without .*'encoder\.\*'.* Training goes on\.$") as told:
+    with pytest.warns(
+        UserWarning, match=r"LIGHTNING_HOOKS: this fit runs without .*'encoder\.\*'.* Training goes on\.$"
+    ) as reported:
         run.fit(model, loader())
     assert present(run) == left
-    assert left_out(told) == ["FeatureStatsMonitor", "GradientFlowMonitor"][: 3 - len(left)]
+    assert left_out(reported) == ["FeatureStatsMonitor", "GradientFlowMonitor"][: 3 - len(left)]
     assert hook_counts(model) == before
 
 
@@ -304,8 +310,8 @@ def test_their_state_is_in_checkpoints(tmp_path: Path) -> None:
     first = trainer([MissingMonitors(summary=False)], max_epochs=1)
     first.fit(dying(), loader())
     first.save_checkpoint(tmp_path / "last.ckpt")
-    told: list[Any] = []
-    again = trainer([MissingMonitors(summary=False, on_alert=told.append)], max_epochs=2)
+    reported: list[Any] = []
+    again = trainer([MissingMonitors(summary=False, on_alert=reported.append)], max_epochs=2)
     again.fit(dying(), loader(), ckpt_path=tmp_path / "last.ckpt")
     assert [alert.kind for alert in again.callbacks[0].features.alerts] == ["dead"]
-    assert told == []  # it was told before
+    assert reported == []  # it was reported before

@@ -221,8 +221,8 @@ def test_a_file_that_cannot_be_written_on_the_way_out(where: str, tmp_path: Path
     before = hook_counts(model)
     ours = [build() for build in ALL.values()]
     run = trainer([*ours, FillsTheDisk()], logger=CSVLogger(tmp_path))
-    told = pytest.warns(UserWarning, match="disk full") if where != "alerts" else nullcontext()
-    with told, pytest.raises(Boom):
+    reported = pytest.warns(UserWarning, match="disk full") if where != "alerts" else nullcontext()
+    with reported, pytest.raises(Boom):
         run.fit(model, loader((1, 6, 6), n=24))
     assert_left(run, model, before, ours)
 

@@ -65,7 +65,7 @@ class FromConfig(Classifier):
 def test_yaml_says_all_that_python_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments beside its own
+    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments next to its own
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     cli = LightningCLI(FromConfig, args=["fit", "--config", str(path)], save_config_callback=None)
@@ -111,7 +111,7 @@ trainer:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_yaml_says_what_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments beside its own
+    monkeypatch.setattr("sys.argv", ["pytest"])  # Lightning warns of arguments next to its own
 
     class Tokens(FromConfig):
         def __init__(self) -> None:

@@ -134,7 +134,7 @@ def test_activation_checkpointing_changes_no_number(mode: str) -> None:
     assert "silent=()" in found
 
 
-def test_a_frozen_backbone_is_heard_once_it_is_thawed() -> None:
+def test_a_frozen_backbone_is_recorded_once_it_is_thawed() -> None:
     from lightning.pytorch.callbacks import BaseFinetuning
 
     class Thaw(BaseFinetuning):

@@ -31,17 +31,17 @@ class Slow(Classifier):
 @pytest.fixture
 def slow_hooks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every hook takes ``HOOK`` seconds; gives the batches in which hooks ran."""
-    heard: list[int] = []
+    recorded: list[int] = []
     add = features.FeatureTable.add
 
     def slowly(table: Any, index: int, args: Any, output: Any) -> None:
         time.sleep(HOOK)
         if index == 0:
-            heard.append(table.clock.batch)
+            recorded.append(table.clock.batch)
         add(table, index, args, output)
 
     monkeypatch.setattr(features.FeatureTable, "add", slowly)
-    return heard
+    return recorded
 
 
 def fit(callbacks: list[Any], n: int = 400, epochs: int = 1) -> Any:
@@ -82,12 +82,12 @@ def test_statistics_are_those_of_the_sampled_batches(slow_hooks: list[int]) -> N
 
     module.net[0].register_forward_hook(keep)
     trainer([monitor]).fit(module, loader(n=160, batch_size=8))
-    heard = torch.cat([outputs[index].flatten() for index in slow_hooks]).double()
+    recorded = torch.cat([outputs[index].flatten() for index in slow_hooks]).double()
     assert 3 < len(slow_hooks) < 20
     stats = monitor.report.sites["net.0"]
-    assert stats.count == heard.numel()
-    assert stats.mean == pytest.approx(heard.mean().item(), rel=1e-5)
-    assert stats.std == pytest.approx(heard.std(correction=0).item(), rel=1e-5)
+    assert stats.count == recorded.numel()
+    assert stats.mean == pytest.approx(recorded.mean().item(), rel=1e-5)
+    assert stats.std == pytest.approx(recorded.std(correction=0).item(), rel=1e-5)
 
 
 def test_no_budget_no_thinning(slow_hooks: list[int]) -> None:
@@ -106,7 +106,7 @@ def test_all_monitors_share_the_budget(slow_hooks: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*val_dataloader.*")
-def test_a_budget_that_cannot_be_kept_is_told() -> None:
+def test_a_budget_that_cannot_be_kept_is_reported() -> None:
     trio = monitors(every_n_steps=1, max_overhead=1e-7, summary=False)
     with pytest.warns(
         UserWarning, match="max_overhead=1e-07 is less than what the monitors do at every step, whatever the sampling"

@@ -1,4 +1,4 @@
-"""Beside other callbacks, other people's hooks, other packages, other strategies."""
+"""Next to other callbacks, other people's hooks, other packages, other strategies."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_pytorch_lightning_is_served_as_lightning_is(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("kind", [GradientFlowMonitor, GradientClipMonitor, GradientClipper])
 @pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"])
-def test_strategies_that_shard_gradients_are_refused_by_name(kind: Any, name: str) -> None:
+def test_strategies_that_shard_gradients_are_rejected_by_name(kind: Any, name: str) -> None:
     strategy = type(name, (SingleDeviceStrategy,), {})(device="cpu")
     model, callback = Classifier(mlp()), kind(summary=False)
     before = hook_counts(model)
@@ -124,7 +124,7 @@ def test_strategies_that_shard_gradients_are_refused_by_name(kind: Any, name: st
     assert hook_counts(model) == before
 
 
-def test_sharded_parameters_are_refused_whatever_the_strategy() -> None:
+def test_sharded_parameters_are_rejected_whatever_the_strategy() -> None:
     class Sharded(nn.Linear):
         def __init__(self) -> None:
             super().__init__(8, 3)
@@ -137,7 +137,7 @@ def test_sharded_parameters_are_refused_whatever_the_strategy() -> None:
 @pytest.mark.parametrize(
     "method", ["_FeatureRecorder", "GradientListener", "_GradientArrival", "on_gradients", "on_clipped", "on_taken"]
 )
-def test_a_fault_in_any_hook_of_ours_is_told_and_harms_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_any_hook_of_ours_is_reported_and_harms_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_hooks.collectors import clipping, features, gradient_hooks, gradients
 
     without = fit([])
@@ -151,10 +151,10 @@ def test_a_fault_in_any_hook_of_ours_is_told_and_harms_nobody(method: str, monke
     else:
         monkeypatch.setattr(gradients.GradientCollector, method, fail)
         monkeypatch.setattr(clipping.ClipCollector, method, fail)
-    with pytest.warns(UserWarning, match="raised ValueError: injected; it is switched off") as told:
+    with pytest.warns(UserWarning, match="raised ValueError: injected; it is switched off") as reported:
         with_us = fit(monitors(every_n_steps=1, summary=False))
     assert same_state(without, with_us)
-    texts = [str(w.message) for w in told if "injected" in str(w.message)]
+    texts = [str(w.message) for w in reported if "injected" in str(w.message)]
     assert len(texts) == len(set(texts))
 
 

@@ -55,9 +55,9 @@ def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path)
             state["epoch"]["places"] = state["epoch"]["places"][:-2]
     torch.save(checkpoint, tmp_path / "older.ckpt")
     ours = monitors(every_n_steps=1, summary=False)
-    with pytest.warns(UserWarning, match="the checkpoint was written .*in common") as told:
+    with pytest.warns(UserWarning, match="the checkpoint was written .*in common") as reported:
         trainer(ours).fit(Classifier(mlp()), Batches((8,)), ckpt_path=tmp_path / "older.ckpt")
-    texts = [str(w.message) for w in told if "the checkpoint was written" in str(w.message)]
+    texts = [str(w.message) for w in reported if "the checkpoint was written" in str(w.message)]
     assert len(texts) == 3
     assert "with 3 sites, now there are 5 (3 in common). Statistics of this epoch start from here" in texts[0]
     assert ours[0].report.sites["net.0"].calls == 4  # the rest of the epoch
