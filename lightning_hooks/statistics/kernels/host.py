@@ -73,7 +73,7 @@ class HostKernels(Kernels):
         bounds: Bounds | None = None,
         units: Units | None = None,
     ) -> bool:
-        if not values.is_cpu:
+        if not values.is_cpu or torch.compiler.is_compiling():  # a graph holds no numbers of the host
             return super().record(table, index, values, clock, new_call, bounds, units)
         now = 0 if clock is None else clock.batch
         at_bound, boundable = (0, 0) if bounds is None else (int(self.beyond(bounds)), bounds.total)
@@ -86,7 +86,7 @@ class HostKernels(Kernels):
 
     @override
     def beyond(self, bounds: Bounds) -> Tensor | int:
-        if not bounds.values.is_cpu:
+        if not bounds.values.is_cpu or torch.compiler.is_compiling():
             return super().beyond(bounds)
         flat = flatten(bounds.values).numpy()
         low = 0 if bounds.low is None else _count(np.less_equal, flat, bounds.low)

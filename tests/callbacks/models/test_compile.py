@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -223,6 +224,8 @@ sys.exit(failed)
 """
 
 
-def test_a_torch_without_operators_for_graphs_traces_hooks_into_them() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_OPERATORS, *CHANGES], capture_output=True, text=True)
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_torch_without_operators_for_graphs_traces_hooks_into_them(native: str) -> None:
+    environment = {**os.environ, "LIGHTNING_HOOKS_NATIVE": native}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_OPERATORS, *CHANGES], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
