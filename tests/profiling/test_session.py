@@ -56,7 +56,7 @@ def test_the_parts_add_up_to_the_step_measured_from_outside() -> None:
         assert selves + outside + report.other_time.mean == pytest.approx(report.step_time.mean, rel=1e-9)
         roots = sum(report.sites[name].total_time.p50 for name in ("stem", "body", "head"))
         phases = report.forward_time.p50 + report.backward_time.p50
-        if roots == pytest.approx(measured, rel=0.1) and phases == pytest.approx(measured, rel=0.1):
+        if roots == pytest.approx(measured, rel=0.25) and phases == pytest.approx(measured, rel=0.25):
             return
     pytest.fail(f"forward and backward took {measured:.4g} ms, the layers {roots:.4g} and the phases {phases:.4g}")
 
