@@ -24,7 +24,7 @@ demo: $(READY)  ## train a CNN on real data with the monitors on, then plant fou
 
 check: $(READY)  ## before each commit, within a minute: each part alone, and the core of the fits (tests/conftest.py names both)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(unit or core) and not slow" \
-		$(addprefix --ignore=tests/,examples faults notebooks system callbacks/models callbacks/ranks trackers/test_mlflow.py trackers/test_wandb.py)
+		$(addprefix --ignore=tests/,examples faults notebooks system test_demo.py test_docs.py callbacks/models callbacks/ranks trackers/test_mlflow.py trackers/test_wandb.py)
 
 test: $(READY)  ## run the suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal

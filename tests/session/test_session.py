@@ -224,6 +224,7 @@ def test_stop_ends_the_loop() -> None:
     assert loop.stopped
 
 
+@pytest.mark.slow
 def test_session_and_collectors_import_no_lightning() -> None:
     code = (
         "import sys, lightning_hooks.session.session, lightning_hooks.collectors.ranges, lightning_hooks.collectors.tensor_clips;"

@@ -31,6 +31,7 @@ def test_the_columns_are_those_of_the_rows():
     assert sorted(lists) == sorted([[*Column.__members__, "COLUMNS"], [*parameters, "PARAMETER_COLUMNS"]])
 
 
+@pytest.mark.slow
 def test_large_tensors_of_one_site_from_several_threads_all_count(fast):
     """The interpreter is let go while such a tensor is read, and not while its row is changed."""
     values = torch.randn(1 << 16, dtype=torch.bfloat16)
