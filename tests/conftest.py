@@ -34,10 +34,8 @@ KINDS = {
 CORE = {
     "callbacks/alerts/test_first_occurrence.py",
     "callbacks/alerts/test_on_alert.py",
-    "callbacks/alerts/test_step_events.py",
     "callbacks/loggers/test_loggers.py",
     "callbacks/optimizers/test_accumulation.py",
-    "callbacks/optimizers/test_gradient_reads.py",
     "callbacks/test_base.py",
     "callbacks/test_feature_stats.py",
     "callbacks/test_gradient_flow.py",
