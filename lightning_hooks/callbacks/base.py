@@ -16,12 +16,11 @@ from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.callbacks.epoch_log import EpochLog
 from lightning_hooks.callbacks.lightning_api import epoch_ends
 from lightning_hooks.collectors.warn import warn_of_faults
-from lightning_hooks.hooks import Faults, Gate, HookManager, Meter, ModuleSelector, guarded, select_modules
-from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder
-from lightning_hooks.hooks.selection import check_selector, compiled_regions
+from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
+from lightning_hooks.hooks.checks import check_count
+from lightning_hooks.hooks.manager import remove_hooks
+from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.hooks.suspension import Suspension
-from lightning_hooks.session.session import warn_of_tracing
-from lightning_hooks.session.settings import check_every
 from lightning_hooks.trackers import Trackers
 
 
@@ -64,25 +63,20 @@ class HookedCallback(EitherPackage, ABC):
     def __init__(self, *, modules: ModuleSelector | None = None, every_n_steps: int = 1) -> None:
         super().__init__()
         check_selector(modules)
-        check_every(every_n_steps)
+        check_count("every_n_steps", every_n_steps, 1)
         self.modules = modules
         self.every_n_steps = every_n_steps
-        self.stride = every_n_steps  # what is in force
         self.hooks = HookManager()
         self.gate = Gate()
         self.faults = Faults()
         self.attached = False
         self._suspension = Suspension()
-        self._traced = False  # it records, and this torch has no operators for that
         self._fit: tuple[ref[Trainer], ref[LightningModule]] | None = None  # which it is attached to
         self._epoch_log = EpochLog()
 
     @abstractmethod
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the hooks of one fit. If this raises, whatever it registered is removed."""
-
-    def check_attached(self) -> None:
-        """Called after :meth:`attach`; where this raises, whatever was registered is removed."""
 
     def released(self) -> None:
         """Called after hooks were removed; drop here what only matters while they are in. May be called twice."""
@@ -101,16 +95,10 @@ class HookedCallback(EitherPackage, ABC):
             kind: One of ``HOOK_KINDS``.
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
-        safe = guarded(hook, name, self.faults, when=self.gate, meter=self.meter)
-        self._traced |= not IN_GRAPHS and isinstance(hook, Recorder)
+        safe = guarded(hook, name, self.faults, when=self.gate)
         handle = self.hooks.register(module, safe, kind, label=name, **options)
         if isinstance(module, nn.Module):
             self._suspension.add(module, handle)
-
-    @property
-    def meter(self) -> Meter | None:
-        """Where the time of hooks is added up, in a subclass that measures what it costs."""
-        return None
 
     def detach(self) -> None:
         """Remove the hooks. Harmless when there are none."""
@@ -124,14 +112,13 @@ class HookedCallback(EitherPackage, ABC):
     def _remove_copies(self) -> None:
         """Remove hooks that others, such as ``prepare_qat``, have registered again on modules they put into the model."""
         model, self._fit = None if self._fit is None else self._fit[1](), None
-        for module in () if model is None else model.modules():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for number in [number for number, hook in hooks.items() if isinstance(hook, guarded) and hook.when is self.gate]:
-                    del hooks[number]
+        if model is not None:
+            remove_hooks(model, lambda hook: isinstance(hook, guarded) and hook.when is self.gate)
 
     def skipped(self) -> None:
         """Called where a batch started and was skipped with the rest of its epoch (``on_train_batch_start`` returned -1)."""
 
+    @override
     def in_another_fit(self, trainer: Trainer) -> bool:
         """Whether it is attached in a fit of another trainer that is still running."""
         other = None if self._fit is None else self._fit[0]()
@@ -163,14 +150,6 @@ class HookedCallback(EitherPackage, ABC):
         self._epoch_log.write(type(self).__name__, trainer, self.trackers(trainer), scalars, scalars if logged is None else logged)
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self.in_another_fit(trainer):
-            raise RuntimeError(
-                f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
-                f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
-            )
-
-    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults()
         self.detach()  # what an earlier fit may have left, if it ended before its way out reached this callback
@@ -178,19 +157,16 @@ class HookedCallback(EitherPackage, ABC):
         Adapter.of(trainer)
         try:
             self.attach(trainer, pl_module)
-            self.check_attached()
         except BaseException:
             self.detach()
             raise
         self.attached = True
-        if self._traced and compiled_regions(pl_module):
-            warn_of_tracing()
         self._suspension.suspend(pl_module)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._suspension.restore()
-        self.gate.start(batch_idx % self.stride == 0)
+        self.gate.start(batch_idx % self.every_n_steps == 0)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

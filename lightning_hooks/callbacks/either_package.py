@@ -6,8 +6,8 @@ import sys
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from lightning.pytorch import Callback
-from typing_extensions import Self
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import Self, override
 
 LENT = ("log", "log_dict")
 
@@ -26,6 +26,18 @@ class EitherPackage(Callback):
         """Make an instance, after both packages know its class."""
         join()
         return super().__new__(cls)
+
+    def in_another_fit(self, trainer: Trainer) -> bool:
+        """Whether it is attached in a fit of another trainer that is still running."""
+        return False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.in_another_fit(trainer):
+            raise RuntimeError(
+                f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
+                f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
+            )
 
     def forget_model(self) -> None:
         """Drop the methods of the model that Lightning lends a callback for a fit, and with them the model."""

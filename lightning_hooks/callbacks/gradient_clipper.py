@@ -87,6 +87,8 @@ class GradientClipper(Monitor[ClipReport]):
             TensorClipCollector if isinstance(self.policy, PerTensor) else None,
         )
         self._state: dict[str, dict[str, Tensor]] = {}  # optimizer -> the policy's state
+        self._loaded: dict[str, dict[str, Tensor]] = {}  # what a checkpoint holds for the next fit
+        self._excluded: tuple[int, set[int]] = (0, set())  # of so many parameters, those that are left alone
         self._hooks = HookManager()
 
     @override
@@ -109,26 +111,30 @@ class GradientClipper(Monitor[ClipReport]):
                 raise ValueError(
                     f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. Its first are {', '.join(names[:3])}."
                 )
-        collector.limit = getattr(self.policy, "limit", None) if not any(map(self._is_excluded, names)) else None
+        self._excluded = (0, set())
+        collector.limit = getattr(self.policy, "limit", None) if not self._left_alone() else None
+        adapts = hasattr(self.policy, "factors")
+        self._state = {name: self._new_state(name) for name in self.member.steps.optimizer_names} if adapts else {}
+        self._loaded = {}
         self._hooks.remove_all()
         if isinstance(collector, TensorClipCollector):
             self._hook_parameters(trainer, collector)
 
-    def _is_excluded(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
+    def _left_alone(self) -> set[int]:
+        """The indices of the parameters that ``exclude`` names; looked up again when there are new ones."""
+        names = self.member.steps.names
+        if self._excluded[0] != len(names):
+            found = {i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)}
+            self._excluded = len(names), found
+        return self._excluded[1]
 
     def _hook_parameters(self, trainer: Trainer, collector: TensorClipCollector) -> None:
         """Hook the optimizers' parameters that require gradients and have no hook yet."""
-        steps, scaler = self.member.steps, loss_scaler(trainer)
+        steps, scaler, excluded = self.member.steps, loss_scaler(trainer), self._left_alone()
         for optimizer in trainer.optimizers:
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 index = steps.index_of(parameter)
-                if (
-                    index is None
-                    or index in collector.clips
-                    or not parameter.requires_grad
-                    or self._is_excluded(steps.names[index])
-                ):
+                if index is None or index in excluded or index in collector.clips or not parameter.requires_grad:
                     continue
                 collector.clips[index] = TensorClip(self.policy.max_norm, scaler)
                 self._hooks.register(parameter, collector.clips[index], "tensor", label=steps.names[index])
@@ -149,8 +155,8 @@ class GradientClipper(Monitor[ClipReport]):
     @torch.no_grad()
     def clip(self, step: Step) -> None:
         """Clip the gradients of one optimizer step in place."""
-        steps = self.member.steps
-        chosen = [place for place, index in enumerate(step.indices) if not self._is_excluded(steps.names[index])]
+        excluded = self._left_alone()
+        chosen = [place for place, index in enumerate(step.indices) if index not in excluded]
         present = writable_gradients(step)
         gradients = [present[place] for place in chosen]
         if not gradients:
@@ -168,16 +174,17 @@ class GradientClipper(Monitor[ClipReport]):
         if step.shards is not None and isinstance(self.policy, AGC):  # a unit may be spread over processes: torch knows how
             gradients = [parameter.grad for parameter in (step.parameters[place] for place in chosen) if parameter.grad is not None]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
-        name = steps.optimizer_names[step.optimizer]
-        factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, self._state_of(name))
+        name = self.member.steps.optimizer_names[step.optimizer]
+        state = self._state[name] if name in self._state else self._new_state(name)  # one that came within the fit
+        factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, state)
         for gradient, factor in zip(gradients, factors, strict=True):
             gradient.mul_(factor.to(gradient.dtype))
 
-    def _state_of(self, optimizer: str) -> dict[str, Tensor]:
-        """The policy's state, of before the first step or as it was loaded."""
-        device, known = self.member.host.device, self._state.get(optimizer, {})
+    def _new_state(self, optimizer: str) -> dict[str, Tensor]:
+        """The policy's state before the first step, or as it was loaded."""
+        device, loaded = self.member.host.device, self._loaded.get(optimizer, {})
         fresh: dict[str, Tensor] = self.policy.initial(device, row_dtype(device))
-        return {key: known.get(key, value).to(value) for key, value in fresh.items()}
+        return {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -185,12 +192,12 @@ class GradientClipper(Monitor[ClipReport]):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if not self._in_another_fit(trainer):
+        if not self.in_another_fit(trainer):
             self._hooks.remove_all()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self._in_another_fit(trainer):
+        if not self.in_another_fit(trainer):
             self._hooks.remove_all()
 
     @override
@@ -200,7 +207,7 @@ class GradientClipper(Monitor[ClipReport]):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._state = dict(state_dict["policy"])
+        self._loaded = state_dict["policy"]
 
     @property
     @override

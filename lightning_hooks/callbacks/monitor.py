@@ -34,19 +34,12 @@ class SessionCallback(EitherPackage):
     def members(self) -> Sequence[Member]:
         """What it measures."""
 
-    def _in_another_fit(self, trainer: Trainer) -> bool:
+    @override
+    def in_another_fit(self, trainer: Trainer) -> bool:
         """Whether it is attached in a fit of another trainer that is still running."""
         session = next((member.session for member in self.members if member.session is not None), None)
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self._in_another_fit(trainer):
-            raise RuntimeError(
-                f"This {type(self).__name__} is attached to the fit of another Trainer that is still running, and one instance "
-                f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
-            )
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

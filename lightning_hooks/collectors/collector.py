@@ -261,6 +261,10 @@ class Collector(ABC, Generic[R]):
         """Return what a resumed run needs next to the table, in plain types and tensors."""
         return {}
 
+    def lasting_state(self) -> dict[str, Any]:
+        """That part of :meth:`state_dict` which the next run of the same monitor starts from, without a checkpoint too."""
+        return {}
+
     # What is shown.
 
     @abstractmethod

@@ -167,6 +167,10 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        return self.lasting_state()
+
+    @override
+    def lasting_state(self) -> dict[str, Any]:
         return {"initial_gains": dict(self._gains)}
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch.distributed
@@ -26,3 +27,13 @@ def warn_of_faults(name: str, faults: Faults) -> None:
             f"{name}: the hook at {', '.join(sites)} raised {error}; it is switched off and training goes on "
             "without it. Please report this with the model's code at that place."
         )
+
+
+@functools.cache
+def warn_of_tracing() -> None:
+    """Warn, once in a process, that this version of torch has no operators by which compiled graphs record."""
+    warn(
+        f"torch {torch.__version__} has no operators by which compiled graphs record, so hooks are traced into the graphs: whether "
+        "a batch is sampled is then decided when a graph is compiled, and with activation checkpointing or several graphs training "
+        "may fail. Use another version of torch, or choose modules that are not compiled."
+    )

@@ -141,6 +141,14 @@ class HookManager:
         return f"{type(self).__name__}({len(self)} hooks in place)"
 
 
+def remove_hooks(model: nn.Module, ours: Callable[[Any], bool]) -> None:
+    """Remove every forward and forward pre-hook of a model for which ``ours`` is true, by whomever it was registered."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number in [number for number, hook in hooks.items() if ours(hook)]:
+                del hooks[number]
+
+
 def _in_place(handle: RemovableHandle) -> bool:
     # RemovableHandle has no public way to ask whether its hook is still registered; its own remove() uses this weak reference to
     # the hook dictionary. A dead reference means that the module, tensor or optimizer no longer exists.

@@ -12,7 +12,7 @@ from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.run_report.lines import append
+from lightning_hooks.run_report.lines import ALERTS, FOLDER, append
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import Trackers, coloured, some
 
@@ -126,7 +126,7 @@ class AlertDelivery:
         """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""
         raised = [{"event": "raised", "monitor": member.kind.prefix, **alert.record()} for member, alert, _ in notices]
         for writer in writers:
-            self._append(writer.alert_file, [*raised, *records])
+            self._append(writer.folder, [*raised, *records])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
         if serious:
             _show(self._host.trackers, serious, self._host.log_step)
@@ -145,9 +145,10 @@ class AlertDelivery:
         if fatal:
             raise AlertError(fatal)
 
-    def _append(self, file: Path | None, records: Sequence[dict[str, Any]]) -> None:
-        if file is None or not records:
+    def _append(self, folder: Path | None, records: Sequence[dict[str, Any]]) -> None:
+        if folder is None or not records:
             return
+        file = folder / FOLDER / ALERTS
         try:
             append(file, "".join(json.dumps(record) + "\n" for record in records))
         except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,10 @@ from lightning_hooks.alerts import Alert, AlertError, RuleBook
 from lightning_hooks.collectors.checks import Early, checked
 from lightning_hooks.collectors.collector import Collector, Context
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.warn import warn, warn_of_faults
+from lightning_hooks.collectors.warn import warn, warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
-from lightning_hooks.run_report.lines import ALERTS, FOLDER
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -58,9 +56,6 @@ class Parts(Protocol):
 
     def warn_of_compiled(self, name: str, sites: list[str]) -> None:
         """Warn that sites run in graphs that were compiled before the hooks came."""
-
-    def warn_of_tracing(self) -> None:
-        """Warn that hooks are traced into compiled graphs."""
 
 
 class Member:
@@ -100,7 +95,7 @@ class Member:
         self.faults = Faults()
         self.batches = self.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = float("nan"), 0
-        self.alert_file: Path | None = None
+        self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
@@ -192,18 +187,18 @@ class Member:
         self.publishing.start()
         self._regions = compiled_regions(host.model)
         self.sampling.start(host.device, not self._regions)
-        state, self._loaded = self._loaded, {}
+        lasting = {} if self.collector is None else self.collector.lasting_state()
+        state, self._loaded = {**lasting, **self._loaded}, {}
         if self.kind.watches_steps:
             session.watch_steps(self)
         self.collector = collector = self._new(self, state)
         check_sites(self.name, self.book, collector.names)
-        self.alert_file = _alert_file(host, self.settings.report_dir or None)
         with self.loading():
             if "epoch" in state:
                 window = load_window(self.name, collector, state["epoch"], host.is_global_zero)
                 self.batches, self.sampled_batches = window
         if self._regions and not IN_GRAPHS and session.hooks.of(self):
-            session.warn_of_tracing()
+            warn_of_tracing()
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""
@@ -312,9 +307,3 @@ class Member:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
         return {**vars(self), "session": None, "collector": None, "sampling": sampling}
-
-
-def _alert_file(host: Host, report_dir: str | os.PathLike[str] | None) -> Path | None:
-    """Where the alerts of a run are written; None for nowhere, as on ranks other than 0."""
-    folder = host.folder(report_dir) if host.is_global_zero else None
-    return None if folder is None else Path(folder, FOLDER, ALERTS)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.hooks import Gate, HookManager, Listener, guarded
+from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension
 
 
@@ -85,7 +86,5 @@ class ModuleHooks:
         self._manager.remove_all()
         self._hooks.clear()
         self._owners.clear()
-        for module in () if model is None else model.modules():
-            for number, hook in list(module._forward_hooks.items()):
-                if isinstance(hook, SharedHook) and hook.gate is self.gate:
-                    del module._forward_hooks[number]
+        if model is not None:
+            remove_hooks(model, lambda hook: isinstance(hook, SharedHook) and hook.gate is self.gate)

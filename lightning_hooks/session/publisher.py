@@ -40,14 +40,12 @@ class Publisher:
 
     def log(self, members: Sequence[Member]) -> None:
         """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
-        watched = self._host.watched_tags()
+        watched, written = self._host.watched_tags(), set[str]()
         for member in members:
             kind = member.kind.prefix
             peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
-            scalars = member.live.scalars(member.report)
-            for peer in peers[: peers.index(member)]:
-                for tag in peer.live.scalars(peer.report):
-                    scalars.pop(tag, None)
+            scalars = {tag: value for tag, value in member.live.scalars(member.report).items() if tag not in written}
+            written.update(scalars)
             if member is peers[-1]:
                 scalars.update(_alert_counts(kind, member.kind.kinds, peers))
             logged = member.publishing.scalars.chosen(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_hooks.collectors.host import Host
@@ -49,7 +47,6 @@ class Session:
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
         self._records: dict[Path, RunRecord] = {}
-        self._epoch_under_way = False
         self._warned_of_compiled = False
         self._closed = self._warned_of_ending = False
 
@@ -101,10 +98,11 @@ class Session:
         return [member.sampling.overhead for member in self.members if member.sampling.overhead is not None]
 
     def _open_record(self, member: Member) -> None:
+        member.folder = None
         if not self.host.is_global_zero:
             return
         try:
-            folder = self.host.folder(member.settings.report_dir or None)
+            member.folder = folder = self.host.folder(member.settings.report_dir or None)
             if folder is not None:
                 if folder not in self._records:
                     self._records[folder] = RunRecord(self.host, folder)
@@ -268,17 +266,3 @@ class Session:
                 "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
                 "torch.compiler.reset() before trainer.fit()."
             )
-
-    def warn_of_tracing(self) -> None:
-        """Warn that hooks are traced into compiled graphs."""
-        warn_of_tracing()
-
-
-@functools.cache
-def warn_of_tracing() -> None:
-    """Warn, once in a process, that this version of torch has no operators by which compiled graphs record."""
-    warn(
-        f"torch {torch.__version__} has no operators by which compiled graphs record, so hooks are traced into the graphs: whether "
-        "a batch is sampled is then decided when a graph is compiled, and with activation checkpointing or several graphs training "
-        "may fail. Use another version of torch, or choose modules that are not compiled."
-    )

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.reports.alert import Alert
 
@@ -51,7 +52,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
-        check_every(self.every_n_steps)
+        check_count("every_n_steps", self.every_n_steps, 1)
         if not callable(self.on_alert) and self.on_alert not in ON_ALERT:
             raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {self.on_alert!r}.")
         if self.summary not in (True, False, "full") or not isinstance(self.summary, bool | str):
@@ -64,8 +65,7 @@ class Settings:
         folder = self.report_dir
         if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
-        if not isinstance(self.progress_bar, bool):
-            raise TypeError(f"progress_bar must be True or False; got {self.progress_bar!r}.")
+        check_bools(progress_bar=self.progress_bar)
         self._check_histograms()
         self._check_figures()
 
@@ -86,16 +86,3 @@ class Settings:
             raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {self.figures!r}.")
         if self.figures and find_spec("matplotlib") is None:
             raise ImportError(f'figures={self.figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
-
-
-def check_every(every_n_steps: Any) -> None:
-    """Check ``every_n_steps``.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is below 1.
-    """
-    if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int):
-        raise TypeError(f"every_n_steps must be an integer of at least 1; got {every_n_steps!r}.")
-    if every_n_steps < 1:
-        raise ValueError(f"every_n_steps must be at least 1 (1 samples every batch); got {every_n_steps!r}.")

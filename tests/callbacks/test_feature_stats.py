@@ -186,3 +186,14 @@ def test_dead_channels_are_found_wherever_the_rectifier_was_defined(first: bool)
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(Classifier(Net(), lr=0.0), loader((1, 10)))
     assert monitor.report.sites["net.relu"].dead_fraction == 15 / 16
+
+
+def test_the_gains_that_training_started_from_stay_in_a_fit_that_goes_on() -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    run, model = trainer([monitor]), Classifier(mlp())
+    run.fit(model, loader())
+    first = monitor.report.initial_gains
+    run.fit_loop.max_epochs = 2
+    run.fit(model, loader())
+    assert first
+    assert (monitor.report.epoch, monitor.report.initial_gains) == (1, first)

@@ -244,6 +244,16 @@ def test_adaptive_state_is_in_the_checkpoint(policy: str, tmp_path: Any) -> None
     assert again.report.optimizers == clipper.report.optimizers
 
 
+@pytest.mark.parametrize("policy", ["zclip", "autoclip"])
+def test_adaptive_state_starts_again_in_the_next_fit(policy: str) -> None:
+    clipper, models = GradientClipper(policy=policy, summary=False), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Classifier(mlp(), lr=0.5))
+        trainer([clipper]).fit(models[-1], loader(n=400))
+    assert same_state(*models)
+
+
 @pytest.mark.parametrize("clipper_first", [True, False])
 def test_next_to_a_monitor_each_tag_is_written_once(tmp_path: Path, clipper_first: bool) -> None:
     rows: list[dict[str, float]] = []

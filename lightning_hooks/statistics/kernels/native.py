@@ -180,7 +180,7 @@ class NativeKernels(HostKernels):
         counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
         at_counts = None if counts is None else counts.data_ptr()
         self._norms(located.address, located.sizes.data_ptr(), len(tensors), located.kind, norms.data_ptr(), at_counts)
-        return Norms(norms, counts, located.sizes.tolist())
+        return Norms(norms, counts, [tensor.numel() for tensor in tensors])
 
     @override
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
