@@ -14,6 +14,7 @@ from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.statistics.loss import LossReport
 
 __all__ = [
     "ALERT_KINDS",
@@ -33,6 +34,7 @@ __all__ = [
     "Exploding",
     "FeatureReport",
     "GradientFlowReport",
+    "LossReport",
     "Missing",
     "Mute",
     "NonfiniteFeatures",

@@ -27,6 +27,6 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     A loss that is not known, or not finite, does not fall.
     """
     first = next((earlier.loss for earlier in history if earlier.loss is not None), None)
-    if report.loss is None or report.loss.nonfinite:
+    if report.loss is None or report.loss.nonfinite_steps:
         return False
     return first is None or report.loss.mean < first.mean

@@ -111,7 +111,7 @@ class Adapter(EitherPackage):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.session is not None:
-            self.session.batch_end()
+            self.session.batch_end(outputs)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,6 +124,11 @@ class Adapter(EitherPackage):
     ) -> None:
         if self.session is not None and not dataloader_idx:
             self.session.validation_batch(batch, batch_idx)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.session is not None:
+            self.session.validation_end()
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -291,6 +296,11 @@ class LightningHost(Host):
     @override
     def training_metrics(self) -> Mapping[str, Any]:
         return self.trainer.logged_metrics
+
+    @property
+    @override
+    def metrics(self) -> Mapping[str, Any]:
+        return self.trainer.callback_metrics
 
     @override
     def watched_tags(self) -> set[str]:

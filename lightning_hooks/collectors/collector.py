@@ -177,11 +177,14 @@ class Collector(ABC, Generic[R]):
     def after_backward(self) -> None:
         """Backward is done."""
 
-    def batch_end(self) -> None:
-        """A training batch ends."""
+    def batch_end(self, outputs: Any = None) -> None:
+        """A training batch ends; with what ``training_step`` returned."""
 
     def validation_batch(self, batch: Any, index: int) -> None:
         """A validation batch starts."""
+
+    def validation_end(self) -> None:
+        """A validation ends, and its metrics are known."""
 
     def on_gradients(self, step: Step) -> None:
         """Gradients are ready and not clipped."""

@@ -83,7 +83,7 @@ class FeatureCollector(Collector[FeatureReport]):
             self._train_input(batch, compare=self.context.sampled_batches == 1)
 
     @override
-    def batch_end(self) -> None:
+    def batch_end(self, outputs: Any = None) -> None:
         if self._checks is not None:
             self._checks[1](self.table.rows, self.context.batches)
 

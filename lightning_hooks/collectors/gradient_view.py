@@ -12,6 +12,7 @@ from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.collectors.collector import Written
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.statistics import ParameterTable
+from lightning_hooks.statistics.loss import LOSS_STATS
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins, of_model
 
@@ -53,6 +54,7 @@ class GradientView:
             **{f"{self._prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
             **model_scalars(self._prefix, report.modules.values(), ["rms"]),
             **model_scalars(self._prefix, report.parameters.values(), ["norm", "update_ratio"]),
+            **{f"loss/{stat}": math.nan if report.loss is None else float(getattr(report.loss, stat)) for stat in LOSS_STATS},
         }
 
     def not_logged_by_default(self) -> set[str]:

@@ -15,15 +15,16 @@ from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.gradient_checks import new_step_checks
 from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, owners
 from lightning_hooks.collectors.gradient_view import RANKING, GradientView
+from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
 from lightning_hooks.collectors.parameter_setups import SetupWatch, with_gradients, with_reasons
-from lightning_hooks.collectors.step import Kept, Step, loss_scale
+from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.reports.alert import GRADIENT_KINDS
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
-from lightning_hooks.statistics.loss import N_LOSS_COLUMNS, LossTable, loss_stats
+from lightning_hooks.statistics.loss_table import N_LOSS_NUMBERS, merge_ranks
 from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.rows import N_COLUMNS, merge, never_recorded
 from lightning_hooks.trackers.layout import Layout
@@ -53,8 +54,9 @@ class GradientCollector(Collector[GradientFlowReport]):
         self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
         self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
         self.view = GradientView(self.prefix, self.modules.names, self.parameters)
-        self._loss = LossTable(device)
-        self._take_loss = context.guard(self._loss.add, "the loss")
+        self._loss = LossWatch(context)
+        with context.loading():
+            self._loss.table.load_state_dict(state.get("loss", {}))
         self.modules.owners = owners(self._sites, self._steps)
         self.modules.listening = False  # except while the loss's backward runs
         self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
@@ -83,6 +85,7 @@ class GradientCollector(Collector[GradientFlowReport]):
 
     @override
     def batch_start(self, batch: Any) -> None:
+        self._loss.batch_start()
         if self.context.gate.sampled:
             self.modules.clock.set(self.context.batches - 1)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
@@ -91,11 +94,7 @@ class GradientCollector(Collector[GradientFlowReport]):
     @override
     def before_backward(self, loss: Tensor) -> None:
         self.modules.listening = True
-        if isinstance(loss, Tensor) and loss.is_floating_point():
-            # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
-            host = self.context.host
-            factor = float(host.accumulation) if host.automatic_optimization else 1.0
-            self._take_loss(loss, self.context.batches - 1, factor, loss_scale(host.loss_scaler))
+        self._loss.before_backward(loss)
         if self._outputs is not None and self._outputs.of:
             self._look_at_loss(self._outputs, loss)
 
@@ -106,9 +105,14 @@ class GradientCollector(Collector[GradientFlowReport]):
         self.modules.backward_ends()
 
     @override
-    def batch_end(self) -> None:
+    def batch_end(self, outputs: Any = None) -> None:
+        self._loss.batch_end(outputs)
         if self._outputs is not None:
             self._outputs.close()
+
+    @override
+    def validation_end(self) -> None:
+        self._loss.validation_end()
 
     @override
     def on_gradients(self, step: Step) -> None:
@@ -199,12 +203,12 @@ class GradientCollector(Collector[GradientFlowReport]):
         counts = self.context.sampled_batches, self.context.batches
         known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
-        return torch.cat((called, arrived, known, self._loss.pack(), table.rows.flatten(), parameters.pack()))
+        return torch.cat((called, arrived, known, self._loss.table.pack(), table.rows.flatten(), parameters.pack()))
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Order of calls and of arrival, what the host knows, loss, modules, parameters: of one vector or of those of all ranks."""
         n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
-        sizes = n, n, known, N_LOSS_COLUMNS, rows
+        sizes = n, n, known, N_LOSS_NUMBERS, rows
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
@@ -213,7 +217,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
         self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
         self.modules.rows.copy_(rows.view_as(self.modules.rows))
-        self._loss.unpack(loss)
+        self._loss.table.unpack(loss)
         self.parameters.unpack(parameters)
 
     @override
@@ -221,7 +225,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         called, arrived, known, loss, rows, parameters = self._parts(packed)
         modules = merge(rows.reshape(-1, *self.modules.rows.shape)).flatten()
         orders = merge_positions(called), merge_positions(arrived)
-        return torch.cat((*orders, known.amax(0), loss.sum(0), modules, self.parameters.merge_packed(parameters)))
+        return torch.cat((*orders, known.amax(0), merge_ranks(loss), modules, self.parameters.merge_packed(parameters)))
 
     @override
     def window_end(self) -> None:
@@ -248,12 +252,12 @@ class GradientCollector(Collector[GradientFlowReport]):
             order=self.modules.arrived(sites_in_order(arrived)),
             setups=self._setups,
             squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
-            loss=loss_stats(losses.tolist(), batches),
+            loss=self._loss.table.read(losses),
         )
 
     @override
     def reset(self) -> None:
-        self._loss.reset()
+        self._loss.table.reset()
         self.modules.reset()
         self.parameters.reset()
         if self._checks is not None:
@@ -261,7 +265,7 @@ class GradientCollector(Collector[GradientFlowReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"setups": self._watch.state()}
+        return {"setups": self._watch.state(), "loss": self._loss.table.state_dict()}
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:

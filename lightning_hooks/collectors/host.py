@@ -110,6 +110,11 @@ class Host(ABC):
     def training_metrics(self) -> Mapping[str, Any]:
         """What the user logs: tag to value."""
 
+    @property
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Any]:
+        """The user's metrics as callbacks have them, with or without a logger: name to value."""
+
     @abstractmethod
     def watched_tags(self) -> set[str]:
         """The tags that early stopping, checkpointing or a scheduler reads."""

@@ -21,7 +21,7 @@ from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
-from lightning_hooks.statistics.loss import LossStats
+from lightning_hooks.statistics.loss import LossReport
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,7 +81,7 @@ class GradientFlowReport(PlainReport):
         batches: Training batches of the epoch, on the rank with the most.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
-        loss: The loss of the window's batches; None where no backward pass was announced.
+        loss: The loss of the window's batches; None where none is known.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
     """
 
@@ -99,7 +99,7 @@ class GradientFlowReport(PlainReport):
     every_n_steps: int = 1
     setups: dict[str, ParameterSetup] = field(default_factory=dict)
     squashed_twice: str = ""
-    loss: LossStats | None = None
+    loss: LossReport | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -51,6 +51,8 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     head = {"epoch": report.epoch, "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
     head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
+    if getattr(fields.get("loss"), "recent", None):
+        fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
     parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
     if memory is not None:
         parts = memory.changed(parts)

@@ -67,7 +67,7 @@ class LoggedScalars:
 
         Args:
             scalars: All, by tag: ``<prefix>/<site>/<stat>`` of sites, ``<prefix>/model/…`` of the whole model,
-                ``<prefix>/alerts/<kind>``, others.
+                ``<prefix>/alerts/<kind>``, others, which are logged always.
             prefix: The monitor's.
             n_modules: How many modules the monitor observes.
             alerted: The sites that have an alert now.
@@ -84,7 +84,7 @@ class LoggedScalars:
                     self._kinds.add(tag)
             elif name == "model":
                 of_model.append(tag)
-            elif stat not in self.ranking:
+            elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
                 chosen.add(tag)
             elif stat in self._wanted and (self.named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)

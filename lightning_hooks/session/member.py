@@ -217,9 +217,9 @@ class Member:
         self.sampled_batches += self.gate.sampled
         self.live.batch_start(batch)
 
-    def batch_end(self) -> None:
-        """A training batch ends."""
-        self.live.batch_end()
+    def batch_end(self, outputs: Any = None) -> None:
+        """A training batch ends; with what ``training_step`` returned."""
+        self.live.batch_end(outputs)
         if self._regions and self.gate.sampled:
             self._check_compiled()
         self.sampling.batch_end()

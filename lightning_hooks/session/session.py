@@ -152,10 +152,14 @@ class Session:
         """The loop is about to zero an optimizer's gradients."""
         self.probe.before_zero_grad(optimizer)
 
-    def batch_end(self) -> None:
-        """A training batch ends."""
+    def batch_end(self, outputs: Any = None) -> None:
+        """A training batch ends.
+
+        Args:
+            outputs: What ``training_step`` returned: a loss, a mapping with one, or None.
+        """
         for member in self.members:
-            member.batch_end()
+            member.batch_end(outputs)
         self.hooks.gate.stop()
         self.probe.batch_end()
         if self.host.epoch_ends:
@@ -169,6 +173,11 @@ class Session:
         """A validation batch of the first loader starts."""
         for member in self.members:
             member.live.validation_batch(batch, index)
+
+    def validation_end(self) -> None:
+        """A validation ends, and its metrics are known."""
+        for member in self.members:
+            member.live.validation_end()
 
     def epoch_end(self) -> None:
         """An epoch ends, and with it the window: make the reports, and log, judge, publish and record them.

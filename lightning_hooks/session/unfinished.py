@@ -11,7 +11,7 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.statistics.histograms import N_BINS
 
-LAYOUT = 4
+LAYOUT = 5
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

@@ -1,124 +1,128 @@
-"""The loss over a window: its mean, and the straight line through it, from sums that merge over batches and ranks."""
+"""The loss over a window: its numbers, and the last of its values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from lightning_hooks.statistics.rows import row_dtype
+Values = npt.NDArray[np.float64]
 
-PAGE = 64
-"""Losses kept as they are before they are summed: one operation a batch, and a few more every 64 batches."""
-
-
-class LossColumn(IntEnum):
-    """What each number of a loss row holds; all add. Batches are counted in the window, from 0."""
-
-    COUNT = 0  # finite losses
-    LOSS = 1
-    BATCH = 2
-    BATCH_SQUARED = 3
-    BATCH_LOSS = 4  # batch times loss
-    NONFINITE = 5
-
-
-N_LOSS_COLUMNS = len(LossColumn)
+RECENT = 256
+"""Losses that a report holds one by one: those of the last training batches, of earlier windows too."""
+VALIDATIONS = 8
+"""Validations whose loss a report holds, those of earlier windows too."""
+LOSS_STATS = ("mean", "std", "min", "max", "last", "nonfinite_steps")
+"""What is logged as ``loss/<stat>``."""
 
 
 @dataclass(frozen=True, slots=True)
-class LossStats:
-    """The loss of a window's training batches, as ``training_step`` gave it; of all ranks, and of every backward pass.
+class ValidationLoss:
+    """The loss of one validation.
 
     Attributes:
-        count: Finite losses.
-        mean: Their mean; NaN if there were none.
-        start: The value at the window's first batch of the straight line that fits them best (least squares).
-        end: Its value at the window's last batch.
-        nonfinite: Losses that were NaN or infinite.
+        loss: The metric that the user logs, such as ``val_loss``; the mean over ranks.
+        training: The mean loss of the training batches before it, of the last 256 at most.
+    """
+
+    loss: float
+    training: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """The loss of a window's training batches, as ``training_step`` gave it; one value per batch, the mean over ranks.
+
+    Under manual optimisation it is the loss that ``training_step`` returns; where it returns none, and where a batch has several
+    backward passes, the mean over those. Statistics are over finite values, NaN where there were none.
+
+    Attributes:
+        count: Batches with a finite loss.
+        mean: Their mean.
+        std: Their population standard deviation.
+        min: The smallest.
+        max: The largest.
+        last: The last finite one.
+        nonfinite_steps: Batches whose loss was NaN or infinite, on any rank.
+        first_nonfinite_batch: The first of them, as index of the batch in the epoch; None if there were none.
+        first_nonfinite_step: The global step before it.
+        recent: The losses of the last 256 batches, oldest first, those of earlier windows too.
+        validations: The losses of the last 8 validations, oldest first.
     """
 
     count: int
     mean: float
-    start: float
-    end: float
-    nonfinite: int = 0
+    std: float
+    min: float
+    max: float
+    last: float
+    nonfinite_steps: int = 0
+    first_nonfinite_batch: int | None = None
+    first_nonfinite_step: int | None = None
+    recent: tuple[float, ...] = field(default=(), repr=False)
+    validations: tuple[ValidationLoss, ...] = ()
 
 
-def loss_row(losses: Tensor, batches: Tensor) -> Tensor:
-    """The row of some losses, shape ``(n_loss_columns,)``.
+@dataclass(frozen=True, slots=True)
+class LossWindow:
+    """What a table holds of a window, on the host.
 
-    Args:
-        losses: Shape ``(k,)``.
-        batches: The batch of each, shape ``(k,)``, on the same device and of the same dtype.
-    """
-    finite = torch.isfinite(losses)
-    loss, batch = torch.where(finite, losses, 0), torch.where(finite, batches, 0)
-    sums = (finite.to(losses.dtype), loss, batch, batch * batch, batch * loss, (~finite).to(losses.dtype))
-    return torch.stack(sums).sum(1)
-
-
-def loss_stats(row: Sequence[float], batches: int) -> LossStats | None:
-    """Name the numbers of a row of a window with so many batches; None where no loss was seen."""
-    count, loss, batch, squared, product, nonfinite = row
-    if not count:
-        return LossStats(0, math.nan, math.nan, math.nan, int(nonfinite)) if nonfinite else None
-    mean, spread = loss / count, count * squared - batch * batch
-    slope = (count * product - batch * loss) / spread if spread > 0 else 0.0
-    start = mean - slope * batch / count
-    return LossStats(int(count), mean, start, start + slope * max(batches - 1, 0), int(nonfinite))
-
-
-class LossTable:
-    """Takes up losses on the device, without waiting for it.
-
-    Args:
-        device: Where the sums live.
+    Attributes:
+        values: The loss of each batch of the window, of a long one the last; NaN where there was none.
+        weights: The number of ranks that gave it; 0 where there was none.
+        earlier: The losses of the batches before the window.
+        left_out: Of the batches of a long window before those: number, sum, sum of squares, number not finite (each rank counts),
+            largest, smallest.
+        first_nonfinite: Batch and step of the first loss that was not finite; infinite if there was none.
+        validations: Loss of each validation in the window, and how many of the ``values`` were before it.
+        earlier_validations: Those before the window.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._row = torch.zeros(N_LOSS_COLUMNS, device=device, dtype=row_dtype(torch.device(device)))
-        self._losses: list[Tensor] = []
-        self._batches: list[int] = []
+    values: Values
+    weights: Values
+    earlier: Values
+    left_out: tuple[float, ...]
+    first_nonfinite: tuple[float, float]
+    validations: list[tuple[float, int]]
+    earlier_validations: tuple[ValidationLoss, ...]
 
-    def add(self, loss: Tensor, batch: int, factor: float = 1.0, scale: Tensor | None = None) -> None:
-        """Take up the loss of a batch.
 
-        Args:
-            loss: As it goes into backward.
-            batch: The batch in the window, from 0.
-            factor: What it is to be multiplied by, as it was divided for gradient accumulation.
-            scale: The loss scale in it.
-        """
-        value = loss.detach() if loss.dim() == 0 else loss.detach().mean()
-        self._losses.append(value * factor if scale is None else value / scale * factor)  # a copy: the loss may be changed in place
-        self._batches.append(batch)
-        if len(self._losses) == PAGE:
-            self._close_page()
+def loss_report(window: LossWindow) -> LossReport | None:
+    """Name the numbers of a window; None where no loss was seen."""
+    there = window.weights > 0
+    finite = there & np.isfinite(window.values)
+    count, total, squares, nonfinite, largest, smallest = window.left_out
+    if not (there.any() or count or nonfinite):
+        return None
+    ranks = max(1.0, float(window.weights.max(initial=0.0)))
+    values, weights = window.values[finite], window.weights[finite]
+    number = count + float(weights.sum())
+    mean = (total + float(weights @ values)) / number if number else math.nan
+    spread = squares - 2 * mean * total + mean * mean * count + float(weights @ (values - mean) ** 2) if number else math.nan
+    batch, step = (None if math.isinf(first) else int(first) for first in window.first_nonfinite)
+    known = np.concatenate((window.earlier, window.values[there]))
+    return LossReport(
+        count=len(values) + round(count / ranks),
+        mean=mean,
+        std=math.sqrt(max(spread, 0.0) / number) if number else math.nan,
+        min=min(smallest, float(values.min(initial=math.inf))) if number else math.nan,
+        max=max(largest, float(values.max(initial=-math.inf))) if number else math.nan,
+        last=float(values[-1]) if len(values) else math.nan,
+        nonfinite_steps=int((there & ~finite).sum()) + math.ceil(nonfinite / ranks),
+        first_nonfinite_batch=batch,
+        first_nonfinite_step=step,
+        recent=tuple(known[-RECENT:].tolist()),
+        validations=(*window.earlier_validations, *_validations(window))[-VALIDATIONS:],
+    )
 
-    def _close_page(self) -> None:
-        if self._losses:
-            losses = torch.stack(self._losses).to(self._row)
-            batches = torch.tensor(self._batches, dtype=losses.dtype).to(losses.device, non_blocking=True)
-            self._row = self._row + loss_row(losses, batches)
-            self._losses.clear()
-            self._batches.clear()
 
-    def pack(self) -> Tensor:
-        """The sums so far, shape ``(n_loss_columns,)``."""
-        self._close_page()
-        return self._row
-
-    def unpack(self, row: Tensor) -> None:
-        """Take up sums that :meth:`pack` gave."""
-        self._row = row.to(self._row)
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self._losses.clear()
-        self._batches.clear()
-        self._row = torch.zeros_like(self._row)
+def _validations(window: LossWindow) -> list[ValidationLoss]:
+    """The validations of the window, each with the training loss before it."""
+    found = []
+    for loss, place in window.validations:
+        known = np.concatenate((window.earlier, window.values[:place]))
+        known = known[np.isfinite(known)][-RECENT:]
+        found.append(ValidationLoss(loss, float(known.mean()) if len(known) else math.nan))
+    return found

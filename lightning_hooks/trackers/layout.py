@@ -31,7 +31,10 @@ Chart = Lines | Band
 Layout = Mapping[str, Mapping[str, Chart]]
 """Category to title to chart."""
 
-_USUAL = {"loss": r"(?!features/|gradient_flow/|gradient_clip/).*[Ll]oss.*", "learning rate": r"(lr-|lr$|learning_rate).*"}
+_USUAL = {
+    "loss": r"(?!features/|gradient_flow/|gradient_clip/|loss/(std|last|nonfinite_steps)$).*[Ll]oss.*",
+    "learning rate": r"(lr-|lr$|learning_rate).*",
+}
 
 MOST_BANDS = 24
 """Layers that get a chart of their own."""
@@ -40,7 +43,7 @@ LONGEST_PATTERN = 4000
 
 
 def training_charts(logged: Collection[str]) -> dict[str, Chart]:
-    """Charts of what the model logs under the usual names: its losses and learning rates.
+    """Charts of what is logged under the usual names: losses and learning rates.
 
     Args:
         logged: The tags that were logged so far.

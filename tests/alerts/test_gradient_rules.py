@@ -16,7 +16,7 @@ from lightning_hooks.alerts import (
     Zero,
 )
 from lightning_hooks.statistics import GradientStats
-from lightning_hooks.statistics.loss import LossStats
+from lightning_hooks.statistics.loss import LossReport
 
 
 def rms(*values):
@@ -191,14 +191,14 @@ def test_a_branch_next_to_a_small_one_does_not_stretch(gradients):
 def test_size_alone_is_nothing_to_adam_while_the_loss_falls(gradients):
     held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
     huge = replace(gradients({"rms": 2e3}, parameters=[{"rms": 2e3}]), setups=held)
-    low, high = LossStats(40, 2.0, 2.5, 1.5), LossStats(40, 3.0, 3.0, 3.0)
+    low, high = LossReport(40, 2.0, 0.3, 1.5, 2.5, 1.5), LossReport(40, 3.0, 0.0, 3.0, 3.0, 3.0)
     sgd = {"weight0": replace(held["weight0"], optimizers=("0-Adam", "1-SGD"))}
     assert list(Exploding()(replace(huge, loss=low))) == []
     assert list(Exploding()(replace(huge, loss=low), [replace(huge, loss=high)])) == []
     for report, history in (
         (huge, []),  # a loss that nobody saw
         (replace(huge, loss=high), [replace(huge, loss=low)]),
-        (replace(huge, loss=replace(low, nonfinite=1)), []),
+        (replace(huge, loss=replace(low, nonfinite_steps=1)), []),
         (replace(huge, loss=low, setups=sgd), []),
         (replace(huge, loss=low, setups={}), []),
     ):
@@ -211,7 +211,7 @@ def test_size_alone_is_nothing_to_adam_while_the_loss_falls(gradients):
 def test_of_what_explodes_nothing_else_is_raised_under_adam_either(gradients):
     """What a loss did before decides for all rules alike whether gradients explode."""
     held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
-    low, high = LossStats(40, 2.0, 2.5, 1.5), LossStats(40, 3.0, 3.0, 3.0)
+    low, high = LossReport(40, 2.0, 0.3, 1.5, 2.5, 1.5), LossReport(40, 3.0, 0.0, 3.0, 3.0, 3.0)
     lost = replace(gradients({"rms": 1e-3}, {"rms": 2e3}), setups=held, loss=high)
     stretched = replace(gradients({"rms": 2e3}, {"rms": 0.3}, {"rms": 0.3}), setups=held, loss=high)
     for rule, report in ((Vanishing(), lost), (Stretching(), stretched)):
@@ -251,7 +251,7 @@ def test_a_side_branch_is_not_what_loses_it():
 
 def test_a_branch_may_stretch_further_under_adam(gradients):
     held = {"weight0": ParameterSetup(100, 2, True, True, ("0-Adam",))}
-    loss = LossStats(40, 2.0, 2.5, 1.5)
+    loss = LossReport(40, 2.0, 0.3, 1.5, 2.5, 1.5)
 
     def stretching(rms, **change):
         report = replace(gradients({"rms": rms}, {"rms": 1e-3}), loss=loss, setups=held)

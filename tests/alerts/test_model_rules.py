@@ -20,7 +20,7 @@ from lightning_hooks.alerts import (
     ValidationShift,
 )
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
-from lightning_hooks.statistics.loss import LossStats
+from lightning_hooks.statistics.loss import LossReport
 
 FED = FeatureStats(calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0)
 
@@ -174,7 +174,7 @@ def test_constant_targets() -> None:
 
 
 def lossy(report: GradientFlowReport, mean: float, fall: float = 0.0, **change: Any) -> GradientFlowReport:
-    return replace(report, loss=LossStats(40, mean, mean + fall, mean - fall), **change)
+    return replace(report, loss=LossReport(40, mean, fall, mean - fall, mean + fall, mean - fall), **change)
 
 
 def test_targets_far_from_zero_are_not_constant_ones() -> None:

@@ -45,6 +45,7 @@ class Loop(Host):
     optimizers = property(lambda self: [self.optimizer])
     trackers = property(lambda self: Trackers([], lambda *_: None))
     training_metrics: Mapping[str, Any] = {}
+    metrics: Mapping[str, Any] = {}
 
     def may_clip(self) -> bool:
         return True

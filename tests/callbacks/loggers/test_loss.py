@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_hooks import GradientFlowMonitor
-from lightning_hooks.statistics.loss import LossTable, loss_row, loss_stats
+from lightning_hooks.alerts import LossReport
+from lightning_hooks.collectors.loss_watch import validation_loss
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import amp
 
 
-def fit(model: Classifier, **kwargs: Any) -> Any:
+def fit(model: Classifier, epochs: int = 1, **kwargs: Any) -> LossReport:
     monitor = GradientFlowMonitor(every_n_steps=3, summary=False)
-    trainer([monitor], **kwargs).fit(model, loader(n=600))  # 75 batches: more than are kept at a time
+    trainer([monitor], max_epochs=epochs, **kwargs).fit(model, loader(n=600))  # 75 batches: more than are kept at a time
+    assert monitor.report is not None
+    assert monitor.report.loss is not None
     return monitor.report.loss
 
 
@@ -27,13 +33,12 @@ def test_the_loss_of_every_batch_is_recorded_as_training_step_gave_it(case: str)
     torch.manual_seed(0)
     kwargs: dict[str, Any] = {"plain": {}, "accumulated": {"accumulate_grad_batches": 4}, "scaled": {"plugins": amp(1024.0)}}[case]
     model = Classifier(mlp())
-    stats = fit(model, **kwargs)
-    slope, start = np.polyfit(np.arange(75), model.losses, 1)
-    rel = 1e-2 if case == "scaled" else 1e-5
-    assert (stats.count, stats.nonfinite) == (75, 0)
-    assert stats.mean == pytest.approx(np.mean(model.losses), rel=rel)
-    assert stats.start == pytest.approx(start, rel=rel)
-    assert stats.end == pytest.approx(start + 74 * slope, rel=rel)
+    stats = fit(model, epochs=2, **kwargs)
+    losses, rel = np.asarray(model.losses), 1e-2 if case == "scaled" else 1e-5
+    assert (stats.count, stats.nonfinite_steps, stats.first_nonfinite_batch) == (75, 0, None)
+    expected = (losses[75:].mean(), losses[75:].std(), losses[75:].min(), losses[75:].max(), losses[-1])
+    assert (stats.mean, stats.std, stats.min, stats.max, stats.last) == pytest.approx(expected, rel=rel)
+    assert stats.recent == pytest.approx(tuple(losses), rel=rel)  # those of the first epoch too
 
 
 class SometimesNan(Classifier):
@@ -44,21 +49,96 @@ class SometimesNan(Classifier):
 def test_a_loss_that_is_not_finite_is_counted() -> None:
     model = SometimesNan(mlp(), lr=0.0)
     stats = fit(model)
-    assert (stats.count, stats.nonfinite) == (20, 55)  # the weights are lost from there on
+    assert (stats.count, stats.nonfinite_steps) == (20, 55)  # the weights are lost from there on
+    assert (stats.first_nonfinite_batch, stats.first_nonfinite_step) == (20, 20)
     assert stats.mean == pytest.approx(np.mean(model.losses[:20]), rel=1e-5)
 
 
-def test_rows_add_up() -> None:
-    losses, batches = torch.rand(20, dtype=torch.float64), torch.arange(20, dtype=torch.float64)
-    table = LossTable()
-    for loss, batch in zip(losses, batches.long().tolist(), strict=True):
-        table.add(loss, batch)
-    whole = loss_row(losses, batches)
-    torch.testing.assert_close(table.pack(), whole)
-    torch.testing.assert_close(loss_row(losses[:7], batches[:7]) + loss_row(losses[7:], batches[7:]), whole)
-    again = LossTable()
-    again.unpack(table.pack())
-    again.add(torch.tensor(3.0), 20)
-    assert loss_stats(again.pack().tolist(), 21).count == 21  # type: ignore[union-attr]
-    table.reset()
-    assert loss_stats(table.pack().tolist(), 20) is None
+class ByHand(Classifier):
+    """Two backward passes in each batch; what is returned is neither of them."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.returns = returns
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        passes = []
+        for x, y in ((part[0], part[1]) for part in zip(batch[0].chunk(2), batch[1].chunk(2), strict=True)):
+            passes.append(F.cross_entropy(self.net(x), y))
+            self.manual_backward(passes[-1])
+        optimizer.step()
+        self.losses.append(sum(loss.item() for loss in passes) / 2)
+        return {"nothing": None, "tensor": 3 * passes[0], "mapping": {"loss": 3 * passes[0]}}[self.returns]
+
+
+@pytest.mark.parametrize("returns", ["nothing", "tensor", "mapping"])
+def test_under_manual_optimisation_it_is_what_training_step_returns_else_the_mean_of_the_backward_passes(returns: str) -> None:
+    model = ByHand(returns)
+    kept: list[float] = []
+    if returns != "nothing":
+        step = model.training_step
+
+        def note(batch: Any, batch_idx: int) -> Any:
+            outputs = step(batch, batch_idx)
+            kept.append((outputs["loss"] if isinstance(outputs, dict) else outputs).item())
+            return outputs
+
+        model.training_step = note  # type: ignore[method-assign]
+    stats = fit(model)
+    assert stats.recent == pytest.approx(tuple(kept or model.losses), rel=1e-5)
+
+
+class Validated(Classifier):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log_dict({"val_loss": loss, "val_loss_of_a_part": 2 * loss, "interval_loss": 3 * loss})
+
+
+@pytest.mark.parametrize("interval", [1.0, 0.2])
+def test_the_loss_of_every_validation_is_kept(interval: float) -> None:
+    model, monitor = Validated(mlp()), GradientFlowMonitor(summary=False)
+    fit = trainer([monitor], max_epochs=2, limit_val_batches=1, val_check_interval=interval, num_sanity_val_steps=0)
+    seen: list[float] = []
+    model.on_validation_end = lambda: seen.append(fit.callback_metrics["val_loss"].item())  # type: ignore[method-assign]
+    fit.fit(model, loader(n=600), loader())
+    assert monitor.report is not None
+    assert monitor.report.loss is not None
+    found = monitor.report.loss.validations
+    assert [one.loss for one in found] == pytest.approx(seen[-8:])
+    assert len(seen) == 2 / interval
+    assert found[-1].training == pytest.approx(np.mean(model.losses), rel=1e-5)
+    assert found[-2].training == pytest.approx(np.mean(model.losses[: -int(75 * interval)]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["val_loss", "val_acc", "train_loss"], "val_loss"),
+        (["loss/val", "val_loss_of_a_part"], "loss/val"),
+        (["ValLoss"], None),
+        (["validation/loss_epoch", "test_loss"], "validation/loss_epoch"),
+        (["eval_loss", "interval_loss"], "eval_loss"),
+        (["interval_loss", "loss/mean", "gradient_flow/val_loss/rms", "value_loss"], None),
+    ],
+)
+def test_which_metric_is_the_loss_of_a_validation(names: list[str], expected: str | None) -> None:
+    assert validation_loss(names) == expected
+
+
+def test_it_is_logged_and_its_values_are_not_in_the_run_s_record(tmp_path: Path) -> None:
+    model = Classifier(mlp())
+    monitor = GradientFlowMonitor(summary=False, report_dir=tmp_path)
+    fit = trainer([monitor], max_epochs=1)
+    fit.fit(model, loader())
+    assert monitor.report is not None
+    assert monitor.report.loss is not None
+    logged = {tag.removeprefix("loss/"): value.item() for tag, value in fit.callback_metrics.items() if tag.startswith("loss/")}
+    assert logged == pytest.approx({name: getattr(monitor.report.loss, name) for name in logged})
+    assert set(logged) == {"mean", "std", "min", "max", "last", "nonfinite_steps"}
+    lines = map(json.loads, (tmp_path / "lightning_hooks" / "reports.jsonl").read_text().splitlines())
+    [report] = [line["report"] for line in lines if line["event"] == "report"]
+    assert report["loss"]["recent"] == []
+    assert report["loss"]["mean"] == pytest.approx(np.mean(model.losses), rel=1e-4)

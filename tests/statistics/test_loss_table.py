@@ -1,0 +1,221 @@
+"""The table of losses against lists of floats: over ranks, windows, checkpoints and windows too long for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_hooks.statistics.loss import RECENT, LossReport
+from lightning_hooks.statistics.loss_table import (
+    MOST_VALIDATIONS,
+    N_LOSS_NUMBERS,
+    SLOTS,
+    LossTable,
+    merge_ranks,
+    merge_windows,
+)
+
+NAN = math.nan
+
+
+def filled(losses: Sequence[float | None], start: int = 0, table: LossTable | None = None, first: int = 0) -> LossTable:
+    """A table of losses by batch, of which None is a batch without; the window begins with batch ``first`` of the epoch."""
+    table = LossTable() if table is None else table
+    for number, loss in enumerate(losses, start=start):
+        table.step = 1000 + number
+        if loss is not None:
+            table.add(torch.tensor(loss))
+        table.end_batch(number, first + number)
+    return table
+
+
+def reference(losses: Sequence[float]) -> dict[str, Any]:
+    """The statistics of the losses of batches."""
+    values = np.asarray([loss for loss in losses if math.isfinite(loss)], dtype=np.float64)
+    bad = [place for place, loss in enumerate(losses) if not math.isfinite(loss)]
+    stats: dict[str, Any] = {"count": len(values), "nonfinite_steps": len(bad), "first_nonfinite_batch": bad[0] if bad else None}
+    stats["first_nonfinite_step"] = 1000 + bad[0] if bad else None
+    numbers = (values.mean(), values.std(), values.min(), values.max(), values[-1]) if len(values) else [NAN] * 5
+    return stats | dict(zip(("mean", "std", "min", "max", "last"), map(float, numbers), strict=True))
+
+
+def assert_report(report: LossReport | None, losses: Sequence[float], recent: Sequence[float] | None = None) -> None:
+    assert report is not None
+    for name, value in reference(losses).items():
+        found = getattr(report, name)
+        assert found is None if value is None else found == pytest.approx(value, rel=1e-6, abs=1e-9, nan_ok=True), name
+    assert report.recent == pytest.approx(tuple((losses if recent is None else recent)[-RECENT:]), nan_ok=True)
+
+
+def noise(n: int, seed: int = 0) -> list[float]:
+    return np.random.default_rng(seed).lognormal(size=n).astype(np.float32).astype(float).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 300, SLOTS, SLOTS + 1, SLOTS + 100])
+@pytest.mark.parametrize("bad", [[], [3], [0, 40]])
+def test_a_window(n: int, bad: list[int]) -> None:
+    losses = noise(n)
+    for place in bad:
+        if place < n:
+            losses[place] = math.inf if place else NAN
+    packed = filled(losses).pack()
+    assert packed.shape == (N_LOSS_NUMBERS,)
+    assert_report(LossTable().read(packed), losses)
+
+
+def test_a_window_without_a_loss_has_no_report() -> None:
+    assert LossTable().read(LossTable().pack()) is None
+    assert LossTable().read(filled([None] * 5).pack()) is None
+
+
+def test_batches_without_a_loss_count_as_none() -> None:
+    losses = noise(20)
+    report = LossTable().read(filled([None, *losses[:10], None, None, *losses[10:], None]).pack())
+    assert_report(report, losses)
+
+
+def test_several_backward_passes_of_a_batch_are_one_value_and_what_was_returned_goes_before_them() -> None:
+    table = LossTable()
+    for value in (1.0, 5.0):
+        table.add(torch.tensor([value, value + 2]))
+    table.end_batch(0, 0)
+    table.add(torch.tensor(3.0))
+    table.end_batch(1, 1, torch.tensor(7.0))
+    table.end_batch(2, 2, torch.tensor(8.0))
+    assert_report(table.read(table.pack()), [4.0, 7.0, 8.0])
+
+
+def test_scale_and_accumulation_are_undone_and_the_value_is_a_copy() -> None:
+    table, loss = LossTable(), torch.tensor(256.0)
+    table.add(loss, 4.0, torch.tensor(1024.0))
+    loss.zero_()
+    table.end_batch(0, 0)
+    report = table.read(table.pack())
+    assert report is not None
+    assert report.mean == 1.0
+
+
+@pytest.mark.parametrize("n", [50, SLOTS])
+def test_ranks_are_averaged_batch_by_batch(n: int) -> None:
+    ranks = [noise(n, seed) for seed in range(3)]
+    ranks[1][7] = NAN
+    merged = merge_ranks(torch.stack([filled(losses).pack() for losses in ranks]))
+    assert_report(LossTable().read(merged), np.mean(ranks, 0).tolist())
+
+
+def test_a_rank_with_fewer_batches() -> None:
+    one, other = noise(30), noise(20, 1)
+    merged = merge_ranks(torch.stack([filled(one).pack(), filled(other).pack()]))
+    expected = [*((a + b) / 2 for a, b in zip(one, other, strict=False)), *one[20:]]
+    report = LossTable().read(merged)
+    assert report is not None
+    assert report.recent == pytest.approx(tuple(expected))
+    assert report.mean == pytest.approx(np.mean([*one, *other]))  # every rank's value weighs the same
+
+
+def test_of_several_ranks_long_windows_keep_their_moments() -> None:
+    ranks = [noise(SLOTS + 80, seed) for seed in range(2)]
+    report = LossTable().read(merge_ranks(torch.stack([filled(losses).pack() for losses in ranks])))
+    assert report is not None
+    assert report.count == SLOTS + 80
+    assert report.mean == pytest.approx(np.mean(ranks))
+    assert report.last == pytest.approx(np.mean(ranks, 0)[-1])
+
+
+@pytest.mark.parametrize("sizes", [(20, 30), (64, 1, 7), (SLOTS - 5, 20), (SLOTS, SLOTS), (10, SLOTS + 70, 30), (SLOTS + 9, 5)])
+def test_windows_in_a_row_are_one(sizes: tuple[int, ...]) -> None:
+    losses = noise(sum(sizes))
+    losses[12] = losses[40] = NAN
+    table, merged, begin = LossTable(), None, 0
+    for size in sizes:
+        for number, loss in enumerate(losses[begin : begin + size]):
+            table.step = 1000 + begin + number
+            table.add(torch.tensor(loss))
+            table.end_batch(number, begin + number)
+        packed = table.pack()
+        merged = packed if merged is None else merge_windows(merged, packed)
+        begin += size
+        assert_report(LossTable().read(merged), losses[:begin])
+        report = table.read(packed)
+        assert report is not None
+        assert report.recent == pytest.approx(tuple(losses[:begin][-RECENT:]), nan_ok=True)  # carried over from window to window
+        table.reset()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("at", [0, 5, 70])
+def test_a_checkpoint_within_a_window(world: int, at: int) -> None:
+    """Rank 0 takes the merged table, the others go on with an empty one."""
+    before = noise(300, 9)
+    ranks = [noise(90, seed) for seed in range(world)]
+    tables = []
+    for losses in ranks:
+        table = filled(before)
+        table.read(table.pack())
+        table.reset()
+        tables.append(filled(losses[:at], table=table))
+    merged = merge_ranks(torch.stack([table.pack() for table in tables]))
+    again = []
+    for rank, table in enumerate(tables):
+        resumed = LossTable()
+        resumed.load_state_dict(table.state_dict())
+        if rank == 0:
+            resumed.unpack(merged)
+        again.append(resumed)
+    restored = merge_ranks(torch.stack([table.pack() for table in again]))
+    torch.testing.assert_close(restored, merged, equal_nan=True)
+    for table, losses in zip(again, ranks, strict=True):
+        filled(losses[at:], at, table)
+    expected = np.mean(ranks, 0).tolist()
+    report = LossTable().read(merge_ranks(torch.stack([table.pack() for table in again])))
+    assert_report(report, expected, [*before, *expected])
+
+
+def validated(table: LossTable, values: Sequence[float], step: int = 10, start: int = 0) -> None:
+    for number, value in enumerate(values):
+        filled([2.0 + number] * step, start + number * step, table)
+        table.end_validation(torch.tensor(value))
+
+
+def pairs(report: LossReport | None) -> list[tuple[float, float]]:
+    assert report is not None
+    return [(one.loss, one.training) for one in report.validations]
+
+
+def test_validations_are_kept_with_the_training_loss_before_them() -> None:
+    tables = [LossTable(), LossTable()]
+    validated(tables[0], [1.0, 2.0, 3.0])
+    validated(tables[1], [3.0, 4.0, 5.0])
+    merged = merge_ranks(torch.stack([table.pack() for table in tables]))
+    expected = [(2.0, 2.0), (3.0, 2.5), (4.0, 3.0)]
+    assert pairs(LossTable().read(merged)) == pytest.approx(np.asarray(expected))
+    tables[0].read(tables[0].pack())
+    tables[0].reset()
+    filled([5.0] * 30, 0, tables[0])
+    tables[0].end_validation(torch.tensor(9.0))
+    assert pairs(tables[0].read(tables[0].pack()))[-2:] == [(3.0, 3.0), (9.0, 4.0)]
+
+
+def test_validations_of_windows_in_a_row_and_of_a_resumed_window() -> None:
+    one, whole = LossTable(), LossTable()
+    validated(one, [1.0, 2.0])
+    first = one.pack()
+    one.read(first)
+    one.reset()
+    filled([4.0] * 10, 0, one)
+    one.end_validation(torch.tensor(7.0))
+    validated(whole, [1.0, 2.0, 7.0])
+    assert pairs(LossTable().read(merge_windows(first, one.pack()))) == pairs(whole.read(whole.pack()))
+    resumed = LossTable()
+    resumed.load_state_dict(whole.state_dict())
+    resumed.unpack(whole.pack())
+    many = [float(value) for value in range(MOST_VALIDATIONS)]
+    for table in (whole, resumed):
+        validated(table, many, start=30)
+    torch.testing.assert_close(resumed.pack(), whole.pack(), equal_nan=True)
+    assert [value for value, _ in pairs(resumed.read(resumed.pack()))] == many[-8:]
