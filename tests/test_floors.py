@@ -25,10 +25,10 @@ BELOW = {
     "pruning": {"hooks", "statistics", "reports"},
 }
 FLOOR_1 = set(BELOW)
-BELOW |= {part: FLOOR_1 | {"trackers", "plots", "metrics"} - {part} for part in ("trackers", "plots", "metrics")}
+BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers", "plots")}
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
 BELOW["collectors"] = FLOOR_1 | {"trackers", "plots"}
-BELOW["session"] = FLOOR_1 | {"trackers", "plots", "metrics", "run_report", "collectors"}
+BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
 BELOW["__init__"] = {"hooks", "statistics", "alerts", "callbacks"}
 BELOW["demo"] = {"callbacks", "reports"}
@@ -82,7 +82,7 @@ def test_imports_go_down(path):
         ("clipping", "from lightning_hooks.statistics.rows import Column"),
         ("alerts", "from lightning_hooks import trackers"),
         ("trackers", "from lightning.pytorch import Trainer"),
-        ("metrics", "import pytorch_lightning as pl"),
+        ("plots", "import pytorch_lightning as pl"),
         ("plots", "from lightning_hooks.callbacks.base import HookedCallback"),
         ("hooks", "import torchmetrics"),
         ("alerts", "from lightning_hooks import Alert"),

@@ -15,11 +15,11 @@ from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.hooks import Gate, ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
-from lightning_hooks.metrics import PackedTable
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
 from lightning_hooks.pruning.masking import install_masks, world_size
 from lightning_hooks.pruning.schedule import check_schedule
 from lightning_hooks.pruning.sites import Activity, report_of
+from lightning_hooks.statistics.reduction import merged_over_ranks
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -276,11 +276,10 @@ class ActivationPruner(EvaluatedCallback):
 
 
 def _merged(sites: UnitSites, ranks: int) -> dict[str, Activity]:
-    """Return the epoch's activity of all ranks, by one collective and one copy to the host."""
+    """Return the epoch's activity of all ranks, by two collectives and one copy to the host."""
     fixed = ranks > 1
-    table = PackedTable(sites.merge_packed)
-    table.update(sites.pack(fixed))
-    return sites.read(table.compute().to("cpu"), fixed)
+    (packed,) = merged_over_ranks((sites.stretches, sites.pack(fixed)))
+    return sites.read(packed.to("cpu"), fixed)
 
 
 def summary_lines(report: PruningReport) -> list[str]:

@@ -17,8 +17,7 @@ from lightning_hooks.callbacks.lightning_api import epoch_step
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
-from lightning_hooks.metrics import PackedTable
-from lightning_hooks.statistics.channels import merge_moments
+from lightning_hooks.statistics.reduction import REST, Stretch, largest, merged_over_ranks, pooled
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput
 from lightning_hooks.transforms.normalization import given_numbers
@@ -283,17 +282,12 @@ def _merged_over_ranks(
     if world_size == 1:
         return own
     channels = torch.tensor([0 if known is None else known.shape[1] for known in own.values()], device=device)
-    # A module may run on some ranks only. (reshape: torchmetrics returns a single entry as a scalar.)
-    widths = _over_ranks(channels, lambda stacked: stacked.amax(0)).reshape(-1).tolist()
+    (channels,) = merged_over_ranks(((Stretch(REST, largest),), channels))  # a module may run on some ranks only
+    widths = channels.tolist()
     table = torch.zeros((3, sum(widths)), dtype=row_dtype(device), device=device)
     for known, part in zip(own.values(), torch.split(table, widths, 1), strict=True):
         if known is not None:
             part.copy_(known)
-    parts = torch.split(_over_ranks(table, merge_moments), widths, 1)
+    (moments,) = merged_over_ranks(((Stretch(3, pooled),), table.T))
+    parts = torch.split(moments.T, widths, 1)
     return {name: part if part.shape[1] else None for name, part in zip(own, parts, strict=True)}
-
-
-def _over_ranks(tensor: Tensor, merge: Any) -> Tensor:
-    table = PackedTable(merge)
-    table.update(tensor)
-    return table.compute()

@@ -12,7 +12,7 @@ from lightning_hooks.clipping.policies import (
     ZClip,
     make_policy,
 )
-from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_ranks, merge_tallies, tally
+from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_tallies, tally
 from lightning_hooks.clipping.watch import NormHistory, StepEvents, step_events
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "ZClip",
     "clip_stats",
     "make_policy",
-    "merge_ranks",
     "merge_tallies",
     "step_events",
     "tally",

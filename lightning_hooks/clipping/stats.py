@@ -120,21 +120,6 @@ def merge_tallies(tallies: Tensor) -> Tensor:
     return merged
 
 
-_COUNTS = (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)
-
-
-def merge_ranks(tallies: Tensor) -> Tensor:
-    """Merge the tallies that several ranks have of the same steps, ``(world, …, m)`` to ``(…, m)``.
-
-    Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over
-    the steps of all ranks, and maxima the largest of any.
-    """
-    merged = merge_tallies(tallies)
-    for column in _COUNTS:
-        merged[..., column] = tallies[..., column].amax(0)
-    return merged
-
-
 def clip_stats(row: Sequence[float], names: Sequence[str], limit: float | None = None) -> ClipStats:
     """Return the report of a tally.
 

@@ -90,27 +90,6 @@ def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return events
 
 
-_BLOCKS = ((EventColumn.JUMP, EventColumn.GROWTH), (EventColumn.GROWTH, EventColumn.BAD_BATCH))
-
-
-def merge_events(events: Tensor) -> Tensor:
-    """Merge the events of several ranks, ``(world, …, n_event_columns)`` to ``(…, n_event_columns)``.
-
-    The jump and the growth are those of the rank where they are largest, the nonfinite step that of the rank that had it first.
-    """
-    merged = events[0].clone()
-    for first, last in _BLOCKS:
-        merged[..., first:last] = _of_rank(events, events[..., first].argmax(0))[..., first:last]
-    bad = _of_rank(events, events[..., EventColumn.BAD_BATCH].argmin(0))
-    merged[..., EventColumn.BAD_BATCH :] = bad[..., EventColumn.BAD_BATCH :]
-    return merged
-
-
-def _of_rank(events: Tensor, rank: Tensor) -> Tensor:
-    """The events of the rank whose index is in ``rank``, for each row."""
-    return events.gather(0, rank[None, ..., None].expand(1, *events.shape[1:]))[0]
-
-
 class NormHistory:
     """Compares the norm of each step with those of the previous steps, many steps at a time, on the device. No host sync.
 

@@ -12,14 +12,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport
-from lightning_hooks.clipping import ClipLedger, clip_stats, merge_ranks, step_events
-from lightning_hooks.clipping.stats import N_CLIP_COLUMNS
-from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, merge_events
+from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
 from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.alert import CLIP_KINDS
 from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics.reduction import Among, Merging, Stretch, Stretches, added, by_columns, largest
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
@@ -129,13 +130,11 @@ class ClipCollector(Collector[ClipReport]):
     def names(self) -> list[str]:
         return [*self._optimizer_names, *self._steps.names]
 
+    @property
     @override
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        if not packed.numel():  # no optimizer
-            return packed[0]
-        counts = N_EVENT_COLUMNS + 2
-        events, careless, totals = packed[..., :N_EVENT_COLUMNS], packed[..., N_EVENT_COLUMNS:counts], packed[..., counts:]
-        return torch.cat((merge_events(events), careless.amax(0), merge_ranks(totals)), -1)
+    def stretches(self) -> Stretches:
+        tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
+        return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(2, largest, added), tally
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
@@ -208,3 +207,45 @@ class ClipCollector(Collector[ClipReport]):
                 causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
                 lines.append(f"  Clips of {name} caused by: {causes}")
         return lines
+
+
+_MAXIMA = (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)
+_COUNTS = (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)
+
+tallies_of_windows = by_columns(((largest, _MAXIMA),))
+"""How tallies of other steps merge, as :func:`~lightning_hooks.clipping.merge_tallies` does."""
+
+tallies_of_ranks = by_columns(((largest, (*_MAXIMA, *_COUNTS)),))
+"""How the tallies that ranks have of the same steps merge.
+
+Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
+steps of all ranks, and maxima the largest of any.
+"""
+
+
+def _of_largest(own: Tensor, _among: Among) -> Merging:
+    """Events, of the table whose first number is the largest; the mean of several that have it."""
+    highest = yield own[..., 0]
+    has_it = (own[..., 0] == highest)[..., None]
+    found = yield torch.cat((torch.where(has_it, own, 0), has_it.to(own.dtype)), -1)
+    yield own.new_empty(0)
+    return found[..., :-1] / found[..., -1:]
+
+
+def _of_first(own: Tensor, among: Among) -> Merging:
+    """Events, of the table whose first number, a batch, is the smallest; the first of several that have it."""
+    turn = own[..., 0] * among.count + among.number
+    first = yield -turn
+    found = yield torch.where((turn == -first)[..., None] & torch.isfinite(own), own, 0)
+    yield own.new_empty(0)
+    return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
+
+
+merged_events = by_columns(
+    (
+        (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
+        (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
+        (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
+    )
+)
+"""How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""

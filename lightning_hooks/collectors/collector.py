@@ -18,6 +18,7 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.reduction import Stretches
 from lightning_hooks.statistics.shards import Shards
 from lightning_hooks.trackers.layout import Layout
 
@@ -225,11 +226,12 @@ class Collector(ABC, Generic[R]):
 
     @abstractmethod
     def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or :meth:`merge_packed` returned into the empty tables of a new run."""
+        """Load what :meth:`pack` or a merge returned into the empty tables of a new run."""
 
+    @property
     @abstractmethod
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the tables of all ranks, ``(world, …)`` to ``(…)``."""
+    def stretches(self) -> Stretches:
+        """How the packed tables of ranks and of windows merge."""
 
     @abstractmethod
     def read(self, packed: Tensor, epoch: int, step: int) -> R:

@@ -23,7 +23,8 @@ from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
-from lightning_hooks.statistics.order import in_order, merge_positions, positions, sites_in_order
+from lightning_hooks.statistics.order import in_order, order_stretch, positions, sites_in_order
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
@@ -128,11 +129,12 @@ class FeatureCollector(Collector[FeatureReport]):
         """The sites that were called and put out no number."""
         return {name for name, found in zip(self.names, without.tolist(), strict=True) if found}
 
+    @property
     @override
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        known, order, inputs, features = self._parts(packed)
-        merged = self._inputs.merge_packed(inputs), self.table.merge_packed(features)
-        return torch.cat((known.amax(0), merge_positions(order), *merged))
+    def stretches(self) -> Stretches:
+        n = len(self.names)
+        known = Stretch(2, largest, added), Stretch(n, flagged)
+        return *known, order_stretch(n), *self._inputs.stretches, *self.table.stretches
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:

@@ -24,9 +24,10 @@ from lightning_hooks.reports.alert import GRADIENT_KINDS
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
-from lightning_hooks.statistics.loss_table import N_LOSS_NUMBERS, merge_ranks
-from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
-from lightning_hooks.statistics.rows import N_COLUMNS, merge, never_recorded
+from lightning_hooks.statistics.loss_table import LOSS_STRETCH, N_LOSS_NUMBERS
+from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
+from lightning_hooks.statistics.rows import N_COLUMNS, merged_rows, never_recorded
 from lightning_hooks.trackers.layout import Layout
 
 if TYPE_CHECKING:
@@ -220,12 +221,12 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._loss.table.unpack(loss)
         self.parameters.unpack(parameters)
 
+    @property
     @override
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        called, arrived, known, loss, rows, parameters = self._parts(packed)
-        modules = merge(rows.reshape(-1, *self.modules.rows.shape)).flatten()
-        orders = merge_positions(called), merge_positions(arrived)
-        return torch.cat((*orders, known.amax(0), merge_ranks(loss), modules, self.parameters.merge_packed(parameters)))
+    def stretches(self) -> Stretches:
+        orders = [order_stretch(len(self.modules.names))] * 2
+        known = Stretch(2, largest, added), Stretch(1, largest), Stretch(len(self.parameters.names), flagged)
+        return *orders, *known, LOSS_STRETCH, Stretch(self.modules.rows.numel(), merged_rows), *self.parameters.stretches
 
     @override
     def window_end(self) -> None:

@@ -15,6 +15,7 @@ from lightning_hooks.collectors.collector import Collector, Context
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.quantization import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
+from lightning_hooks.statistics.reduction import Stretches
 from lightning_hooks.trackers import Table, some
 
 LOGGED = ("min", "max", "scale", "zero_point")
@@ -70,9 +71,10 @@ class RangeCollector(Collector[RangeReport]):
     def unpack(self, packed: Tensor) -> None:
         self.table.unpack(packed)
 
+    @property
     @override
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        return self.table.merge_packed(packed)
+    def stretches(self) -> Stretches:
+        return self.table.stretches
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> RangeReport:

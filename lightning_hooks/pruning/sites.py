@@ -16,6 +16,7 @@ from lightning_hooks.pruning.report import PrunedUnits, PruningReport
 from lightning_hooks.pruning.units import Layout, activity_sums, known_units
 from lightning_hooks.pruning.weights import producer_of
 from lightning_hooks.statistics.feature_table import layouts, most_units
+from lightning_hooks.statistics.reduction import REST, Stretch, Stretches, added, largest
 from lightning_hooks.statistics.rows import row_dtype
 
 
@@ -154,10 +155,10 @@ class UnitSites:
         head = torch.tensor([*known, *counts], dtype=row_dtype(self.device)).to(self.device, non_blocking=True)
         return torch.cat([head, *sums])
 
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the vectors of all ranks, ``(world, m)`` to ``(m,)``."""
-        n = len(self.sites)
-        return torch.cat((packed[:, :n].amax(0), packed[:, n:].sum(0)))
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of all ranks merge."""
+        return Stretch(len(self.sites), largest), Stretch(REST, added)
 
     def read(self, packed: Tensor, fixed: bool) -> dict[str, Activity]:
         """Return the activity of the sites that were called on any rank, from a vector on the host."""

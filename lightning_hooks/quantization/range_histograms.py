@@ -73,20 +73,6 @@ def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
     return torch.bincount(places, weights=weights, minlength=bins)
 
 
-def merge_histograms(histograms: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the histograms of several ranks.
-
-    Args:
-        histograms: ``(k, bins)``, float32.
-        ends: ``(k, 2)``; (inf, -inf) for an empty one.
-
-    Returns:
-        Counts ``(bins,)`` over the joint range, and its ends ``(2,)``.
-    """
-    joint = torch.stack((ends[:, 0].amin(), ends[:, 1].amax()))
-    return torch.stack([moved(histogram, old, joint) for histogram, old in zip(histograms, ends, strict=True)]).sum(0), joint
-
-
 def _finite(values: Tensor) -> Tensor:
     """The finite values of a CPU tensor."""
     finite = torch.isfinite(values)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lightning_hooks.hooks.checks import check_choice, check_count, check_optional_integer
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
-from lightning_hooks.quantization.range_histograms import add_values, least_error_range, merge_histograms, percentile_range
+from lightning_hooks.quantization.range_histograms import add_values, least_error_range, moved, percentile_range
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
 from lightning_hooks.statistics.host_copies import number
+from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches
 from lightning_hooks.statistics.rows import row_dtype
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")
@@ -123,7 +124,7 @@ class RangeTable:
         return torch.cat([part.to(self.counters.dtype).flatten() for part in parts])
 
     def unpack(self, packed: Tensor) -> None:
-        """Restore a vector of :meth:`pack` or :meth:`merge_packed`."""
+        """Restore a vector of :meth:`pack` or of a merge."""
         counters, ends, histograms, channels = self._parts(packed.to(self.ends.device))
         self.counters.copy_(counters)
         self.ends.copy_(ends)
@@ -131,25 +132,34 @@ class RangeTable:
         if channels.shape[-1]:
             self.channels = {index: known.float() for index, known in enumerate(channels)}
 
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the packed tables of several ranks, ``(world, m)``, into one, ``(m,)``.
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed tables of ranks and of windows merge."""
+        return (Stretch(REST, self._merged),)
 
-        Extremes and histograms are those of all values. A moving average becomes the mean of the averages of the ranks that called
-        the site: that of the mean extremes, if each rank called it equally often.
+    def _merged(self, own: Tensor, among: Among) -> Merging:
+        """The merge of packed tables.
+
+        Extremes and histograms are those of all values. A moving average becomes the mean of the averages of the tables that have
+        one: that of the mean extremes, if each rank called the site equally often.
         """
-        counters, ends, histograms, channels = map(torch.stack, zip(*map(self._parts, packed), strict=True))
-        joint = torch.empty_like(ends[0])
-        joint[:, ::2], joint[:, 1::2] = ends[..., ::2].amin(0), ends[..., 1::2].amax(0)
-        average = ends[..., _AVERAGE]
+        counters, ends, histograms, channels = self._parts(own)
+        seen_and_average = 2
+        low, high = (torch.cat((ends[:, side::2], channels[:, side]), 1) for side in (0, 1))
+        found = yield torch.stack((-low, high))
+        low, high = -found[0], found[1]
+        joint = torch.stack((low, high), -1)[:, :seen_and_average]
+        if histograms.shape[1]:
+            lines = zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)
+            histograms = torch.stack([moved(*line) for line in lines])
+        average = ends[:, _AVERAGE]
         called = torch.isfinite(average)
-        mean = torch.where(called, average, 0).sum(0) / called.sum(0).clamp(min=1)
-        joint[:, _AVERAGE] = torch.where(called.any(0), mean, joint[:, _AVERAGE])
-        merged = histograms[0].clone()
-        if merged.shape[1]:
-            for index in range(len(self.names)):
-                merged[index], _ = merge_histograms(histograms[:, index].float(), ends[:, index, _SEEN].float())
-        extremes = torch.stack((channels[:, :, 0].amin(0), channels[:, :, 1].amax(0)), 1)
-        return torch.cat([part.flatten() for part in (counters.sum(0), joint, merged, extremes)])
+        known = yield torch.cat((counters, torch.where(called, average, 0), called, histograms), 1)
+        yield own.new_empty(0)
+        counters, summed, tables, histograms = torch.split(known, [_COUNTERS, 2, 2, histograms.shape[1]], 1)
+        joint[:, 1] = torch.where(tables > 0, summed / tables.clamp(min=1), joint[:, 1])
+        extremes = torch.stack((low, high), 1)[..., seen_and_average:]
+        return torch.cat([part.flatten() for part in (counters, joint, histograms, extremes)])
 
     def _width(self) -> int:
         if self.channel_dim is None:
@@ -169,7 +179,7 @@ class RangeTable:
         """Return the ranges of a packed table on the host.
 
         Args:
-            packed: A vector of :meth:`pack` or :meth:`merge_packed`.
+            packed: A vector of :meth:`pack` or of a merge.
             dtype: ``int8`` or ``uint8``.
             scheme: ``affine`` or ``symmetric``.
 

@@ -252,7 +252,7 @@ class Member:
         began, collector = time.perf_counter(), self.live
         collector.window_end()
         warn_of_faults(self.name, self.faults)
-        packed, counts = split(collector, merged(collector).to("cpu"))  # the one copy to the host
+        packed, counts = split(collector, merged(collector)[0].to("cpu"))  # the one copy to the host
         table = collector.histograms
         self.histograms = {} if table is None else table.read(counts, collector.value_scale)
         report = collector.read(packed, self.host.epoch, self.host.global_step)
@@ -265,7 +265,7 @@ class Member:
 
     def so_far(self) -> Any:
         """A report of the window so far, of all ranks, without alerts. It waits for the device."""
-        packed, _ = split(self.live, merged(self.live).to("cpu"))
+        packed, _ = split(self.live, merged(self.live)[0].to("cpu"))
         return self.live.read(packed, self.host.epoch, self.host.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
@@ -290,7 +290,7 @@ class Member:
         if self.early is not None:
             state["early"] = self.early.state_dict()
         if self.batches and self.session is not None:  # in the middle of a window
-            state["epoch"] = save_window(self.live, merged(self.live), self.batches, self.sampled_batches)
+            state["epoch"] = save_window(self.live, merged(self.live)[0], self.batches, self.sampled_batches)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The table of a window, merged over ranks."""
+"""The tables of a window, merged over ranks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.metrics import PackedTable
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, merged_over_ranks
 
 
-def merged(collector: Collector[Any]) -> Tensor:
-    """The table of all ranks, and the histograms behind it: one collective."""
+def merged(*collectors: Collector[Any]) -> list[Tensor]:
+    """The tables of all ranks, each with the histograms behind it: three collectives for all of them."""
+    return merged_over_ranks(*map(_packed, collectors))
 
-    def merge(packed: Tensor) -> Tensor:
-        if collector.histograms is None:
-            return collector.merge_packed(packed)
-        tables, counts = split(collector, packed)
-        return torch.cat((collector.merge_packed(tables), counts.sum(0)))
 
-    metric, packed = PackedTable(merge), collector.pack()
-    metric.update(packed if collector.histograms is None else torch.cat((packed, collector.histograms.pack())))
-    return metric.compute()
+def _packed(collector: Collector[Any]) -> tuple[Stretches, Tensor]:
+    if collector.histograms is None:
+        return collector.stretches, collector.pack()
+    counts = collector.histograms.pack()
+    return (*collector.stretches, Stretch(len(counts), added)), torch.cat((collector.pack(), counts))
 
 
 def split(collector: Collector[Any], packed: Tensor) -> tuple[Tensor, Tensor]:

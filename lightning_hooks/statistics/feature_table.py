@@ -12,7 +12,8 @@ from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
+from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches, flagged
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
 from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
 
 
@@ -135,7 +136,7 @@ class FeatureTable:
         return -(-needed // 8) * 8  # whole float64s
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        """Take up a vector that :meth:`pack` or a merge gave."""
         split = self.rows.numel()
         self.rows.copy_(packed[:split].view_as(self.rows))
         if self.rectifiers:
@@ -146,12 +147,10 @@ class FeatureTable:
                     fired = units[line, :n_units].to(self.rows.device)
                     self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
 
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the packed tables of several ranks, shape ``(world, m)``, into one of shape ``(m,)``."""
-        split = self.rows.numel()
-        rows = merge(packed[:, :split].reshape(-1, *self.rows.shape))
-        units = packed[:, split:].contiguous().view(torch.uint8).amax(0) if packed.shape[1] > split else None
-        return torch.cat((rows.flatten(), *([] if units is None else [units.view(rows.dtype)])))
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed tables of ranks and of windows merge."""
+        return Stretch(self.rows.numel(), merged_rows), Stretch(REST, _fired_anywhere)
 
     def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], tuple[str, ...]]:
         """Name the numbers of a packed table on the host.
@@ -194,6 +193,13 @@ class FeatureTable:
         """
         known = {self.names[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
+
+
+def _fired_anywhere(own: Tensor, among: Among) -> Merging:
+    """The units that have fired in any table: a byte each, eight of them in the place of a number."""
+    flags = own.contiguous().view(torch.uint8)
+    found = yield from flagged(flags.to(own.dtype), among)
+    return found.to(torch.uint8).view(own.dtype)
 
 
 def layouts(root: nn.Module) -> Mapping[int, bool | None]:

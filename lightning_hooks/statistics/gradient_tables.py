@@ -17,8 +17,9 @@ from lightning_hooks.statistics.gradients import (
 )
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.parameter_rows import empty_parameter_table, merge_ranks
+from lightning_hooks.statistics.parameter_rows import empty_parameter_table, parameter_rows_of_ranks, parameter_rows_of_windows
 from lightning_hooks.statistics.pending import Pending
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, once
 from lightning_hooks.statistics.rows import (
     N_PARAMETER_COLUMNS,
     Clock,
@@ -197,12 +198,14 @@ class ParameterTable:
         self.totals.copy_(packed[split:].view_as(self.totals))
         self.missing = [int(steps) for steps in packed[:split].view_as(self.rows)[:, ParameterColumn.MISSING_STEPS]]
 
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the vectors of several ranks, ``(world, m)`` to ``(m,)``."""
-        rows, totals = packed[:, : self.rows.numel()], packed[:, self.rows.numel() :]
-        same = (totals == totals[0]).all()
-        merged = merge_ranks(rows.reshape(-1, *self.rows.shape)).flatten()
-        return torch.cat((merged, torch.where(same, totals[0], totals.sum(0))))
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge."""
+        totals = self.totals.numel()
+        return (
+            Stretch(self.rows.numel(), parameter_rows_of_ranks, parameter_rows_of_windows),
+            Stretch(totals, once(added, max(totals, 1)), added),
+        )
 
     def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merge
+from lightning_hooks.statistics.reduction import Stretch, Stretches, largest
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
 
 PARTS = ("training", "validation")
 
@@ -80,13 +81,14 @@ class InputTable:
         return torch.cat((self._same, self._rows.flatten()))
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or :meth:`merge_packed` gave."""
+        """Take up a vector that :meth:`pack` or a merge gave."""
         self._same.copy_(packed[:1])
         self._rows.copy_(packed[1:].view_as(self._rows))
 
-    def merge_packed(self, packed: Tensor) -> Tensor:
-        """Merge the vectors of several ranks, ``(world, m)`` to ``(m,)``; samples are the same if they are on each of them."""
-        return torch.cat((packed[:, :1].amax(0), merge(packed[:, 1:].reshape(-1, *self._rows.shape)).flatten()))
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge; samples are the same if they are in each of them."""
+        return Stretch(1, largest), Stretch(self._rows.numel(), merged_rows)
 
     def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], bool | None]:
         """Name the numbers of a packed vector on the host.

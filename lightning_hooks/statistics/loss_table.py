@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.loss import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
+from lightning_hooks.statistics.reduction import Among, Merging, Stretch, paired
 from lightning_hooks.statistics.rows import row_dtype
 
 PAGE = 64
@@ -144,7 +145,7 @@ class LossTable:
         return torch.cat((sums, self._bounds, host))
 
     def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or :meth:`merge_ranks` gave into the table of a new run."""
+        """Load what :meth:`pack` or a merge gave into the table of a new run."""
         self._sums, self._bounds, known = (part.clone() for part in _parts(packed.to(self._sums)))
         self._batches, self._first = (int(count) for count in known[:2].tolist())
 
@@ -196,9 +197,12 @@ def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
     return moments, torch.where(finite, signed, unknown).amax(1)
 
 
-def merge_ranks(packed: Tensor) -> Tensor:
-    """Merge the tables of all ranks, ``(world, n_loss_numbers)`` to ``(n_loss_numbers,)``."""
-    return torch.cat((packed[:, :N_SUMS].sum(0), packed[:, N_SUMS:].amax(0)))
+def _merged_over_ranks(own: Tensor, _among: Among) -> Merging:
+    """The tables of all ranks."""
+    bounds = yield own[N_SUMS:]
+    sums = yield own[:N_SUMS]
+    yield own.new_empty(0)
+    return torch.cat((sums, bounds))
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
@@ -263,3 +267,7 @@ def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]
     values, ranks = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS).tolist()
     count, places = int(known[2]), known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS].tolist()
     return list(zip(places[:count], values[:count], ranks[:count], strict=True))
+
+
+LOSS_STRETCH = Stretch(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
+"""How packed tables merge, over ranks and over windows."""

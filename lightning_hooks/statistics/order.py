@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.reduction import Among, Merging, Stretch, latest
+
 NEVER = -1.0
 """The position of a site that was not called."""
 
@@ -37,31 +39,42 @@ def sites_in_order(numbers: Tensor) -> list[int]:
     return [site for _, site in sorted(known)]
 
 
-def merge_positions(of_ranks: Tensor) -> Tensor:
-    """Merge the positions of several ranks, ``(world, n_sites)`` to ``(n_sites,)``, alike on every rank.
+def merged_positions(own: Tensor, among: Among) -> Merging:
+    """The positions of several ranks together.
 
-    The order of the first rank counts. A site that only others called comes right after the one that it came after there.
+    The order of the first rank counts. A site that only others called comes right after the one that it came after there; where
+    others differ in that, in the mean.
     """
-    first, others = of_ranks[0], of_ranks[1:]
-    others = others[(others != first).any(1)]  # reads the device once, at the end of a window, where there are ranks to merge
-    merged = sites_in_order(first)
-    for numbers in torch.unique(others, dim=0) if len(others) else ():
-        merged = _with(merged, sites_in_order(numbers))
-    return positions(merged, of_ranks.shape[1], of_ranks)
+    first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
+    extra = (own >= 0) & (first < 0)
+    keys = torch.where(extra, _keys(own, first), 0)
+    total, ranks = yield torch.stack((keys, extra.to(own.dtype)))
+    yield own.new_empty(0)
+    known = first >= 0
+    keys = torch.where(known, (first + 1) * _step(own), total / ranks)  # NaN of a site that nobody called: it is sorted last
+    places = torch.argsort(keys, stable=True)
+    numbers = torch.empty_like(own).scatter_(0, places, torch.arange(len(own), dtype=own.dtype, device=own.device))
+    return torch.where(known | (ranks > 0), numbers, NEVER)
 
 
-def _with(merged: list[int], other: list[int]) -> list[int]:
-    """Put what only ``other`` has into ``merged``."""
-    known = set(merged)
-    before: list[int] = []
-    after: dict[int, list[int]] = {}
-    previous = None
-    for site in other:
-        if site in known:
-            previous = site
-        else:
-            (before if previous is None else after.setdefault(previous, [])).append(site)
-    return [*before, *(site for known_site in merged for site in (known_site, *after.get(known_site, ())))]
+def _keys(own: Tensor, first: Tensor) -> Tensor:
+    """What sorts a rank's sites behind the ones that they came after, of those that the first rank called."""
+    places = torch.argsort(own, stable=True)
+    both = (own >= 0) & (first >= 0)
+    lines = torch.arange(len(own), device=own.device)
+    before = torch.where(both[places], lines, -1).cummax(0).values
+    after = torch.where(before >= 0, first[places][before.clamp(min=0)], -1)
+    return torch.empty_like(own).scatter_(0, places, (after + 1) * _step(own)) + 1 + own
+
+
+def _step(positions: Tensor) -> int:
+    """The distance between the keys of two sites of the first rank: room for all others between them."""
+    return len(positions) + 1
+
+
+def order_stretch(n_sites: int) -> Stretch:
+    """The positions of a table's sites; a run keeps them from window to window."""
+    return Stretch(n_sites, merged_positions, latest)
 
 
 def in_order(table: Mapping[str, T], order: Iterable[str]) -> dict[str, T]:

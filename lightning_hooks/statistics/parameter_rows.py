@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.reduction import by_columns, largest, once, smallest
 from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, ParameterColumn, row_dtype
 
 
@@ -50,11 +51,14 @@ def merge_parameter_rows(rows: Tensor) -> Tensor:
     return merged
 
 
-def merge_ranks(rows: Tensor) -> Tensor:
-    """Merge what ranks measured of the same optimizer steps: ``(world, n, columns)`` to ``(n, columns)``.
+parameter_rows_of_windows = by_columns(
+    ((largest, (ParameterColumn.NORM_MAX,)), (smallest, (ParameterColumn.FIRST_NONFINITE,))), N_PARAMETER_COLUMNS
+)
+"""How rows of other optimizer steps merge, as :func:`merge_parameter_rows` does."""
 
-    Gradients at the optimizer step are most often the same on every rank, and so are the rows: then they count once. Where they are
-    not (local SGD, ``no_sync``, parameters that DDP ignores) each rank's steps count.
-    """
-    same = (rows == rows[0]).all(0).all(-1, keepdim=True)
-    return torch.where(same, rows[0], merge_parameter_rows(rows))
+parameter_rows_of_ranks = once(parameter_rows_of_windows, N_PARAMETER_COLUMNS)
+"""How what ranks measured of the same optimizer steps merges.
+
+Gradients at the optimizer step are most often the same on every rank, and so are the rows: then they count once. Where they are not
+(local SGD, ``no_sync``, parameters that DDP ignores) each rank's steps count.
+"""

@@ -14,6 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.reduction import by_columns, largest, pooled, smallest
+
 
 class Column(IntEnum):
     """What each number of a row holds. MEAN, M2, MIN, MAX and norms are over finite values only."""
@@ -120,6 +122,17 @@ def merge(rows: Tensor) -> Tensor:
     for column in (Column.MAX, Column.NORM_MAX, Column.UNITS):
         merged[..., column] = rows[..., column].amax(0)
     return merged
+
+
+merged_rows = by_columns(
+    (
+        (pooled, (Column.COUNT, Column.MEAN, Column.M2)),
+        (smallest, (Column.MIN, Column.FIRST_NONFINITE)),
+        (largest, (Column.MAX, Column.NORM_MAX, Column.UNITS)),
+    ),
+    N_COLUMNS,
+)
+"""How the rows of several tables merge, as :func:`merge` does."""
 
 
 def pool(count: Tensor, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor, Tensor]:

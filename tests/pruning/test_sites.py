@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks import Gate
 from lightning_hooks.pruning.sites import Activity, MaskListener, UnitSites
+from lightning_hooks.statistics.reduction import merge_ranks
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -164,7 +165,7 @@ def test_ranks_are_merged_as_if_their_data_were_one() -> None:
         else:
             whole = sites.read(sites.pack(fixed=False), fixed=False)
     assert len(packed[0]) == len(packed[1])
-    found = sites.read(sites.merge_packed(torch.stack(packed)), fixed=True)
+    found = sites.read(merge_ranks(sites.stretches, packed), fixed=True)
     assert list(found) == list(whole) == ["a", "odd", "b"]
     for name, activity in found.items():
         assert activity.count == whole[name].count

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_hooks.statistics import Column, FeatureTable
+from lightning_hooks.statistics.reduction import merge_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +163,7 @@ def assert_same(one, two):
 
 
 def merged(tables):
-    return tables[0].merge_packed(torch.stack([table.pack(table.capacity) for table in tables]))
+    return merge_ranks(tables[0].stretches, [table.pack(table.capacity) for table in tables])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.inputs import COMPARED, LEAST, InputTable, tensors_in
+from lightning_hooks.statistics.reduction import merge_ranks
 from lightning_hooks.statistics.rows import Clock
 
 
@@ -88,16 +89,16 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     one.train(x, compare=True)
     left.train(x[:8], compare=True)
     right.train(torch.ones(8, 3), compare=True)
-    merged = left.merge_packed(torch.stack((left.pack(), right.pack())))
+    merged = merge_ranks(left.stretches, (left.pack(), right.pack()))
     both = left.read(merged)
     assert both[1] is False  # on one rank they differ
     assert both[0]["training"].count == 48
-    alone = right.merge_packed(torch.stack((right.pack(), table().pack())))
+    alone = merge_ranks(right.stretches, (right.pack(), table().pack()))
     assert right.read(alone)[1] is True
     halves = [table(), table()]
     for half, part in zip(halves, (x[:8], x[8:]), strict=True):
         half.train(part, compare=True)
-    assert left.read(left.merge_packed(torch.stack([half.pack() for half in halves])))[0]["training"].rms == pytest.approx(
+    assert left.read(merge_ranks(left.stretches, [half.pack() for half in halves]))[0]["training"].rms == pytest.approx(
         one.read(one.pack())[0]["training"].rms
     )
     again = table()

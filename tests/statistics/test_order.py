@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_hooks.statistics.order import in_order, merge_positions, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.reduction import merge_ranks
 
 
 def merged(*ranks: list[int], n: int = 6) -> list[int]:
     like = torch.zeros(0, dtype=torch.float64)
-    return sites_in_order(merge_positions(torch.stack([positions(called, n, like) for called in ranks])))
+    return sites_in_order(merge_ranks((order_stretch(n),), [positions(called, n, like) for called in ranks]))
 
 
 @pytest.mark.parametrize(

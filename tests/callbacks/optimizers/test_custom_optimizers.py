@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import GradientClipper, monitors
+from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import grad_norm
 
@@ -173,8 +174,7 @@ def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> N
         trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
         assert again[2].report.optimizers == {}
     collector = ours[2].member.collector
-    several = torch.stack([collector.pack()] * 2)
-    assert collector.merge_packed(several).shape == several.shape[1:]
+    assert merge_ranks(collector.stretches, [collector.pack()] * 2).shape == collector.pack().shape
 
 
 def grow(model: Any) -> list[nn.Parameter]:

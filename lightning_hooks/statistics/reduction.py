@@ -1,0 +1,287 @@
+"""Packed tables of several ranks, or of several windows, merged by three reductions of fixed size: a maximum and two sums.
+
+How each number of a table merges is a :data:`Merge`, written once: over ranks its reductions are collectives, in one process they
+run over the tables that are there. What is sent does not grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+Reduction = Literal["max", "sum"]
+
+REDUCTIONS: tuple[Reduction, ...] = ("max", "sum", "sum")
+"""In this order: a second sum can use the result of the first, as that of squared deviations does the mean."""
+
+AllReduce = Callable[[Tensor, Reduction], Any]
+"""Replaces a tensor by the maximum or the sum of those of all ranks, in place."""
+
+Merging = Generator[Tensor, Tensor, Tensor]
+"""Yields what goes into the first, second and third of ``REDUCTIONS``, gets the result of each, and returns the merged numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Which table this is: that of the first rank, or of the first window, has number 0."""
+
+    number: int
+    count: int
+
+
+Merge = Callable[[Tensor, Among], Merging]
+"""Merges one table's numbers with those of the others; they have the same shape in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive numbers of a packed table that merge alike.
+
+    Attributes:
+        length: How many, along the last dimension; ``REST`` for what the others leave.
+        over_ranks: How those of several ranks merge.
+        over_windows: How those of consecutive windows merge; None for the same way.
+    """
+
+    length: int
+    over_ranks: Merge
+    over_windows: Merge | None = None
+
+
+REST = -1
+"""The length of one stretch of a table: what the others leave."""
+
+Stretches = tuple[Stretch, ...]
+"""The stretches of a packed table, in order."""
+
+
+# How numbers merge.
+
+
+def largest(own: Tensor, _among: Among) -> Merging:
+    """The largest of each number."""
+    found = yield own
+    yield _nothing(own)
+    yield _nothing(own)
+    return found
+
+
+def smallest(own: Tensor, _among: Among) -> Merging:
+    """The smallest of each number."""
+    found = yield -own
+    yield _nothing(own)
+    yield _nothing(own)
+    return -found
+
+
+def added(own: Tensor, _among: Among) -> Merging:
+    """The sum of each number."""
+    yield _nothing(own)
+    found = yield own
+    yield _nothing(own)
+    return found
+
+
+def latest(own: Tensor, among: Among) -> Merging:
+    """The numbers of the last table."""
+    yield _nothing(own)
+    found = yield own if among.number == among.count - 1 else torch.zeros_like(own)
+    yield _nothing(own)
+    return found
+
+
+def pooled(own: Tensor, _among: Among) -> Merging:
+    """Counts, means and sums of squared deviations from them, ``(…, 3)``, of all values together.
+
+    By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances" (1979), which does not cancel: each table's deviations are moved to the common mean before they are added.
+    """
+    count, mean, m2 = own.unbind(-1)
+    yield _nothing(own)
+    total, weighted = yield torch.stack((count, count * mean))
+    common = weighted / total.clamp(min=1)
+    squares = yield m2 + count * (mean - common) ** 2
+    return torch.stack((total, common, squares), -1)
+
+
+def flagged(own: Tensor, among: Among) -> Merging:
+    """1 where a number is not 0 in any table, 0 elsewhere; several of them are counted in one float, exactly."""
+    bits, n = among.count.bit_length(), own.shape[-1]
+    each = (52 if own.dtype == torch.float64 else 23) // bits
+    shifts = bits * torch.arange(each, device=own.device)
+    padded = torch.nn.functional.pad((own != 0).to(torch.int64), (0, -n % each))
+    yield _nothing(own)
+    counted = yield (_rows(padded, each) << shifts).sum(-1).to(own.dtype)
+    yield _nothing(own)
+    found = (counted.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)
+    return (found > 0).flatten(-2)[..., :n].to(own.dtype)
+
+
+def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None = None) -> Merge:
+    """Merge rows of which each column has its own way.
+
+    Args:
+        columns: A way and the columns that it takes together; the others are added.
+        width: The number of columns, where the rows lie one behind the other along the last dimension.
+    """
+    taken = {column for _, some in columns for column in some}
+
+    def merging(own: Tensor, among: Among) -> Merging:
+        rows = own if width is None else _rows(own, width)
+        others = [column for column in range(rows.shape[-1]) if column not in taken]
+        parts = [*columns, (added, others)]
+        found = yield from together([merge(rows[..., list(some)], among) for merge, some in parts])
+        merged = torch.empty_like(rows)
+        for (_, some), values in zip(parts, found, strict=True):
+            merged[..., list(some)] = values
+        return merged.reshape(own.shape)
+
+    return merging
+
+
+def once(merge: Merge, width: int) -> Merge:
+    """Rows that are the same in every table count once, others merge.
+
+    Args:
+        merge: How the others merge.
+        width: The number of columns of a row; rows lie one behind the other along the last dimension.
+    """
+
+    def merging(own: Tensor, among: Among) -> Merging:
+        rows = _rows(own, width)
+        marks = _marks(rows)
+        others, high, low = yield from together([merge(own, among), largest(marks, among), smallest(marks, among)])
+        return torch.where((high == low)[..., None], rows, others.view_as(rows)).reshape(own.shape)
+
+    return merging
+
+
+def _marks(rows: Tensor) -> Tensor:
+    """A number for each row by its bits: two that differ have another one, but for a chance of 2⁻⁵²."""
+    bits = (rows + 0.0).view(torch.int64 if rows.dtype == torch.float64 else torch.int32).to(torch.int64)  # no -0.0
+    factors = torch.arange(1, rows.shape[-1] + 1, device=rows.device) * 0x1E3779B97F4A7C15 | 1
+    return ((bits * factors).sum(-1) >> 12).to(rows.dtype)
+
+
+def paired(merge: Callable[[Tensor, Tensor], Tensor]) -> Merge:
+    """Two windows' numbers, by a function of the earlier ones and the later ones."""
+
+    def merging(own: Tensor, among: Among) -> Merging:
+        both = own.new_zeros((among.count, *own.shape))
+        both[among.number] = own
+        yield _nothing(own)
+        both = yield both
+        yield _nothing(own)
+        return merge(*both)
+
+    return merging
+
+
+def together(mergings: Sequence[Merging]) -> Generator[Tensor, Tensor, list[Tensor]]:
+    """Several merges that share their reductions."""
+    sent = [next(merging) for merging in mergings]
+    merged: list[Tensor] = []
+    while True:
+        reduced = yield torch.cat([tensor.reshape(-1) for tensor in sent])
+        parts = torch.split(reduced, [tensor.numel() for tensor in sent])
+        answers = [part.view(tensor.shape) for part, tensor in zip(parts, sent, strict=True)]
+        sent = []
+        for merging, answer in zip(mergings, answers, strict=True):
+            try:
+                sent.append(merging.send(answer))
+            except StopIteration as done:  # of all of them at once, after the third
+                merged.append(done.value)
+        if merged:
+            return merged
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty(0)
+
+
+def _rows(numbers: Tensor, width: int) -> Tensor:
+    return numbers.reshape(*numbers.shape[:-1], numbers.shape[-1] // width, width)
+
+
+# Tables.
+
+
+def _merging(stretches: Stretches, packed: Tensor, among: Among, windows: bool = False) -> Merging:
+    lengths = [stretch.length for stretch in stretches]
+    if REST in lengths:
+        lengths[lengths.index(REST)] += packed.shape[-1] - sum(lengths)
+    ways = [stretch.over_windows if windows and stretch.over_windows else stretch.over_ranks for stretch in stretches]
+    parts = zip(ways, torch.split(packed, lengths, -1), strict=True)
+    merged = yield from together([merge(part, among) for merge, part in parts])
+    return torch.cat(merged, -1)
+
+
+def merge_ranks(stretches: Stretches, tables: Sequence[Tensor]) -> Tensor:
+    """Merge the packed tables of several ranks, in rank order, in this process."""
+    return _in_process([_merging(stretches, table, Among(number, len(tables))) for number, table in enumerate(tables)])
+
+
+def merge_windows(stretches: Stretches, earlier: Tensor, later: Tensor) -> Tensor:
+    """Merge the packed tables of two consecutive windows."""
+    tables = enumerate((earlier, later))
+    return _in_process([_merging(stretches, table, Among(number, 2), windows=True) for number, table in tables])
+
+
+def _in_process(mergings: Sequence[Merging]) -> Tensor:
+    sent = [next(merging) for merging in mergings]
+    try:
+        for reduction in REDUCTIONS:
+            stacked = torch.stack(sent)
+            reduced = stacked.amax(0) if reduction == "max" else stacked.sum(0)
+            sent = [merging.send(reduced) for merging in mergings]
+    except StopIteration as done:
+        merged: Tensor = done.value
+        return merged
+    raise AssertionError("a merge ends after the last reduction")
+
+
+def over_ranks(tables: Sequence[tuple[Stretches, Tensor]], among: Among, all_reduce: AllReduce) -> list[Tensor]:
+    """Merge this rank's packed tables with those of the other ranks: at most three collectives for all of them.
+
+    Args:
+        tables: Each with its stretches; the same ones in the same order on every rank.
+        among: This rank, and how many there are.
+        all_reduce: Reduces over all ranks.
+    """
+    merging = together([_merging(stretches, packed, among) for stretches, packed in tables])
+    sent = next(merging)
+    try:
+        for reduction in REDUCTIONS:
+            if sent.numel():
+                all_reduce(sent, reduction)
+            sent = merging.send(sent)
+    except StopIteration as done:
+        merged: list[Tensor] = done.value
+        return merged
+    raise AssertionError("a merge ends after the last reduction")
+
+
+def all_ranks() -> Among | None:
+    """This rank among those of the process group; None where this process trains alone."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    world = torch.distributed.get_world_size()
+    return Among(torch.distributed.get_rank(), world) if world > 1 else None
+
+
+@torch.no_grad()
+def merged_over_ranks(*tables: tuple[Stretches, Tensor]) -> list[Tensor]:
+    """The packed tables of all ranks together; as they are where this process trains alone."""
+    among = all_ranks()
+    return [packed for _, packed in tables] if among is None else over_ranks(tables, among, all_reduce)
+
+
+def all_reduce(tensor: Tensor, reduction: Reduction) -> None:
+    """Reduce a tensor over the ranks of the process group, in place."""
+    operations = {"max": torch.distributed.ReduceOp.MAX, "sum": torch.distributed.ReduceOp.SUM}
+    torch.distributed.all_reduce(tensor, operations[reduction])
