@@ -31,6 +31,18 @@ MEANINGS: dict[str, str] = {
     "optimizer.",
     "double_softmax": "The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
     "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
+    "eval_mode": "Dropout or batch norm is in eval mode while the part of the model around it trains. Dropout drops nothing, and batch "
+    "norm uses its running statistics and does not update them.",
+    "frozen_statistics": "A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the "
+    "new data, and validation uses them with the old weights.",
+    "settings": "A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with momentum 0, "
+    "a dropout that drops nearly everything, a norm with a large eps, weight decay on biases and norms.",
+    "unregistered": "A plain Python list, tuple or dictionary holds modules that the loss depends on. The model does not know their "
+    "parameters: no optimizer gets them from `parameters()`, and no checkpoint holds them.",
+    "labels_ignored": "All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
+    "batch_repeated": "A training batch is the same as the batch after it, to the bit, again and again within an epoch.",
+    "ranks_same_batch": "All ranks of a distributed training get the same batches. Their gradients are the same, so more ranks do not "
+    "help.",
     "always_clipped": "Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
     "clip_ineffective": "A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
     "already taken.",
@@ -86,6 +98,25 @@ FORMULAS: dict[str, str] = {
     "      or learning rate * weight_decay (decoupled) > {UpdateTooLarge.decay}",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
+    "eval_mode": "alert if a dropout or batch norm and the module around it are in eval mode, at the start and before the backward pass\n"
+    "      of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient",
+    "frozen_statistics": "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
+    "    since training started, in the running std of that time\n\n"
+    "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > {FrozenStatistics.threshold}",
+    "settings": "alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
+    "      or momentum = 0 in a batch norm that has not been trained before\n"
+    "      or a dropout's p >= {ModuleSettings.dropout}\n"
+    "      or a norm's eps >= {ModuleSettings.eps}\n"
+    "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
+    "     or two optimizers hold one parameter",
+    "unregistered": "alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
+    "      and a parameter of it that is not in model.parameters() gets a gradient",
+    "labels_ignored": "share = sampled batches all of whose targets are ignore_index / sampled batches\n\n"
+    "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
+    "batch_repeated": "share = sampled batches that are the same as the next batch of the epoch / sampled batches\n\n"
+    "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
+    "ranks_same_batch": "alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
+    "      from one another",
     "always_clipped": "rate = clipped steps / steps\n\nalert if rate > {AlwaysClipped.threshold}, in an epoch of at least "
     "{AlwaysClipped.min_steps} steps\n"
     "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * that of the first epoch,\n"
@@ -116,6 +147,13 @@ SEVERITIES: dict[str, str] = {
     "update_too_large": "warning",
     "not_optimized": "warning; info while the parameter gets no gradient, or without any optimizer",
     "double_softmax": "warning",
+    "eval_mode": "warning; info where only the module itself is in eval mode",
+    "frozen_statistics": "warning; info while the statistics have moved little",
+    "settings": "warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
+    "unregistered": "warning",
+    "labels_ignored": "warning; info where it is a few batches and the loss is finite",
+    "batch_repeated": "warning",
+    "ranks_same_batch": "warning",
     "always_clipped": "info; warning where it does harm",
     "clip_ineffective": "warning",
     "steps_skipped": "warning",

@@ -1,5 +1,6 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
+from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, RanksSameBatch
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
@@ -8,10 +9,12 @@ from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, P
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
+from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
+from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.statistics.loss import LossReport
@@ -24,6 +27,8 @@ __all__ = [
     "AlertObservers",
     "AlertWindow",
     "AlwaysClipped",
+    "BatchCounts",
+    "BatchRepeated",
     "ClipIneffective",
     "ClipReport",
     "Constant",
@@ -31,11 +36,17 @@ __all__ = [
     "Dead",
     "Diverging",
     "DoubleSoftmax",
+    "EvalMode",
     "Exploding",
     "FeatureReport",
+    "FrozenStatistics",
     "GradientFlowReport",
+    "LabelCounts",
+    "LabelsIgnored",
     "LossReport",
     "Missing",
+    "ModelSetup",
+    "ModuleSettings",
     "Mute",
     "NonfiniteFeatures",
     "NonfiniteGradients",
@@ -43,9 +54,11 @@ __all__ = [
     "NotOptimized",
     "NotUpdated",
     "NotZeroed",
+    "OptimizerChoices",
     "ParameterSetup",
     "PoorInit",
     "RangeReport",
+    "RanksSameBatch",
     "Rule",
     "RuleBook",
     "SameSamples",
@@ -55,10 +68,13 @@ __all__ = [
     "Spike",
     "StepsSkipped",
     "Stretching",
+    "Unregistered",
+    "UnregisteredModules",
     "UpdateTooLarge",
     "UpdateTooSmall",
     "ValidationShift",
     "Vanishing",
+    "VectorDecay",
     "WastedClip",
     "Zero",
 ]

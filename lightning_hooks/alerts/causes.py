@@ -174,6 +174,7 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(
         (
+            *("unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch", "settings", "frozen_statistics"),
             *("poor_init", "shared", "double_softmax", "not_optimized", "missing", "not_zeroed"),  # how it was built
             *("spike", "update_too_large", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
             *(
@@ -272,6 +273,7 @@ def _blocked(effect: Node, cause: Node) -> bool:
 
 _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     # (cause, effect): whether this effect follows from this cause
+    ("labels_ignored", "zero"): _let_nothing_through,
     ("constant", "dead"): _downstream,
     ("constant", "saturated"): _downstream,
     ("constant", "zero"): _let_nothing_through,

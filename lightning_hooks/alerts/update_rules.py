@@ -181,9 +181,16 @@ class UpdateTooLarge(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NotOptimized(Rule):
-    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all."""
+    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all.
+
+    Attributes:
+        most: Share of the elements that require a gradient from which on the diagnosis adds how many no optimizer holds.
+    """
 
     kind: ClassVar[str] = "not_optimized"
+    shares: ClassVar[tuple[str, ...]] = ("most",)
+
+    most: float = 0.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
@@ -201,22 +208,25 @@ class NotOptimized(Rule):
             )  # fmt: skip
             return
         for optimizer, names in held.items():
-            if not any(report.setups[name].trains or _moved(report, name) for name in names):
+            if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
                 yield self.alert(
                     report, optimizer, float(len(names)), 0.0, "warning",
                     f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing. Common "
                     "causes: a layer that was frozen after the optimizer was created, or the wrong part of the model passed to it.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
-        for name, setup in report.setups.items():
-            if setup.trains and not setup.optimizers:
-                yield self.alert(
-                    report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                    "it requires a gradient, but no optimizer holds it: it does not change. Common causes: configure_optimizers "
-                    "that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was created.",
-                )  # fmt: skip
+        left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
+        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
+        share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
+        most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
+        for name, setup in left_out.items():
+            yield self.alert(
+                report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
+                "it requires a gradient, but no optimizer holds it: it does not change. Common causes: configure_optimizers "
+                f"that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was created.{most}",
+            )  # fmt: skip
 
 
-def _moved(report: GradientFlowReport, parameter: str) -> bool:
+def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
     """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
     return parameter in report.parameters and report.parameters[parameter].steps > 0

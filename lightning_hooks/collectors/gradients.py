@@ -18,6 +18,7 @@ from lightning_hooks.collectors.gradient_view import RANKING, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
 from lightning_hooks.collectors.parameter_setups import SetupWatch, with_gradients, with_reasons
+from lightning_hooks.collectors.setup_checks import SetupChecks
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.reports.alert import GRADIENT_KINDS
@@ -73,6 +74,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         with context.loading():
             self._watch.load(state.get("setups", {}))
         self._setups: dict[str, ParameterSetup] = {}
+        self._setup_checks = SetupChecks(context)
         self._outputs = OutputNodes() if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.find_squashed, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
@@ -87,6 +89,7 @@ class GradientCollector(Collector[GradientFlowReport]):
     @override
     def batch_start(self, batch: Any) -> None:
         self._loss.batch_start()
+        self._setup_checks.batch_start(batch, self.context.gate.sampled)
         if self.context.gate.sampled:
             self.modules.clock.set(self.context.batches - 1)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
@@ -96,12 +99,14 @@ class GradientCollector(Collector[GradientFlowReport]):
     def before_backward(self, loss: Tensor) -> None:
         self.modules.listening = True
         self._loss.before_backward(loss)
+        self._setup_checks.before_backward(self.context.gate.sampled)
         if self._outputs is not None and self._outputs.of:
             self._look_at_loss(self._outputs, loss)
 
     @override
     def after_backward(self) -> None:
         self._watch.after_backward()
+        self._setup_checks.after_backward()
         self.modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
         self.modules.backward_ends()
 
@@ -204,21 +209,23 @@ class GradientCollector(Collector[GradientFlowReport]):
         counts = self.context.sampled_batches, self.context.batches
         known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
-        return torch.cat((called, arrived, known, self._loss.table.pack(), table.rows.flatten(), parameters.pack()))
+        checks = self._setup_checks.pack()
+        return torch.cat((called, arrived, known, self._loss.table.pack(), checks, table.rows.flatten(), parameters.pack()))
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Order of calls and of arrival, what the host knows, loss, modules, parameters: of one vector or of those of all ranks."""
+        """Order of calls and of arrival, what the host knows, loss, setup, modules, parameters: of one vector or of all ranks'."""
         n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
-        sizes = n, n, known, N_LOSS_NUMBERS, rows
+        sizes = n, n, known, N_LOSS_NUMBERS, self._setup_checks.length, rows
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        called, arrived, _, loss, rows, parameters = self._parts(packed)
+        called, arrived, _, loss, checks, rows, parameters = self._parts(packed)
         self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
         self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
         self.modules.rows.copy_(rows.view_as(self.modules.rows))
         self._loss.table.unpack(loss)
+        self._setup_checks.unpack(checks)
         self.parameters.unpack(parameters)
 
     @property
@@ -226,15 +233,18 @@ class GradientCollector(Collector[GradientFlowReport]):
     def stretches(self) -> Stretches:
         orders = [order_stretch(len(self.modules.names))] * 2
         known = Stretch(2, largest, added), Stretch(1, largest), Stretch(len(self.parameters.names), flagged)
-        return *orders, *known, LOSS_STRETCH, Stretch(self.modules.rows.numel(), merged_rows), *self.parameters.stretches
+        modules = Stretch(self.modules.rows.numel(), merged_rows)
+        return *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules, *self.parameters.stretches
 
     @override
     def window_end(self) -> None:
-        self._setups = self._watch.window_end(self.context.host.optimizers, self.context.host.model)
+        host = self.context.host
+        self._setups = self._watch.window_end(host.optimizers, host.model)
+        self._setup_checks.window_end(host.optimizers)
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        called, arrived, known, losses, rows, measured = self._parts(packed)
+        called, arrived, known, losses, checks, rows, measured = self._parts(packed)
         modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
         parameters, total_norm = self.parameters.read(measured)
         order = self.modules.called(sites_in_order(called))
@@ -254,11 +264,13 @@ class GradientCollector(Collector[GradientFlowReport]):
             setups=self._setups,
             squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
             loss=self._loss.table.read(losses),
+            model_setup=self._setup_checks.read(checks, self.context.host.model, modules),
         )
 
     @override
     def reset(self) -> None:
         self._loss.table.reset()
+        self._setup_checks.reset()
         self.modules.reset()
         self.parameters.reset()
         if self._checks is not None:

@@ -153,6 +153,17 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
 
 
+def outwards(name: str) -> list[str]:
+    """The names of a module and of all modules around it, up to the root's (an empty one).
+
+    Example:
+        >>> outwards("net.blocks.0")
+        ['net.blocks.0', 'net.blocks', 'net', '']
+    """
+    parts = name.split(".") if name else []
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
+
+
 def compiled_regions(root: nn.Module) -> list[str]:
     """Return the clean names of the modules of ``root`` that run under ``torch.compile``; "" for the root itself."""
     # There is no public way to find this out: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and

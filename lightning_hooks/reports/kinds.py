@@ -152,6 +152,58 @@ KINDS: dict[str, Kind] = {
         ("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
         "nothing",
     ),
+    "eval_mode": Kind(
+        "Training in eval mode",
+        (
+            "Call train() on it before training",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        "nothing",
+    ),
+    "frozen_statistics": Kind(
+        "Batch norm that changes in a frozen part",
+        (
+            "Call eval() on the frozen part in on_train_epoch_start",
+            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does",
+        ),
+    ),
+    "settings": Kind(
+        "An unusual setting of a module or optimizer",
+        ("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
+    ),
+    "unregistered": Kind(
+        "Modules that the model does not know",
+        (
+            "Put them in an nn.ModuleList or nn.ModuleDict",
+            "Freeze them with requires_grad_(False) if they are hidden on purpose",
+        ),
+        "nothing",
+    ),
+    "labels_ignored": Kind(
+        "Batches without a label that counts",
+        (
+            "Check the labels of a batch as the loss receives them",
+            "Leave out samples without a label",
+        ),
+        "share",
+    ),
+    "batch_repeated": Kind(
+        "The same batch again and again",
+        (
+            "Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
+            "Compare two batches of the loader",
+            "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']",
+        ),
+        "share",
+    ),
+    "ranks_same_batch": Kind(
+        "The same batch on all ranks",
+        (
+            "Leave use_distributed_sampler=True, or pass a DistributedSampler",
+            "Split the data by rank in an IterableDataset",
+        ),
+        "nothing",
+    ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
         ("Raise the clipping threshold above the usual norm, or lower the learning rate",),

@@ -18,6 +18,7 @@ from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.quantization import ActivationRange
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.model_setup import ModelSetup
 from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
@@ -83,6 +84,7 @@ class GradientFlowReport(PlainReport):
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
         loss: The loss of the window's batches; None where none is known.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
+        model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
 
     epoch: int
@@ -100,6 +102,7 @@ class GradientFlowReport(PlainReport):
     setups: dict[str, ParameterSetup] = field(default_factory=dict)
     squashed_twice: str = ""
     loss: LossReport | None = None
+    model_setup: ModelSetup = field(default_factory=ModelSetup)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

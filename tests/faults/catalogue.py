@@ -8,6 +8,7 @@ from tests.faults import (  # noqa: F401  each enters its cases
     healthy_tricky,
     planted_numbers,
     planted_scale,
+    planted_setup,
     planted_wiring,
 )
 from tests.faults.zoo import FAULTS, HEALTHY, Case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,50 @@ def test_clipping_too_early_clips_nothing(planted: bool) -> None:
     built.module.configure_optimizers = configure  # type: ignore[method-assign]
     train(built._replace(kwargs={**built.kwargs, "max_epochs": 1}), [recorder])
     assert max(taken) > 0.2 if planted else max(taken) < 0.1001
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_modes_and_statistics_are_planted(planted: bool) -> None:
+    assert modules(build(FAULTS["body_in_eval_mode"], 0, planted))["net.body.drop0"].training is not planted
+    switched = build(FAULTS["never_back_in_train_mode"], 0, planted)
+    train(switched._replace(kwargs={**switched.kwargs, "max_epochs": 2}))
+    assert switched.module.net.training is not planted  # type: ignore[union-attr]
+    for name in ("frozen_body_follows", "frozen_resnet_follows"):
+        built = build(FAULTS[name], 0, planted)
+        statistics = {key: value.clone() for key, value in built.module.net.state_dict().items() if "running_mean" in key}  # type: ignore[union-attr]
+        train(built._replace(kwargs={**built.kwargs, "max_epochs": 1}))
+        after = built.module.net.state_dict()  # type: ignore[union-attr]
+        assert all(torch.equal(value, after[key]) is not planted for key, value in statistics.items())
+        assert not any(p.requires_grad for key, p in built.module.named_parameters() if "head" not in key)
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_settings_are_planted(planted: bool) -> None:
+    assert len(batch(build(FAULTS["batchnorm_of_two"], 0, planted))[0]) == (2 if planted else 16)
+    assert modules(build(FAULTS["layernorm_eps"], 1, planted))["net.blocks.1.norm0"].eps == (1e5 if planted else 1e-5)
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("blocks_in_a_list", "blocks"), ("heads_in_a_dictionary", "heads")])
+def test_modules_are_in_plain_containers(name: str, hidden: str) -> None:
+    faulty, clean = (build(FAULTS[name], 0, planted).module.state_dict() for planted in (True, False))
+    assert {key for key in clean if key not in faulty} == {key for key in clean if key.startswith(f"net.{hidden}.")} != set()
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_labels_are_ignored(planted: bool) -> None:
+    masked = batch(build(FAULTS["labels_masked"], 0, planted))["labels"] == -100
+    assert masked.float().mean() == (1.0 if planted else 0.5)
+    sorted_by_class = [y for _, y in build(FAULTS["ignored_class"], 0, planted).data["train_dataloaders"]]
+    assert any(bool((y == 0).all()) for y in sorted_by_class) is planted
+
+
+@pytest.mark.parametrize("planted", [True, False])
+@pytest.mark.parametrize(("name", "different"), [("workers_repeat", 22), ("buffer_not_filled", 1)])
+def test_batches_come_again(name: str, different: int, planted: bool) -> None:
+    seen = [x for x, _ in build(FAULTS[name], 0, planted).data["train_dataloaders"]]
+    repeated = sum(torch.equal(one, other) for one, other in itertools.pairwise(seen))
+    assert len({x.numpy().tobytes() for x in seen}) == (different if planted else 22)
+    assert repeated == (len(seen) - different if planted else 0)
 
 
 @pytest.mark.parametrize("name", ["zero_init", "negative_bias"])

@@ -1,0 +1,187 @@
+"""In which mode dropouts and batch norms run, and how far the running statistics of batch norms move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # the classes have no public base
+from torch.nn.modules.dropout import _DropoutNd
+
+from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.statistics.rows import row_dtype
+
+UNSEEN = 1e6
+"""The number of modules in eval mode around a module that no sampled batch has shown yet."""
+FRESH = -1.0
+"""How far running statistics have moved that were never trained."""
+
+
+class ModuleModes:
+    """Follows the mode of each dropout and batch norm in the sampled batches.
+
+    A module is in eval mode in a batch if it is when the batch starts and when backward starts: a part that is switched for a
+    moment within ``training_step`` is not.
+
+    Args:
+        model: The model.
+        device: Where the numbers live.
+
+    Attributes:
+        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device, self._dtype = device, row_dtype(device)
+        modules = {clean_name(name): module for name, module in model.named_modules()}
+        dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
+        self.names = list(dependent)
+        self._chains = [[modules[outer] for outer in outwards(name)] for name in self.names]
+        self._levels = [UNSEEN] * len(self.names)
+        self._at_start = self._levels
+        self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
+        self._known = [module for module in self.norms.values() if not _is_lazy(module)]
+        of = {id(module): place for place, module in enumerate(self.norms.values())}
+        self._sizes = {id(module): module.num_features for module in self._known}
+        owners = [of[id(module)] for module in self._known for _ in range(self._sizes[id(module)])]
+        self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
+        self._mean, self._std = self._running()
+        self._trained = self._per_norm((self._mean != 0) | (self._std != 1))
+
+    # Modes.
+
+    def batch_start(self) -> None:
+        """A sampled batch starts."""
+        self._at_start = self._now()
+
+    def before_backward(self) -> None:
+        """Backward of a sampled batch starts."""
+        self._levels = [min(levels) for levels in zip(self._levels, self._at_start, self._now(), strict=True)]
+
+    def _now(self) -> list[float]:
+        """Of each module, how many are in eval mode from it outwards."""
+        levels = []
+        for chain in self._chains:
+            level = 0
+            for module in chain:
+                if module.training:
+                    break
+                level += 1
+            levels.append(float(level))
+        return levels
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self._levels = [UNSEEN] * len(self.names)
+
+    # The table, whose maximum is taken over ranks and windows.
+
+    @property
+    def n_maxima(self) -> int:
+        """How many numbers :meth:`maxima` gives."""
+        return len(self.names) + len(self.norms)
+
+    def maxima(self) -> Tensor:
+        """The negative levels of each module, and how far the statistics of each norm have moved since training started."""
+        levels = torch.tensor([-level for level in self._levels], dtype=self._dtype).to(self._device, non_blocking=True)
+        mean, std = self._running()
+        # The 2-Wasserstein distance of two normal distributions, over the standard deviation of the first; no mean has no distance.
+        distance = (((mean - self._mean) / self._std) ** 2 + (std / self._std - 1) ** 2).nan_to_num()
+        counts = self._per_norm(torch.ones_like(self._mean)).clamp_min(1)
+        moved = torch.where(self._trained > 0, (self._per_norm(distance) / counts).sqrt(), FRESH)
+        return torch.cat((levels, moved))
+
+    def unpack(self, maxima: Tensor) -> None:
+        """Take up what :meth:`maxima` gave."""
+        self._levels = [-level for level in maxima[: len(self.names)].tolist()]
+
+    def read(self, maxima: Tensor) -> tuple[dict[str, int], dict[str, float]]:
+        """Name the numbers of :meth:`maxima`, on the host.
+
+        Returns:
+            Each module that was in a sampled batch to its number of levels, and each norm whose statistics were trained before to
+            how far they have moved.
+        """
+        levels, moved = maxima[: len(self.names)].tolist(), maxima[len(self.names) :].tolist()
+        return (
+            {name: int(-level) for name, level in zip(self.names, levels, strict=True) if -level < UNSEEN},
+            {name: distance for name, distance in zip(self.norms, moved, strict=True) if distance != FRESH},
+        )
+
+    def _running(self) -> tuple[Tensor, Tensor]:
+        """The running means and standard deviations of all norms, one after the other."""
+        if not self._known:
+            return torch.zeros(0, dtype=self._dtype, device=self._device), torch.ones(0, dtype=self._dtype, device=self._device)
+        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]) for name in ("running_mean", "running_var"))
+        return mean, var.sqrt()
+
+    def _buffer(self, norm: nn.Module, name: str) -> Tensor:
+        """A norm's buffer, as long as it was at the start; zeros where it is gone."""
+        buffer, size = getattr(norm, name, None), self._sizes[id(norm)]
+        if not isinstance(buffer, Tensor) or buffer.numel() != size:
+            return torch.zeros(size, dtype=self._dtype, device=self._device)
+        return buffer.detach().to(self._device, self._dtype)
+
+    def _per_norm(self, values: Tensor) -> Tensor:
+        """The sum over the channels of each norm."""
+        empty = torch.zeros(len(self.norms), dtype=self._dtype, device=self._device)
+        return empty.index_add(0, self._owners, values.to(self._dtype))
+
+
+def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
+    """Module to its unusual settings, as :class:`~lightning_hooks.reports.model_setup.ModelSetup` has them. Reads the device."""
+    found: dict[str, dict[str, float]] = {}
+    for name, module in model.named_modules():
+        unusual: dict[str, Any] = {}
+        if isinstance(module, _DropoutNd) and module.p > 0.5:
+            unusual["p"] = module.p
+        eps = getattr(module, "eps", None)
+        if "norm" in type(module).__name__.lower() and isinstance(eps, float | int) and eps > 0.01:
+            unusual["eps"] = eps
+        if isinstance(module, _NormBase) and module.momentum == 0 and _untrained(module):
+            unusual["momentum"] = 0.0
+        if unusual:
+            found[clean_name(name)] = {setting: float(value) for setting, value in unusual.items()}
+    return found
+
+
+def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any], below: float) -> dict[str, float]:
+    """The values from which each batch norm in training mode computed a mean, where those are few.
+
+    Args:
+        modes: The norms.
+        levels: Module to its levels; 0 in training mode.
+        stats: Site to the statistics of the gradient at its output, which has as many numbers.
+        below: How many are few.
+    """
+    found = {}
+    for name, norm in modes.norms.items():
+        # Numbers that are not finite are not counted.
+        whole = name in stats and stats[name].calls and not stats[name].nonfinite_fraction
+        if levels.get(name) == 0 and whole and _over_the_batch(norm):
+            values = stats[name].count / stats[name].calls / norm.num_features
+            if values < below:
+                found[name] = values
+    return found
+
+
+def _over_the_batch(norm: nn.Module) -> bool:
+    """Whether its means are over this rank's batch: an instance norm's are over a sample, a synchronised one's over all ranks."""
+    return isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return bool(module.p > 0)
+    return isinstance(module, _NormBase) and module.running_mean is not None and not module.running_mean.is_meta
+
+
+def _untrained(norm: Any) -> bool:
+    """Whether running statistics are as they were made; where they are not, momentum 0 keeps them on purpose."""
+    return norm.running_mean is not None and not _is_lazy(norm) and not norm.running_mean.any()
+
+
+def _is_lazy(module: Any) -> bool:
+    return any(nn.parameter.is_lazy(buffer) for buffer in (module.running_mean, module.running_var))

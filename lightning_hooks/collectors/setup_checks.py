@@ -1,0 +1,208 @@
+"""Checks of how a model and its data are set up: what is collected for the rules, in the sampled batches of a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.collectors.collector import Context
+from lightning_hooks.collectors.module_modes import ModuleModes, unusual_settings, values_per_channel
+from lightning_hooks.hooks import Recorder
+from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules
+from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.statistics.batch_hash import BatchHashes, merge_windows, same_on_all
+from lightning_hooks.statistics.labels import IGNORED, LabelTable, label_tensors
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest, paired
+from lightning_hooks.statistics.rows import row_dtype
+
+FEW_VALUES = 16
+"""Values per channel below which a batch norm is named in the report."""
+MOST_UNREGISTERED = 8
+"""Containers of modules that are registered nowhere, at most."""
+
+
+class SetupChecks:
+    """Collects what :class:`~lightning_hooks.reports.model_setup.ModelSetup` holds.
+
+    Args:
+        context: Of the collector.
+    """
+
+    def __init__(self, context: Context) -> None:
+        host, model, device = context.host, context.host.model, context.host.device
+        self._ranks, self._device = host.data_parallel_size, device
+        self._modes = ModuleModes(model, device)
+        self._settings = unusual_settings(model)
+        self._hidden = dict(list(unregistered_modules(model).items())[:MOST_UNREGISTERED])
+        self._hidden_parameters = {
+            name: [parameter for module in modules for parameter in own_parameters(module, model)]
+            for name, modules in self._hidden.items()
+        }
+        self._reached: set[str] = set()
+        self._decay: dict[str, VectorDecay] = {}
+        self._optimized: set[str] = set()
+        self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
+        self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
+        self._take_labels = context.guard(self._count_labels, "the batch's labels")
+        for name, module in model.named_modules():
+            if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
+                context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
+
+    # Events.
+
+    def batch_start(self, batch: Any, sampled: bool) -> None:
+        """A training batch starts."""
+        self._take_batch(batch, sampled)
+        if sampled:
+            self._modes.batch_start()
+            self._take_labels(batch)
+
+    def _count_labels(self, batch: Any) -> None:
+        self._of_batches.add(label_tensors(batch), IGNORED)
+
+    def before_backward(self, sampled: bool) -> None:
+        """Backward starts."""
+        if sampled:
+            self._modes.before_backward()
+
+    def after_backward(self) -> None:
+        """Gradients are there now."""
+        for name, parameters in self._hidden_parameters.items():
+            if name not in self._reached and any(parameter.grad is not None for parameter in parameters):
+                self._reached.add(name)
+
+    def window_end(self, optimizers: Sequence[Any]) -> None:
+        """The window ends: note what the optimizers hold."""
+        held = {id(p) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
+        self._decay = {
+            f"{place}-{type(optimizer).__name__}": found
+            for place, optimizer in enumerate(optimizers)
+            if (found := _vector_decay(getattr(optimizer, "param_groups", ()))) is not None
+        }
+
+    # The table.
+
+    @property
+    def length(self) -> int:
+        """How many numbers :meth:`pack` gives."""
+        return sum(stretch.length for stretch in self.stretches)
+
+    def pack(self) -> Tensor:
+        """The window's table, shape ``(length,)``."""
+        names = [*self._hidden, *[""] * MOST_UNREGISTERED][:MOST_UNREGISTERED]
+        reached = torch.tensor([float(name in self._reached) for name in names], dtype=row_dtype(self._device))
+        sums = self._of_losses.sums(), self._of_batches.sums(), self._hashes.sums()
+        return torch.cat((*sums, reached.to(self._device, non_blocking=True), self._modes.maxima(), self._hashes.maxima()))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up what :meth:`pack` or a merge gave."""
+        losses, batches, pairs, reached, modes, hashes = self._parts(packed)
+        self._of_losses.unpack(losses)
+        self._of_batches.unpack(batches)
+        self._hashes.unpack(pairs, hashes)
+        self._modes.unpack(modes)
+        self._reached.update(name for name, found in zip(self._hidden, reached.tolist(), strict=False) if found)
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the table merges."""
+        n_sums = 2 * LabelTable.n_sums + BatchHashes.n_sums
+        maxima = Stretch(MOST_UNREGISTERED + self._modes.n_maxima, largest)
+        return Stretch(n_sums, added), maxima, Stretch(BatchHashes.n_maxima, largest, paired(merge_windows))
+
+    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Labels of losses and of batches, pairs of batches, unregistered modules, modes, hashes."""
+        sizes = LabelTable.n_sums, LabelTable.n_sums, BatchHashes.n_sums, MOST_UNREGISTERED, self._modes.n_maxima
+        return torch.split(packed, [*sizes, BatchHashes.n_maxima])
+
+    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any]) -> ModelSetup:
+        """Name what is out of the ordinary in a table on the host.
+
+        Args:
+            packed: The table of all ranks.
+            model: The model.
+            modules: Site to the statistics of the gradient at its output.
+        """
+        losses, batches, pairs, reached, modes, hashes = self._parts(packed)
+        levels, moved = self._modes.read(modes)
+        updating = [name for name in moved if levels.get(name) == 0 and moved[name]]
+        compared, repeated = map(int, pairs.tolist())
+        found = dict(zip(self._hidden, map(bool, reached.tolist()), strict=False))
+        return ModelSetup(
+            eval_modes={name: level for name, level in levels.items() if level},
+            updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
+            values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
+            settings=self._settings,
+            unregistered={name: self._unregistered(name, found[name]) for name in self._hidden},
+            vector_decay=self._decay,
+            labels=_label_counts(losses) or _label_counts(batches),
+            batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
+        )
+
+    def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
+        modules = self._hidden[name]
+        elements = sum(0 if nn.parameter.is_lazy(p) else p.numel() for p in self._hidden_parameters[name])
+        return UnregisteredModules(len(modules), elements, reached, any(m.training for m in modules), name in self._optimized)
+
+    def reset(self) -> None:
+        """Start a new window."""
+        for table in (self._of_losses, self._of_batches, self._hashes, self._modes):
+            table.reset()
+        self._reached = set()
+
+
+class _TargetRecorder(Recorder):
+    """Forward hook of a loss module. In a compiled graph it records nothing: the batch's labels are counted there too."""
+
+    def __init__(self, table: LabelTable) -> None:
+        self._table = table
+
+    @override
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        loss, inputs = args[0], args[1]
+        if len(inputs) > 1 and isinstance(inputs[1], Tensor):
+            self._table.add([inputs[1]], loss.ignore_index)
+
+    @override
+    def trace(self, number: Tensor, *args: Any) -> None: ...
+
+
+def _label_counts(row: Tensor) -> LabelCounts | None:
+    counts = LabelCounts(*map(int, row.tolist()))
+    return counts if counts.batches else None
+
+
+def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
+    """The weight decay on the biases and norms of an optimizer that holds weights too."""
+    decays: list[float] = []
+    weights = False
+    for group in groups:
+        decay = group.get("weight_decay")
+        vectors = [p for p in group["params"] if not nn.parameter.is_lazy(p) and p.dim() < 2]
+        weights = weights or len(vectors) < len(group["params"])
+        if isinstance(decay, int | float) and decay > 0:
+            decays += [float(decay)] * len(vectors)
+    return VectorDecay(max(decays), len(decays)) if decays and weights else None
+
+
+def _in_frozen_parts(names: Iterable[str], model: nn.Module) -> list[str]:
+    """The modules none of whose parameters requires a gradient. One without any is as the innermost part that has some."""
+    counts: Counter[str] = Counter()
+    trains: set[str] = set()
+    for raw, parameter in model.named_parameters():
+        around = outwards(clean_name(raw).rpartition(".")[0])
+        counts.update(around)
+        trains.update(around if parameter.requires_grad else ())
+    found = []
+    for name in names:
+        part = next((outer for outer in outwards(name) if counts[outer]), name)
+        if part not in trains:
+            found.append(name)
+    return found

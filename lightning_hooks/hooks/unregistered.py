@@ -1,0 +1,55 @@
+"""Modules that a model holds in plain containers, so that it does not know their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from lightning_hooks.hooks.selection import clean_name
+
+MOST = 256
+"""Entries of a container that are inspected."""
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
+    """Find modules in lists, tuples, sets and dictionaries, or in such containers in them, that are not in ``root.modules()``.
+
+    A module counts only if it has a parameter that requires a gradient and is no parameter of ``root``: what is registered under
+    another name, and what is frozen and hidden on purpose, does not.
+
+    Args:
+        root: The model.
+
+    Returns:
+        The name of the attribute, such as ``net.blocks``, to the outermost modules in it.
+    """
+    known = {id(module) for module in root.modules()}
+    found: dict[str, list[nn.Module]] = {}
+    for name, holder in root.named_modules():
+        for attribute, value in vars(holder).items():
+            if attribute not in _OF_TORCH and isinstance(value, list | tuple | set | dict):
+                inside = (module for module in _modules_in(value) if id(module) not in known)
+                hidden = [module for module in inside if own_parameters(module, root)]
+                if hidden:
+                    found[clean_name(f"{name}.{attribute}" if name else attribute)] = list(dict.fromkeys(hidden))
+    return found
+
+
+def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module that require a gradient and are none of ``root``."""
+    known = {id(parameter) for parameter in root.parameters()}
+    return [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
+
+
+def _modules_in(container: Any, depth: int = 2) -> Iterator[nn.Module]:
+    values = container.values() if isinstance(container, Mapping) else container
+    for value in islice(values, MOST):
+        if isinstance(value, nn.Module):
+            yield value
+        elif depth > 1 and isinstance(value, list | tuple | set | dict):
+            yield from _modules_in(value, depth - 1)

@@ -1,0 +1,104 @@
+"""How a model and its data are set up: what is out of the ordinary, collected once for the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """Targets that a cross entropy ignores, in the sampled batches.
+
+    Attributes:
+        batches: Sampled batches (or calls of a loss module) with integer targets.
+        ignored_batches: Those of them all of whose targets were ``ignore_index``.
+        targets: All targets.
+        ignored: Those of them that were ``ignore_index``.
+    """
+
+    batches: int
+    ignored_batches: int
+    targets: int
+    ignored: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How often batches were the same, by a hash of a sample of their numbers; batches of one number only are not compared.
+
+    Attributes:
+        compared: Sampled batches that were compared with the batch after them.
+        repeated: Those of them whose next batch was the same.
+        ranks: How many ranks get data of their own; 1 where all ranks share a batch.
+        rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
+        same_on_ranks: Those of them that were the same on all ranks.
+        different: How many of these differ from one another.
+    """
+
+    compared: int = 0
+    repeated: int = 0
+    ranks: int = 1
+    rank_batches: int = 0
+    same_on_ranks: int = 0
+    different: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisteredModules:
+    """Modules in a plain list, tuple, set or dictionary, which the model does not know.
+
+    Attributes:
+        modules: How many.
+        elements: Numbers in those of their parameters that require a gradient.
+        reached: Whether a gradient arrived at any of these, on any rank.
+        training: Whether any of the modules is in training mode.
+        optimized: Whether an optimizer holds any of the parameters.
+    """
+
+    modules: int
+    elements: int
+    reached: bool = False
+    training: bool = True
+    optimized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VectorDecay:
+    """Weight decay on parameters of one dimension or less: biases, and the scales of normalisation layers.
+
+    Attributes:
+        weight_decay: The largest that is set for any of them.
+        parameters: How many have it.
+    """
+
+    weight_decay: float
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """What is out of the ordinary in the modules' modes and settings and in the batches of a window.
+
+    Attributes:
+        eval_modes: Each dropout and batch norm that was in eval mode in every sampled batch, to the number of modules in eval mode
+            from it outwards: 1 where the module around it is in training mode.
+        updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
+            the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
+            parameters is frozen if all parameters of the part around it are. Not where they were never trained.
+        values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
+        settings: Module to its settings that are unusual: ``p`` of a dropout above 0.5, ``eps`` of a norm above 0.01,
+            ``momentum`` 0 of a batch norm that has not been trained.
+        unregistered: Attribute (``net.blocks``) to the modules it holds that are registered nowhere.
+        vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.
+        labels: Targets that a cross entropy ignores; None where no integer targets were found.
+        batches: How often batches were the same.
+    """
+
+    eval_modes: dict[str, int] = field(default_factory=dict)
+    updating: dict[str, float] = field(default_factory=dict)
+    values_per_channel: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, dict[str, float]] = field(default_factory=dict)
+    unregistered: dict[str, UnregisteredModules] = field(default_factory=dict)
+    vector_decay: dict[str, VectorDecay] = field(default_factory=dict)
+    labels: LabelCounts | None = None
+    batches: BatchCounts = BatchCounts()

@@ -1,0 +1,134 @@
+"""Whether a batch is the same as the next one, or the same on all ranks: by a hash, computed on the device."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.hooks.tensors import as_real, dense, plain_values
+from lightning_hooks.statistics.inputs import tensors_in
+from lightning_hooks.statistics.rows import row_dtype
+
+SAMPLE = 1024
+"""Numbers of each tensor that are hashed, evenly spread over it."""
+MOST_TENSORS = 8
+"""Tensors of a batch that are hashed: the first ones."""
+LEAST = 16
+"""Batches with fewer numbers are not hashed: they may be alike by chance."""
+SLOTS = 16
+"""Hashes of a window's sampled batches that are kept: the last ones."""
+BITS = 24
+"""Of a hash: a whole number that float32 holds too."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD, _MIX, _STEP = 0x9E3779B97F4A7C1, 0x2545F4914F6CDD1D, 1_000_003  # any large odd numbers
+
+
+def batch_hash(batch: Any) -> Tensor | None:
+    """The hash of a batch's tensors: of their bits, their order in the batch and the order of their numbers. No host sync.
+
+    Args:
+        batch: As the model gets it: tensors in lists, tuples and dictionaries.
+
+    Returns:
+        A whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are equal, as in
+        data that only stand in for some. None without tensors, or with too few numbers.
+    """
+    parts: list[Tensor] = []
+    for _, tensor in islice(tensors_in(batch), MOST_TENSORS):
+        bits = _sample(tensor)
+        if bits.numel() and (not parts or bits.device == parts[0].device):
+            parts.append(bits)
+    if sum(part.numel() for part in parts) < LEAST:
+        return None
+    total, varies = torch.zeros_like(parts[0][0]), torch.zeros_like(parts[0][0], dtype=torch.bool)
+    for bits in parts:
+        mixed = bits * (torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * _ODD)
+        total = total * _STEP + ((mixed ^ (mixed >> 29)) * _MIX).sum()
+        varies = varies | (bits != bits[0]).any()
+    return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """The bits of some of a tensor's numbers as integers, shape ``(n,)``, int64."""
+    values = as_real(plain_values(tensor))
+    count = values.numel()
+    # A batch in another order of dimensions (channels last) is read as it lies in memory, without a copy.
+    flat = values.as_strided((count,), (1,)) if count and dense(values) else values.reshape(-1)
+    some = flat[:: max(1, count // SAMPLE)].contiguous()
+    return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
+
+
+class BatchHashes:
+    """How often a sampled batch was the same as the next one, and the last hashes, to be compared over ranks.
+
+    Args:
+        device: Where the numbers live.
+    """
+
+    n_sums = 2
+    n_maxima = 2 * SLOTS
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        dtype = row_dtype(torch.device(device))
+        self._sums = torch.zeros(self.n_sums, dtype=dtype, device=device)  # pairs compared, pairs that were the same
+        # The largest hash over the ranks and the largest of its negative are the same number where all ranks have the same hash.
+        self._slots = torch.zeros((2, SLOTS), dtype=dtype, device=device)
+        self._next = 0
+        self._before: Tensor | None = None
+
+    def add(self, batch: Any, sampled: bool) -> None:
+        """Take up a sampled batch, or the one after it; others are skipped."""
+        if not sampled and self._before is None:
+            return
+        found, before = batch_hash(batch), self._before
+        self._before = found if sampled else None
+        if found is None:
+            return
+        if before is not None and before.device == found.device:
+            compared = (before > 0) & (found > 0)
+            pair = torch.stack((compared, compared & (before == found)))
+            self._sums += pair.to(self._sums.device, self._sums.dtype)
+        if sampled:
+            self._slots[:, self._next] = torch.stack((found, -found)).to(self._slots.device, self._slots.dtype)
+            self._next = (self._next + 1) % SLOTS
+
+    def sums(self) -> Tensor:
+        """What is added up over ranks and windows, shape ``(2,)``."""
+        return self._sums
+
+    def maxima(self) -> Tensor:
+        """What has its maximum taken over ranks, shape ``(2 * SLOTS,)``."""
+        return self._slots.flatten()
+
+    def unpack(self, sums: Tensor, maxima: Tensor) -> None:
+        """Take up what :meth:`sums` and :meth:`maxima` gave."""
+        self._sums.copy_(sums)
+        self._slots.copy_(maxima.view_as(self._slots))
+        self._next = int((maxima[:SLOTS] > 0).sum()) % SLOTS
+
+    def reset(self) -> None:
+        """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
+        self._sums.zero_()
+        self._slots.zero_()
+        self._next, self._before = 0, None
+
+
+def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
+    """The last hashes of two consecutive windows, each as :meth:`BatchHashes.maxima` gave them, on the host."""
+    hashes = torch.cat((earlier.view(2, SLOTS), later.view(2, SLOTS)), dim=1)
+    merged = torch.zeros_like(hashes[:, :SLOTS])
+    kept = hashes[:, hashes[0] > 0][:, -SLOTS:]
+    merged[:, : kept.shape[1]] = kept
+    return merged.flatten()
+
+
+def same_on_all(maxima: Tensor) -> tuple[int, int, int]:
+    """How many batches were hashed, how many of them were the same on all ranks, and how many different ones these are."""
+    largest, negative = maxima.view(2, SLOTS).tolist()
+    hashed = [(high, -low) for high, low in zip(largest, negative, strict=True) if high > 0]
+    same = [high for high, low in hashed if high == low]
+    return len(hashed), len(same), len(set(same))

@@ -1,0 +1,262 @@
+"""Rules over how a model and its data are set up, just below and just above their limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import (
+    BatchCounts,
+    BatchRepeated,
+    EvalMode,
+    FrozenStatistics,
+    GradientFlowReport,
+    LabelCounts,
+    LabelsIgnored,
+    ModelSetup,
+    ModuleSettings,
+    NotOptimized,
+    OptimizerChoices,
+    ParameterSetup,
+    RanksSameBatch,
+    Unregistered,
+    UnregisteredModules,
+    VectorDecay,
+)
+from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.statistics.loss import LossReport
+
+TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
+FROZEN = ParameterSetup(100, 2, False, False)
+WAITS = replace(TRAINS, has_gradient=False)
+
+
+def report(setups: dict[str, ParameterSetup] | None = None, loss: LossReport | None = None, **setup: Any) -> GradientFlowReport:
+    return GradientFlowReport(0, 40, {}, {}, 1.0, setups=setups or {}, loss=loss, model_setup=ModelSetup(**setup))
+
+
+def brief(rule: Any, given: GradientFlowReport) -> list[tuple[str, str, float, str]]:
+    return [(alert.kind, alert.site, alert.value, alert.severity) for alert in rule(given)]
+
+
+BODY = {"net.body.fc.weight": TRAINS, "net.body.bn.weight": TRAINS, "net.head.weight": TRAINS}
+
+
+@pytest.mark.parametrize(
+    ("modes", "setups", "found"),
+    [
+        ({}, BODY, []),
+        ({"net.body.bn": 2, "net.body.drop": 2}, BODY, [("eval_mode", "net.body", 2.0, "warning")]),
+        ({"net.body.bn": 3, "net.drop": 2}, BODY, [("eval_mode", "net", 2.0, "warning")]),
+        ({"net.body.bn": 4, "drop": 2}, BODY, [("eval_mode", "the model", 2.0, "warning")]),
+        (
+            {"net.body.bn": 2, "net.drop": 1},
+            BODY,
+            [("eval_mode", "net.body", 1.0, "warning"), ("eval_mode", "net.drop", 1.0, "info")],
+        ),
+        ({"net.body.bn": 1}, BODY, [("eval_mode", "net.body.bn", 1.0, "info")]),
+        ({"net.body.bn": 2}, {**BODY, "net.body.fc.weight": FROZEN}, [("eval_mode", "net.body", 1.0, "warning")]),  # half of it
+        ({"net.body.bn": 2}, {**BODY, "net.body.fc.weight": replace(FROZEN, elements=101)}, []),
+        (
+            {"net.body.bn": 2},
+            {"net.body.fc.weight": WAITS, "net.body.bn.weight": WAITS, "net.head.weight": TRAINS},
+            [],
+        ),  # a teacher
+        ({"net.body.bn": 2}, {}, []),
+    ],
+)
+def test_eval_mode(modes: dict[str, int], setups: dict[str, ParameterSetup], found: list[Any]) -> None:
+    assert brief(EvalMode(), report(setups, eval_modes=modes)) == found
+
+
+def test_what_eval_mode_says() -> None:
+    (warning, info) = EvalMode()(report(BODY, eval_modes={"net.body.bn": 2, "net.body.drop": 2, "net.drop": 1}))
+    assert warning.diagnosis == (
+        "it trains in eval mode: net.body.bn, net.body.drop behave as in validation. Dropout then drops nothing, and batch norm "
+        "uses its running statistics and does not update them. Common causes: a pretrained model, which is loaded in eval mode, "
+        "or an eval() that no train() undoes."
+    )
+    assert warning.advice == ("Call net.body.train() before training", "Freeze it if it is not to learn")
+    assert info.diagnosis == "net.drop is in eval mode within modules in training mode."
+
+
+def test_frozen_statistics() -> None:
+    setups = {"net.a.fc.weight": FROZEN, "net.a.bn.weight": FROZEN, "net.b.bn.weight": FROZEN, "net.b.fc.weight": TRAINS}
+    rule = FrozenStatistics()
+    assert brief(rule, report(setups, updating={"net.a.bn": 0.5})) == [("frozen_statistics", "net.a", 0.5, "info")]
+    (alert,) = rule(report(setups, updating={"net.a.bn": 0.51}))
+    assert (alert.site, alert.severity) == ("net.a", "warning")
+    assert alert.diagnosis == (
+        "it is frozen, but net.a.bn is in training mode and updates its running statistics: those of net.a.bn have moved by 0.51 "
+        "standard deviations (limit 0.5). In validation it computes something else than its weights were trained for. "
+        "requires_grad_(False) does not stop batch norm."
+    )
+    assert brief(rule, report(setups, updating={"net.b.bn": 2.0})) == [("frozen_statistics", "net.b.bn", 2.0, "warning")]
+    turns = {"net.b.bn.weight": ParameterGradientStats(4, 1.0, 2.0, 0.1, 0.0, 0, 0, 1e-3)}
+    assert brief(rule, replace(report(setups, updating={"net.b.bn": 2.0}), parameters=turns)) == []
+    assert brief(rule, report(setups)) == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "site", "value"),
+    [
+        ({"values_per_channel": {"bn": 3.9, "bn2": 2.0}}, "bn", 2.0),
+        ({"values_per_channel": {"bn": 4.0}}, "", 0.0),
+        ({"settings": {"drop": {"p": 0.9}}}, "drop", 0.9),
+        ({"settings": {"drop": {"p": 0.89}}}, "", 0.0),
+        ({"settings": {"drop": {"p": 0.9}}, "eval_modes": {"drop": 1}}, "", 0.0),
+        ({"settings": {"norm": {"eps": 1.0}}}, "norm", 1.0),
+        ({"settings": {"norm": {"eps": 0.99}}}, "", 0.0),
+        ({"settings": {"bn": {"momentum": 0.0}}}, "bn", 0.0),
+        ({}, "", 0.0),
+    ],
+)
+def test_module_settings(setup: dict[str, Any], site: str, value: float) -> None:
+    assert brief(ModuleSettings(), report(**setup)) == ([("settings", site, value, "warning")] if site else [])
+
+
+def test_modules_with_one_setting_are_one_alert() -> None:
+    settings = {f"n{index}": {"eps": 1e5} for index in range(6)}
+    (alert,) = ModuleSettings()(report(settings=settings))
+    assert alert.site == "n0"
+    assert alert.diagnosis == (
+        "eps is 1e+05 (limit 1), as large as the variance of ordinary activations: what it normalises becomes small. Common "
+        "causes: a typing error such as 1e5 for 1e-5, arguments in another order. So have n1, n2, n3 and 2 more."
+    )
+    (one, two) = ModuleSettings()(report(settings={"a": {"p": 0.95}, "b": {"p": 0.99}}))
+    assert one.diagnosis == (
+        "dropout that drops 95% of its input (limit 90%): little of the signal is left. Common cause: the share to keep was given, "
+        "where PyTorch takes the share to drop."
+    )
+    assert (two.site, one.advice) == ("b", ("Set p between 0.1 and 0.5",))
+    (few,) = ModuleSettings()(report(values_per_channel={"bn": 2.0, "bn2": 2.0}))
+    assert few.diagnosis == (
+        "batch norm with 2 values per channel and batch (limit 4): its mean and variance are noise, and unlike those of "
+        "validation. Common cause: very small batches. So has bn2."
+    )
+    (momentum,) = ModuleSettings()(report(settings={"bn": {"momentum": 0.0}}))
+    assert momentum.diagnosis == (
+        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are, and validation uses them. "
+        "Common cause: the momentum of another framework, where 1 means PyTorch's 0."
+    )
+
+
+def test_optimizer_choices_are_infos() -> None:
+    rule = OptimizerChoices()
+    assert brief(rule, report(vector_decay={"0-AdamW": VectorDecay(0.01, 7)})) == []  # AdamW's default
+    (alert,) = rule(report(vector_decay={"0-AdamW": VectorDecay(0.1, 7)}))
+    assert (alert.site, alert.value, alert.severity) == ("0-AdamW", 0.1, "info")
+    assert alert.diagnosis == (
+        "its weight decay of 0.1 also applies to 7 biases and scales of norms, which most recipes leave out."
+    )
+    both = replace(TRAINS, optimizers=("0-Adam", "1-SGD"))
+    (alert,) = rule(report({"a": both, "b": both, "c": replace(TRAINS, optimizers=("0-Adam", "0-Adam"))}))
+    assert (alert.site, alert.value, alert.severity) == ("a", 2.0, "info")
+    assert alert.diagnosis == "a, b are held by several optimizers (0-Adam, 1-SGD): each updates what the other has set."
+
+
+@pytest.mark.parametrize(
+    ("change", "found"), [({"reached": True}, True), ({}, False), ({"reached": True, "training": False}, False)]
+)
+def test_unregistered(change: dict[str, Any], found: bool) -> None:
+    given = report(unregistered={"net.blocks": UnregisteredModules(3, 1200, **change)})
+    assert brief(Unregistered(), given) == ([("unregistered", "net.blocks", 1200.0, "warning")] if found else [])
+
+
+def test_what_unregistered_says() -> None:
+    held = UnregisteredModules(3, 1200, reached=True)
+    (alert,) = Unregistered()(report(unregistered={"net.blocks": held}))
+    assert alert.diagnosis == (
+        "it is a plain list or dictionary whose modules (3, with 1200 parameters) get gradients, but the model does not know them: "
+        "parameters(), state_dict() and to() leave them out, no optimizer holds them, and checkpoints do not hold them."
+    )
+    (alert,) = Unregistered()(report(unregistered={"net.blocks": replace(held, optimized=True)}))
+    assert "to() leave them out, and checkpoints do not hold them." in alert.diagnosis
+
+
+NAN = LossReport(9, 1.0, 0.0, 1.0, 1.0, 1.0, nonfinite_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss", "severity"),
+    [
+        (None, None, None),
+        (LabelCounts(10, 0, 100, 99), None, None),
+        (LabelCounts(10, 4, 100, 60), None, "info"),
+        (LabelCounts(10, 1, 100, 60), NAN, "warning"),
+        (LabelCounts(10, 5, 100, 60), None, "warning"),
+    ],
+)
+def test_labels_ignored(labels: LabelCounts | None, loss: LossReport | None, severity: str | None) -> None:
+    assert [alert.severity for alert in LabelsIgnored()(report(loss=loss, labels=labels))] == ([severity] if severity else [])
+
+
+def test_what_labels_ignored_says() -> None:
+    (alert,) = LabelsIgnored()(report(labels=LabelCounts(10, 5, 100, 60)))
+    assert (alert.site, alert.value, alert.threshold) == ("the data", 0.5, 0.5)
+    assert alert.diagnosis == (
+        "all targets are ignore_index in 5 of 10 sampled batches (60% of all targets): cross entropy averages over nothing, which "
+        "is NaN. Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index."
+    )
+
+
+@pytest.mark.parametrize(
+    ("compared", "repeated", "found"), [(0, 0, False), (2, 2, False), (3, 3, True), (10, 3, True), (10, 2, False)]
+)
+def test_batch_repeated(compared: int, repeated: int, found: bool) -> None:
+    alerts = list(BatchRepeated()(report(batches=BatchCounts(compared, repeated))))
+    assert bool(alerts) is found
+    for alert in alerts:
+        assert (alert.kind, alert.site, alert.severity) == ("batch_repeated", "the data", "warning")
+        assert alert.value == repeated / compared
+        assert alert.diagnosis == (
+            f"{repeated} of {compared} sampled batches are the same as the batch after them (limit 30%): the model sees few "
+            "different samples. Common causes: workers of an IterableDataset that all yield the same data, a buffer that is not "
+            "filled again, next(iter(loader))."
+        )
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (BatchCounts(ranks=2, rank_batches=4, same_on_ranks=4, different=3), True),
+        (BatchCounts(ranks=2, rank_batches=4, same_on_ranks=3, different=3), False),
+        (BatchCounts(ranks=2, rank_batches=4, same_on_ranks=4, different=2), False),
+        (BatchCounts(ranks=2, rank_batches=16, same_on_ranks=16, different=1), False),  # one batch alone
+        (BatchCounts(ranks=1, rank_batches=4, same_on_ranks=4, different=4), False),  # tensor parallelism, or one process
+        (BatchCounts(ranks=2), False),
+    ],
+)
+def test_ranks_same_batch(counts: BatchCounts, found: bool) -> None:
+    alerts = list(RanksSameBatch()(report(batches=counts)))
+    assert bool(alerts) is found
+    for alert in alerts:
+        assert (alert.kind, alert.site, alert.severity) == ("ranks_same_batch", "the data", "warning")
+        assert alert.diagnosis == (
+            "all 2 ranks got the same batch in 4 of 4 sampled batches: their gradients are the same, and training is as with one "
+            "rank. Common causes: use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not "
+            "look at its rank."
+        )
+
+
+def test_half_of_the_parameters_in_no_optimizer() -> None:
+    alone = replace(TRAINS, optimizers=())
+    (half,) = NotOptimized()(report({"a": TRAINS, "b": alone}))
+    assert half.diagnosis.endswith("was created. So 50% of what trains is in no optimizer.")
+    (less,) = NotOptimized()(report({"a": replace(TRAINS, elements=101), "b": alone}))
+    assert less.diagnosis.endswith("was created.")
+
+
+def test_a_report_with_a_setup_survives_json() -> None:
+    given = report(
+        BODY,
+        eval_modes={"a": 2}, updating={"b": 0.1}, values_per_channel={"b": 2.0}, settings={"c": {"p": 0.9}},
+        unregistered={"d": UnregisteredModules(1, 2, True)}, vector_decay={"0-SGD": VectorDecay(0.1, 2)},
+        labels=LabelCounts(1, 2, 3, 4), batches=BatchCounts(1, 1, 2, 3, 3, 3),
+    )  # fmt: skip
+    assert GradientFlowReport.from_dict(given.to_dict()) == given
+    plain = given.to_dict()
+    del plain["model_setup"]
+    assert GradientFlowReport.from_dict(plain).model_setup == ModelSetup()

@@ -1,0 +1,439 @@
+"""How a model and its batches are set up, as GradientFlowMonitor reports it: each fact by a model that has it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from lightning_hooks import GradientFlowMonitor, monitors
+from lightning_hooks.alerts import BatchCounts, GradientFlowReport, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.statistics.reduction import merge_windows
+from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
+from tests.support.reference import assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore:Found . module.s. in eval mode at the start")  # Lightning's
+IMAGES = (1, 6, 6)
+
+
+def fit(model: Any, data: Any = None, every: int = 2, **kwargs: Any) -> GradientFlowReport:
+    monitor = GradientFlowMonitor(every_n_steps=every, summary=False)
+    trainer([monitor], **kwargs).fit(model, loader() if data is None else data)
+    assert monitor.report is not None
+    assert not monitor.faults.errors
+    return monitor.report
+
+
+def found(report: GradientFlowReport) -> list[tuple[str, str, str]]:
+    kinds = {"eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated"}
+    return [(alert.kind, alert.site, alert.severity) for alert in report.alerts if alert.kind in kinds]
+
+
+def test_nothing_is_unusual_in_an_ordinary_training() -> None:
+    report = fit(Classifier(ResidualCNN()), loader(IMAGES))
+    assert report.model_setup == ModelSetup(labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3))
+    assert found(report) == []
+
+
+# Modes.
+
+
+class Switching(Classifier):
+    """Has parts in eval mode: from the start, or within a batch only."""
+
+    def __init__(self, *parts: str, within: bool = False) -> None:
+        super().__init__(ResidualCNN())
+        self.parts, self.within = parts, within
+        if not within:
+            self.switch(False)
+
+    def switch(self, mode: bool) -> None:
+        for part in self.parts:
+            self.get_submodule(part).train(mode)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.within:
+            self.switch(False)
+            self.net(batch[0])
+            self.switch(True)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("model", "modes", "alerts"),
+    [
+        (Switching("net"), {"net.bn": 2, "net.drop": 2}, [("eval_mode", "net", "warning")]),
+        (Switching(""), {"net.bn": 3, "net.drop": 3}, [("eval_mode", "the model", "warning")]),
+        (Switching("net.bn"), {"net.bn": 1}, [("eval_mode", "net.bn", "info")]),
+        (Switching("net", within=True), {}, []),
+        (Switching("net.act"), {}, []),
+    ],
+)
+def test_modules_in_eval_mode(model: Switching, modes: dict[str, int], alerts: list[Any]) -> None:
+    report = fit(copy.deepcopy(model), loader(IMAGES))
+    assert report.model_setup.eval_modes == modes
+    assert found(report) == alerts
+
+
+def test_one_batch_in_training_mode_is_enough() -> None:
+    class Alternating(Switching):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.net.train(batch_idx == 4)
+
+    report = fit(Alternating("net"), loader(IMAGES))
+    assert report.model_setup.eval_modes == {}
+
+
+def test_a_dropout_without_effect_has_no_mode() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).eval()
+    assert fit(Classifier(net)).model_setup.eval_modes == {}
+
+
+def test_a_frozen_body_in_eval_mode_is_healthy() -> None:
+    net = nn.Sequential(ResidualCNN().requires_grad_(False).eval(), nn.Linear(3, 3))
+    report = fit(Classifier(net), loader(IMAGES))
+    assert report.model_setup.eval_modes == {"net.0.bn": 2, "net.0.drop": 2}
+    assert found(report) == []
+
+
+# Running statistics.
+
+
+def trained_norm(features: int = 8) -> nn.BatchNorm1d:
+    norm = nn.BatchNorm1d(features)
+    norm.running_mean, norm.running_var = torch.linspace(-1, 1, features), torch.linspace(0.5, 2, features)
+    return norm
+
+
+def test_how_far_running_statistics_have_moved() -> None:
+    norm = trained_norm()
+    mean, std = norm.running_mean.double(), norm.running_var.double().sqrt()  # type: ignore[union-attr]
+    body = nn.Sequential(nn.Linear(8, 8), norm).requires_grad_(False)
+    report = fit(Classifier(nn.Sequential(body, nn.Linear(8, 3))))
+    moved = ((norm.running_mean.double() - mean) / std) ** 2 + (norm.running_var.double().sqrt() / std - 1) ** 2  # type: ignore[union-attr]
+    assert report.model_setup.updating == pytest.approx({"net.0.1": moved.mean().sqrt().item()}, rel=1e-6)
+    assert found(report) == [("frozen_statistics", "net.0", "info")]  # it has not moved far
+
+
+def frozen(norm: nn.Module, before: bool = True, after: bool = False) -> nn.Sequential:
+    norm.requires_grad_(False)
+    return nn.Sequential(nn.Linear(8, 8).requires_grad_(before), norm, nn.Linear(8, 3).requires_grad_(after))
+
+
+@pytest.mark.parametrize(
+    ("net", "sites"),
+    [
+        (frozen(trained_norm(), True, True), ["net.1"]),
+        (frozen(trained_norm()).requires_grad_(True), []),
+        (frozen(nn.BatchNorm1d(8)), []),  # it never was trained
+        (frozen(trained_norm().eval()), []),
+        (frozen(nn.BatchNorm1d(8, momentum=0.0)), []),
+        (frozen(nn.Identity()), []),
+    ],
+)
+def test_which_norms_are_frozen_and_update(net: nn.Sequential, sites: list[str]) -> None:
+    assert list(fit(Classifier(copy.deepcopy(net))).model_setup.updating) == sites
+
+
+def test_a_norm_without_parameters_is_frozen_as_the_part_around_it() -> None:
+    def norm() -> nn.BatchNorm1d:
+        values = trained_norm()
+        plain = nn.BatchNorm1d(8, affine=False)
+        plain.load_state_dict(values.state_dict(), strict=False)
+        return plain
+
+    body, other = nn.Sequential(nn.Linear(8, 8), norm()).requires_grad_(False), nn.Sequential(nn.Linear(8, 8), norm())
+    report = fit(Classifier(nn.Sequential(body, other, nn.Linear(8, 3))))
+    assert list(report.model_setup.updating) == ["net.0.1"]
+
+
+def test_parts_that_train_in_turn_are_not_frozen() -> None:
+    class Turns(Classifier):
+        """Freezes everything behind each batch, as some adversarial loops leave their discriminator."""
+
+        def __init__(self) -> None:
+            super().__init__(frozen(trained_norm()).requires_grad_(True))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.requires_grad_(True)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.requires_grad_(False)
+
+    report = fit(Turns())
+    assert list(report.model_setup.updating) == ["net.1"]
+    assert found(report) == []
+
+
+# Settings.
+
+
+def test_settings_that_are_unusual() -> None:
+    class Unusual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.drop, self.usual = nn.Linear(8, 8), nn.Dropout(0.95), nn.Dropout(0.5)
+            self.still, self.kept = nn.BatchNorm1d(8, momentum=0.0), trained_norm()
+            self.kept.momentum = 0.0
+            self.norm, self.head = nn.LayerNorm(8, eps=1e5), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.norm(self.kept(self.still(self.usual(self.drop(self.fc(x)))))))
+
+    report = fit(Classifier(Unusual()))
+    assert report.model_setup.settings == {
+        "net.drop": {"p": 0.95}, "net.still": {"momentum": 0.0}, "net.norm": {"eps": 1e5},
+    }  # fmt: skip
+    assert sorted(found(report)) == [("settings", f"net.{name}", "warning") for name in ("drop", "norm", "still")]
+
+
+@pytest.mark.parametrize(("batch_size", "values"), [(2, {"net.1": 2.0}), (5, {"net.1": 5.0}), (25, {})])
+def test_values_per_channel(batch_size: int, values: dict[str, float]) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    report = fit(Classifier(net), loader(batch_size=batch_size))
+    assert report.model_setup.values_per_channel == values
+    assert found(report) == ([("settings", "net.1", "warning")] if batch_size == 2 else [])
+    images = fit(Classifier(ResidualCNN()), loader(IMAGES, batch_size=batch_size))
+    assert images.model_setup.values_per_channel == {}  # times 36 pixels
+
+
+def test_values_per_channel_are_not_known_where_gradients_are_not_finite() -> None:
+    class Overflows(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * torch.inf
+
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    assert fit(Overflows(net), loader(batch_size=5)).model_setup.values_per_channel == {}
+
+
+def test_weight_decay_on_biases() -> None:
+    class Grouped(Classifier):
+        def configure_optimizers(self) -> Any:
+            weights = [p for p in self.parameters() if p.dim() > 1]
+            biases = [p for p in self.parameters() if p.dim() < 2]
+            return [
+                torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": self.lr}], lr=1e-3, weight_decay=0.2),
+            ]
+
+    report = fit(Grouped(mlp(), lr=0.05))
+    assert report.model_setup.vector_decay == {"0-AdamW": VectorDecay(0.05, 3)}
+    assert found(report) == [("settings", "0-AdamW", "info")]
+    assert fit(Grouped(mlp(), lr=0.0)).model_setup.vector_decay == {}
+
+
+# Plain lists.
+
+
+class Hidden(Classifier):
+    """Modules in containers of every kind."""
+
+    def __init__(self, kind: Any, train: bool = True, used: bool = True) -> None:
+        super().__init__(mlp())
+        blocks = [nn.Linear(8, 8).requires_grad_(train), nn.Linear(8, 8).requires_grad_(train)]
+        self.blocks = kind(blocks)
+        self.first, self.used = [blocks[:1]], used  # what a container has twice is one
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        for [block] in self.first if self.used else ():
+            x = block(x)
+        return F.cross_entropy(self.net(x), y)
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, set, lambda blocks: {"a": blocks[0], "b": [blocks[1]]}, lambda blocks: [*blocks, *blocks]]
+)
+def test_modules_in_plain_containers(kind: Any) -> None:
+    report = fit(Hidden(kind))
+    assert report.model_setup.unregistered == {
+        "blocks": UnregisteredModules(2, 144, reached=True),
+        "first": UnregisteredModules(1, 72, reached=True),
+    }
+    assert found(report) == [("unregistered", "blocks", "warning"), ("unregistered", "first", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("model", "unregistered"),
+    [
+        (Hidden(nn.ModuleList), {}),
+        (Hidden(list, train=False), {}),
+        (Hidden(list, used=False), {"blocks": UnregisteredModules(2, 144), "first": UnregisteredModules(1, 72)}),
+        (Classifier(mlp()), {}),
+    ],
+)
+def test_what_is_hidden_on_purpose_or_registered_elsewhere(model: Any, unregistered: dict[str, Any]) -> None:
+    report = fit(copy.deepcopy(model))
+    assert report.model_setup.unregistered == unregistered
+    assert found(report) == []
+
+
+# Batches.
+
+
+class Labels(Classifier):
+    """Cross entropy by a module or a function."""
+
+    def __init__(self, loss: Any = F.cross_entropy, key: str | None = None) -> None:
+        super().__init__(mlp())
+        self.loss, self.key = loss, key
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = (batch["x"], batch[self.key]) if self.key else batch
+        return self.loss(self.net(x), y)
+
+
+def labelled(ignored: tuple[int, ...], index: int = -100, key: str | None = None) -> Any:
+    """Seven batches; all labels of some of them are ``index``, and one label of each other one."""
+    batches: list[Any] = []
+    for number, (x, y) in enumerate(loader()):
+        y[: len(y) if number in ignored else 1] = index
+        batches.append({"x": x, key: y} if key else (x, y))
+    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "expected", "severity"),
+    [
+        (Labels(), labelled(()), LabelCounts(4, 0, 26, 4), None),
+        (Labels(), labelled((2,)), LabelCounts(4, 1, 26, 11), "warning"),
+        (Labels(key="labels"), labelled((0, 2, 4), key="labels"), LabelCounts(4, 3, 26, 25), "warning"),
+        (Labels(nn.CrossEntropyLoss(ignore_index=2)), labelled((2,), 2), None, "warning"),
+        (Labels(nn.CrossEntropyLoss(reduction="sum")), labelled((2,)), LabelCounts(4, 1, 26, 11), "info"),
+        (Labels(lambda out, y: F.cross_entropy(out, y["y"]), key="other"), None, None, None),
+    ],
+)
+def test_labels_that_are_ignored(model: Labels, data: Any, expected: LabelCounts | None, severity: str | None) -> None:
+    if data is None:  # labels that cannot be found
+        data = DataLoader([{"x": x, "other": {"y": y}} for x, y in loader()], batch_size=None)  # type: ignore[arg-type]
+    report = fit(copy.deepcopy(model), data)
+    labels = report.model_setup.labels
+    if severity is None or expected is not None:
+        assert labels == expected
+    else:  # the module's ignore_index is another class of the batch too
+        assert (labels.batches, labels.ignored_batches, labels.targets) == (4, 1, 26)
+    assert [alert.severity for alert in report.alerts if alert.kind == "labels_ignored"] == ([severity] if severity else [])
+
+
+def batches(*numbers: int) -> Any:
+    chosen = list(loader(n=56))
+    return DataLoader([chosen[number] for number in numbers], batch_size=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("order", "every", "compared", "repeated"),
+    [
+        ((0, 1, 2, 3, 4, 5, 6), 2, 3, 0),
+        ((0, 0, 0, 0, 0, 0, 0), 2, 3, 3),
+        ((0, 0, 1, 1, 2, 2, 3), 2, 3, 3),
+        ((0, 1, 0, 1, 0, 1, 0), 2, 3, 0),  # an epoch that goes through few data several times
+        ((0, 0, 1, 2, 2), 1, 4, 2),
+        ((0,), 1, 0, 0),
+    ],
+)
+def test_batches_that_come_again(order: tuple[int, ...], every: int, compared: int, repeated: int) -> None:
+    report = fit(Classifier(mlp()), batches(*order), every, max_epochs=2)  # from epoch to epoch they come again
+    assert report.model_setup.batches == BatchCounts(compared, repeated)
+    assert found(report) == ([("batch_repeated", "the data", "warning")] if repeated else [])
+
+
+def test_one_batch_on_purpose() -> None:
+    report = fit(Classifier(mlp()), every=1, max_epochs=5, overfit_batches=1)
+    assert report.model_setup.batches == BatchCounts()
+
+
+# What a fit is without them, and what a checkpoint and windows do to them.
+
+
+def outcome(observed: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Switching("net.bn")
+    model.hidden = [nn.Linear(3, 3)]  # type: ignore[assignment]
+    model.loss = nn.CrossEntropyLoss()
+    before = hook_counts(model), sorted(vars(model))
+    trainer(monitors(every_n_steps=1, summary=False) if observed else [], max_epochs=2).fit(model, loader(IMAGES))
+    assert hook_counts(model) == before[0]
+    assert sorted(set(vars(model)) - set(before[1]) - {"_trainer", "_fabric", "_hparams"}) == []
+    return {"losses": model.losses, "state": model.state_dict(), "random": torch.get_rng_state()}
+
+
+def test_a_fit_is_the_same_with_and_without_them() -> None:
+    on, off = outcome(True), outcome(False)
+    assert on["losses"] == off["losses"]
+    assert torch.equal(on["random"], off["random"])
+    assert all(torch.equal(value, off["state"][name]) for name, value in on["state"].items())
+
+
+class SaveAt(Callback):
+    def __init__(self, path: Any, batch: int) -> None:
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+def unusual() -> Any:
+    torch.manual_seed(0)
+    model = Hidden(list)
+    model.net.insert(1, nn.Dropout(0.1).eval())
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
+    whole = GradientFlowMonitor(every_n_steps=1, summary=False)
+    trainer([SaveAt(tmp_path / "a.ckpt", 2), whole]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3))
+    resumed = GradientFlowMonitor(every_n_steps=1, summary=False)
+    trainer([resumed]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3), ckpt_path=tmp_path / "a.ckpt", weights_only=False)
+    expected = whole.report.model_setup
+    assert expected.batches == BatchCounts(6, 3)
+    assert resumed.report.model_setup.batches.compared == 5  # all but the pair that the checkpoint divides
+    assert resumed.report.model_setup.labels == expected.labels
+    assert resumed.report.model_setup.eval_modes == expected.eval_modes == {"net.1": 1}
+    assert_same(resumed.report.model_setup.unregistered, expected.unregistered)
+
+
+def test_windows_merge_to_their_epoch() -> None:
+    tables: list[Tensor] = []
+
+    class Halves(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            checks = monitor.member.collector._setup_checks
+            if batch_idx in (3, 6):
+                tables.append(checks.pack().clone())
+                checks.reset()
+            if batch_idx == 6:
+                merged.append(checks.read(merge_windows(checks.stretches, *tables), pl_module, {}))
+
+    merged: list[ModelSetup] = []
+    monitor: Any = GradientFlowMonitor(every_n_steps=1, summary=False)
+    trainer([Halves(), monitor]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3))
+    whole = fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3), every=1).model_setup
+    (setup,) = merged
+    assert setup.labels == whole.labels
+    assert setup.eval_modes == whole.eval_modes == {"net.1": 1}
+    assert setup.unregistered == whole.unregistered
+    assert (setup.batches.compared, setup.batches.repeated) == (5, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules", "ignore:.*UninitializedParameter.*", "ignore:.*uninitialized.*")
+def test_lazy_norms_and_odd_batches() -> None:
+    class Lazy(Classifier):
+        def __init__(self) -> None:
+            super().__init__(nn.Sequential(nn.Linear(8, 8), nn.LazyBatchNorm1d(), nn.Linear(8, 3)))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(torch.randn(4, 8)).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net[0].parameters(), lr=0.01)
+
+    report = fit(Lazy(), DataLoader([{"text": "a"}, ["b"], 3, {4}, object()], batch_size=None, collate_fn=lambda one: one))  # type: ignore[arg-type]
+    assert report.model_setup.batches == BatchCounts()
+    assert report.model_setup.labels is None

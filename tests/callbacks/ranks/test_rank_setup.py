@@ -1,0 +1,47 @@
+"""Ranks that get the same batches are found, and what only one rank sees of a model's setup is judged alike on all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import BatchCounts, LabelCounts, UnregisteredModules
+from tests.support.reference import everything
+from tests.support.two_processes import run_twice
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    return run_twice("tests.support.rank_setup", tmp_path_factory.mktemp("setup"))
+
+
+@pytest.mark.parametrize(
+    ("case", "counts", "kinds"),
+    [
+        ("same", BatchCounts(14, 0, 2, 8, 8, 8), ["ranks_same_batch"]),
+        ("distributed", BatchCounts(6, 0, 2, 4, 0, 0), []),
+        ("one_batch", BatchCounts(10, 10, 2, 6, 6, 1), ["batch_repeated"]),
+    ],
+)
+def test_ranks_with_the_same_batches(case: str, counts: BatchCounts, kinds: list[str], two_ranks: Any) -> None:
+    for report in two_ranks[case]:
+        assert report.model_setup.batches == counts
+        assert [alert.kind for alert in report.alerts if alert.severity != "info"] == kinds
+
+
+def test_what_only_one_rank_sees(two_ranks: Any) -> None:
+    one, other = two_ranks["apart"]
+    assert everything(one) == everything(other)
+    setup = one.model_setup
+    assert setup.eval_modes == {"net.2": 1}  # in eval mode on both
+    assert setup.unregistered == {"blocks": UnregisteredModules(1, 72, reached=True)}
+    assert setup.labels == LabelCounts(8, 1, 64, 8)
+    severities = {alert.kind: alert.severity for alert in one.alerts}
+    assert {kind: severities[kind] for kind in ("eval_mode", "unregistered", "labels_ignored")} == {
+        "eval_mode": "info",
+        "unregistered": "warning",
+        "labels_ignored": "info",
+    }

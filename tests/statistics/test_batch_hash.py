@@ -1,0 +1,129 @@
+"""Hashes of batches: alike for the same numbers, unlike for any other, and their table over windows and ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.batch_hash import BITS, SAMPLE, SLOTS, BatchHashes, batch_hash, merge_windows, same_on_all
+from lightning_hooks.statistics.labels import LabelTable, label_tensors
+
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def number(batch: Any) -> int:
+    found = batch_hash(batch)
+    assert found is not None
+    return int(found)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_same_numbers_have_the_same_hash_and_others_another(dtype: torch.dtype) -> None:
+    values = (torch.arange(4096).view(64, 64) % 3).to(dtype)
+    other = values.clone()
+    other[17, 5] = 1 - other[17, 5] if dtype != torch.bool else ~other[17, 5]
+    assert 0 < number(values) == number(values.clone()) < 2**BITS
+    assert number((values.flatten()[:SAMPLE],)) != number((other.flatten()[63 * 17 : 63 * 17 + SAMPLE],))
+
+
+def test_the_order_of_numbers_and_of_tensors_counts() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn((32, 8), generator=generator), torch.randint(0, 9, (32, 8), generator=generator)
+    batches = [(x, y), (y, x), (x.flip(0), y), {"x": x}, (x[torch.randperm(32, generator=generator)], y), (x, y + 1)]
+    assert len({number(batch) for batch in batches}) == len(batches)
+    assert number({"x": [x], "y": (y,)}) == number((x, y))
+
+
+def test_different_batches_hardly_ever_have_one_hash() -> None:
+    generator = torch.Generator().manual_seed(1)
+    found = {number(torch.randint(0, 2, (4, 16), generator=generator)) for _ in range(3000)}
+    assert len(found) >= 2998  # as many pairs as 24 bits let meet by chance: 0.3 are expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [(torch.zeros(64, 3), 0), ((torch.ones(32), torch.full((8, 8), 2)), 0), (torch.arange(8), None), ([], None)],
+)
+def test_what_cannot_be_compared(batch: Any, expected: int | None) -> None:
+    found = batch_hash(batch)
+    assert (found if found is None else int(found)) == expected
+
+
+def test_channels_last_is_read_without_a_copy() -> None:
+    x = torch.randn(8, 3, 16, 16).to(memory_format=torch.channels_last)
+    assert number(x) == number(x.clone())
+
+
+def filled(*batches: Tensor | str, every: int = 1) -> BatchHashes:
+    table = BatchHashes()
+    for place, batch in enumerate(batches):
+        table.add(batch, place % every == 0)
+    return table
+
+
+def test_pairs_are_counted() -> None:
+    a, b, c = torch.randn(3, 8, 8).unbind()
+    assert filled(a, a, b, b, b, c).sums().tolist() == [5, 3]
+    assert filled(a, a, b, b, b, c, every=2).sums().tolist() == [3, 2]  # a, a; b, b; b, c
+    assert filled(a, a, b, b, b, c, every=3).sums().tolist() == [2, 2]  # a, a; b, b
+    assert filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8)).sums().tolist() == [0, 0]
+    table = filled(a, a)
+    table.reset()
+    table.add(a, True)
+    assert table.sums().tolist() == [0, 0]  # the last batch of an epoch is not compared with the next one's first
+
+
+def ranks(*tables: BatchHashes) -> Tensor:
+    return torch.stack([table.maxima() for table in tables]).amax(0)
+
+
+def test_ranks_are_compared_batch_by_batch() -> None:
+    batches = torch.randn(6, 8, 8).unbind()
+    same, other, shorter = filled(*batches[:4]), filled(*batches[:2], *batches[4:]), filled(*batches[:3])
+    assert same_on_all(ranks(same, filled(*batches[:4]))) == (4, 4, 4)
+    assert same_on_all(ranks(same, same, other)) == (4, 2, 2)
+    assert same_on_all(ranks(same, shorter)) == (4, 3, 3)
+    assert same_on_all(ranks(filled(*batches[:1] * 4), filled(*batches[:1] * 4))) == (4, 4, 1)
+    assert same_on_all(BatchHashes().maxima()) == (0, 0, 0)
+
+
+def test_windows_keep_the_last_hashes() -> None:
+    batches = torch.randn(SLOTS + 8, 8, 8).unbind()
+    hashes = [number(batch) for batch in batches]
+    merged = merge_windows(filled(*batches[:10]).maxima(), filled(*batches[10:]).maxima())
+    assert merged.view(2, SLOTS)[0].tolist() == hashes[-SLOTS:]
+    assert merged.view(2, SLOTS)[1].tolist() == [-one for one in hashes[-SLOTS:]]
+    few = merge_windows(filled(*batches[:2]).maxima(), filled(batches[2]).maxima())
+    assert few.view(2, SLOTS)[0].tolist() == [*hashes[:3], *[0.0] * (SLOTS - 3)]
+    table = BatchHashes()
+    table.unpack(torch.tensor([3.0, 1.0]), few)
+    table.add(batches[3], True)
+    assert table.maxima().view(2, SLOTS)[0].tolist()[:5] == [*hashes[:4], 0.0]
+    assert table.sums().tolist() == [3, 1]
+    overflowing = filled(*batches[: SLOTS + 2]).maxima().view(2, SLOTS)[0].tolist()
+    assert sorted(overflowing) == sorted(hashes[2 : SLOTS + 2])
+
+
+def test_labels_of_a_batch() -> None:
+    x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    assert [id(one) for one in label_tensors((x, y))] == [id(y)]
+    assert [id(one) for one in label_tensors({"labels": y, "input_ids": y.clone(), "Target": y})] == [id(y), id(y)]
+    assert label_tensors((x, x)) == label_tensors({"labels": x, "mask_labels": y.bool()}) == label_tensors("text") == []
+
+
+def test_ignored_labels_are_counted() -> None:
+    table = LabelTable()
+    table.add([torch.tensor([1, -100, 2]), torch.tensor([[-100]])], -100)
+    table.add([torch.tensor([-100, -100])], -100)
+    table.add([torch.rand(3)], -100)  # probabilities of classes
+    table.add([torch.zeros(0, dtype=torch.int64)], -100)
+    assert table.sums().tolist() == [2, 1, 6, 4]
+    other = LabelTable()
+    other.unpack(table.sums())
+    other.add([torch.tensor([0, 255], dtype=torch.uint8)], 255)
+    assert other.sums().tolist() == [3, 1, 8, 5]
+    other.reset()
+    assert other.sums().tolist() == [0, 0, 0, 0]
