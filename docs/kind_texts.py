@@ -24,7 +24,19 @@ MEANINGS: dict[str, str] = {
     "missing": "A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
     "update_too_small": "The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
     "gradient.",
-    "not_updated": "A weight, or all weights of a module, did not change by one bit, while other weights of the same optimizer moved.",
+    "not_updated": "A weight, or all weights of a module, did not change by one bit, while other weights moved.",
+    "updates_lost": "A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller than "
+    "the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer works.",
+    "update_spike": "One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the model "
+    "has learned may be lost in that step.",
+    "weights_growing": "The norm of a weight doubled within one window, faster than in the window before. Training that goes on like this "
+    "diverges.",
+    "second_moment_stale": "Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so "
+    "eps alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
+    "lr_zero": "The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly begun when "
+    "half of it is over. The remaining steps change nothing.",
+    "optimizer_settings": "A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, or a momentum next to "
+    "1.",
     "update_too_large": "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
     "step. What the model learned is overwritten.",
     "not_optimized": "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is no "

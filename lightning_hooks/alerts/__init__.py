@@ -7,14 +7,17 @@ from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatur
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
+from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.statistics.loss import LossReport
@@ -41,9 +44,11 @@ __all__ = [
     "FeatureReport",
     "FrozenStatistics",
     "GradientFlowReport",
+    "GroupSettings",
     "LabelCounts",
     "LabelsIgnored",
     "LossReport",
+    "LrZero",
     "Missing",
     "ModelSetup",
     "ModuleSettings",
@@ -55,6 +60,8 @@ __all__ = [
     "NotUpdated",
     "NotZeroed",
     "OptimizerChoices",
+    "OptimizerSettings",
+    "OptimizerStats",
     "ParameterSetup",
     "PoorInit",
     "RangeReport",
@@ -63,6 +70,7 @@ __all__ = [
     "RuleBook",
     "SameSamples",
     "Saturated",
+    "SecondMomentStale",
     "Shared",
     "Silent",
     "Spike",
@@ -70,11 +78,14 @@ __all__ = [
     "Stretching",
     "Unregistered",
     "UnregisteredModules",
+    "UpdateSpike",
     "UpdateTooLarge",
     "UpdateTooSmall",
+    "UpdatesLost",
     "ValidationShift",
     "Vanishing",
     "VectorDecay",
     "WastedClip",
+    "WeightsGrowing",
     "Zero",
 ]

@@ -175,17 +175,12 @@ _RANK = {
     for rank, kind in enumerate(
         (
             *("unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch", "settings", "frozen_statistics"),
-            *("poor_init", "shared", "double_softmax", "not_optimized", "missing", "not_zeroed"),  # how it was built
-            *("spike", "update_too_large", "exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
-            *(
-                "clip_ineffective",
-                "always_clipped",
-                "steps_skipped",
-                "update_too_small",
-                "not_updated",
-                "validation_shift",
-                "silent",
-            ),
+            *("poor_init", "shared", "double_softmax", "not_optimized", "optimizer_settings"),  # how it was built
+            *("missing", "not_zeroed", "lr_zero", "updates_lost"),
+            *("spike", "update_spike", "update_too_large", "weights_growing"),
+            *("exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
+            *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
+            *("update_too_small", "not_updated", "validation_shift", "silent"),
         )
     )
 }
@@ -259,6 +254,10 @@ def _let_nothing_through(_: Node, cause: Node) -> bool:
     return _whole(cause)
 
 
+def _nothing_moved(effect: Node, _: Node) -> bool:
+    return effect.alert.value == 0.0
+
+
 def _downstream(effect: Node, cause: Node) -> bool:
     return effect.place > cause.place
 
@@ -291,6 +290,17 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("vanishing", "update_too_small"): _always,
     ("zero", "update_too_small"): _always,
     ("always_clipped", "update_too_small"): _always,
+    ("updates_lost", "update_too_small"): _always,
+    ("updates_lost", "not_updated"): _always,
+    ("not_updated", "update_too_small"): _nothing_moved,
+    ("lr_zero", "update_too_small"): _always,
+    ("optimizer_settings", "second_moment_stale"): _always,
+    ("vanishing", "second_moment_stale"): _always,
+    ("optimizer_settings", "update_too_small"): _always,
+    ("second_moment_stale", "update_too_small"): _always,
+    ("spike", "update_spike"): _always,
+    ("update_spike", "weights_growing"): _always,
+    ("update_too_large", "weights_growing"): _always,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
 }

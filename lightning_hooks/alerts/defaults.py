@@ -10,10 +10,12 @@ from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, St
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
+from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport
 
@@ -25,6 +27,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
+        *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), SecondMomentStale(), LrZero(), OptimizerSettings()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
         *(LabelsIgnored(), BatchRepeated(), RanksSameBatch()),
     ),

@@ -11,6 +11,7 @@ from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import is_scale_free
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 
@@ -73,14 +74,15 @@ class UpdateTooSmall(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NotUpdated(Rule):
-    """Weights that do not change although they have a gradient, while others of their optimizer do.
+    """Weights that do not change although they have a gradient, while others do.
 
     Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
     training without any change, which is :class:`UpdateTooSmall`'s. Of a large weight a sample of the elements is compared; it is
     judged only where its gradient is not sparse.
 
     Attributes:
-        min_steps: Measured optimizer steps below which an epoch is not judged.
+        min_steps: Measured optimizer steps below which a window is not judged.
+        min_steps_of_all: The same where none of an optimizer's weights moves: it may take its steps together every few calls.
         sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
         rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
     """
@@ -89,35 +91,45 @@ class NotUpdated(Rule):
     shares: ClassVar[tuple[str, ...]] = ("sparse",)
 
     min_steps: int = 3
+    min_steps_of_all: int = 5
     sparse: float = 0.9
     rounding: float = 6e-8
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, or per module none of whose weights moves."""
-        ratios = weight_ratios(report)
-        moving = {held for name, ratio in ratios.items() if ratio > 0 for held in report.setups[name].optimizers}
-        still = {
-            name
-            for name, ratio in ratios.items()
-            if ratio == 0.0 and self._could_move(report, name) and moving.issuperset(report.setups[name].optimizers)
-        }
-        for site, names in _by_module([name for name in ratios if name in still], ratios).items():
+        moves = _moving_weights(report)
+        moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
+        still = {name for name, moved in moves.items() if moving and not moved and self._could_move(report, name, moving)}
+        for site, names in _by_module([name for name in moves if name in still], moves).items():
             stats, setup = report.parameters[names[0]], report.setups[names[0]]
             which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
+            whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
-                f"{which} did not change in {stats.steps} measured steps, while other weights of {setup.optimizers[0]} did, "
-                f"although it has a gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Common causes: "
-                "code that restores the weights after the step, or a step that is smaller than their rounding.",
+                f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
+                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Common causes: code that restores "
+                "the weights after the step, or a step that is smaller than their rounding.",
             )  # fmt: skip
 
-    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
+    def _could_move(self, report: GradientFlowReport, name: str, moving: Collection[str]) -> bool:
         stats, setup = report.parameters[name], report.setups[name]
-        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
+        min_steps = self.min_steps if set(moving).issuperset(setup.optimizers) else self.min_steps_of_all
+        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= min_steps):
             return False
         seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
         step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
         return seen_whole and step > self.rounding
+
+
+def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
+    """Of the weights with a measured update, whether it changed them: also of those that are all zeros."""
+    found = {name: ratio > 0 for name, ratio in weight_ratios(report).items()}
+    weights = {name: report.parameters[name].moved for name, setup in report.setups.items() if _is_weight(report, name, setup)}
+    return {**found, **{name: moved for name, moved in weights.items() if moved is not None}}
+
+
+def _is_weight(report: GradientFlowReport, name: str, setup: ParameterSetup) -> bool:
+    return name in report.parameters and setup.dimensions > 1
 
 
 def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:

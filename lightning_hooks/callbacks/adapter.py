@@ -289,6 +289,11 @@ class LightningHost(Host):
 
     @property
     @override
+    def planned_steps(self) -> int | None:
+        return lightning_api.planned_steps(self.trainer, self.model)
+
+    @property
+    @override
     def trackers(self) -> Trackers:
         return self._adapter.trackers
 

@@ -19,7 +19,8 @@ class GradientFlowMonitor(SiteMonitor[GradientFlowReport]):
 
     Each epoch ``callback_metrics`` gets ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
     nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
-    missing_steps, update_ratio), ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and
+    missing_steps, update_ratio, weight_norm, …), of each optimizer ``gradient_flow/0-Adam/<stat>`` (lr, update_rms, instability,
+    stale_fraction), ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and
     ``…_worst`` (rms of modules, norm and update_ratio of parameters) with ``model/rms_min`` and ``model/rms_max``, and
     ``gradient_flow/alerts/<kind>``. NaN where nothing was measured. Loggers get what ``logged`` says.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.distributed
@@ -39,6 +40,19 @@ def epoch_ends(trainer: Trainer) -> bool:
     """
     steps: int = trainer.max_steps
     return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
+
+
+def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
+    """The ``global_step`` at which ``max_steps`` or ``max_epochs`` ends training; None where that is not known.
+
+    ``estimated_stepping_batches`` would make the data loaders.
+    """
+    limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+    scheduled = any("accumulat" in type(callback).__name__.lower() for callback in callbacks_of(trainer))
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs
+    if pl_module.automatic_optimization and not scheduled and epochs and epochs > 0 and math.isfinite(batches):
+        limits.append(math.ceil(batches / trainer.accumulate_grad_batches) * epochs)  # under manual optimisation any number
+    return min(limits, default=None)
 
 
 def watched_tags(trainer: Trainer) -> set[str]:

@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from lightning_hooks.collectors.collector import Figures
 
 RANKING = (
-    *("rms", "update_ratio", "norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps", "norm_max"),
+    *("rms", "update_ratio", "norm", "weight_norm", "nonfinite_fraction", "nonfinite_steps", "zero_fraction", "missing_steps"),
+    *("norm_max", "update_ratio_max", "lost_fraction", "weight_rms"),
     *("std", "mean", "max", "min"),
 )
 """The statistics of a site, what matters most first."""
 MODULE_STATS = ("mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction")
-PARAMETER_STATS = ("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio")
+PARAMETER_STATS = (
+    *("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio", "update_ratio_max"),
+    *("weight_norm", "weight_rms"),
+)
+OPTIMIZER_STATS = ("update_rms", "instability", "stale_fraction")
 BAND = ("median", "min", "max")
 
 
@@ -42,6 +47,7 @@ class GradientView:
 
     def __init__(self, prefix: str, modules: Sequence[str], parameters: ParameterTable) -> None:
         self._prefix, self._modules, self._parameters = prefix, modules, parameters
+        self._known: dict[str, set[str]] = {}  # of each optimizer, what was measured so far
 
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:
         """The values of a report by tag."""
@@ -50,12 +56,26 @@ class GradientView:
         return {
             **stat_scalars(self._prefix, self._modules, report.modules, MODULE_STATS),
             **stat_scalars(self._prefix, self._parameters.names, report.parameters, PARAMETER_STATS),
+            **self._of_some(report),
             f"{self._prefix}/total_norm": report.total_norm,
             **{f"{self._prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
             **model_scalars(self._prefix, report.modules.values(), ["rms"]),
             **model_scalars(self._prefix, report.parameters.values(), ["norm", "update_ratio"]),
             **{f"loss/{stat}": math.nan if report.loss is None else float(getattr(report.loss, stat)) for stat in LOSS_STATS},
         }
+
+    def _of_some(self, report: GradientFlowReport) -> dict[str, float]:
+        """Values that not every parameter and optimizer has: each from the first window in which it is measured."""
+        lost = {name: stats for name, stats in report.parameters.items() if stats.lost_fraction is not None}
+        scalars = stat_scalars(self._prefix, lost, lost, ["lost_fraction"])
+        for name, stats in report.optimizers.items():
+            scalars[f"{self._prefix}/{name}/lr"] = max(stats.lr, default=math.nan)
+            known = self._known.setdefault(name, {"update_rms"})
+            known.update(stat for stat in OPTIMIZER_STATS if getattr(stats, stat) is not None)
+            scalars.update(
+                stat_scalars(self._prefix, [name], report.optimizers, [stat for stat in OPTIMIZER_STATS if stat in known])
+            )
+        return scalars
 
     def not_logged_by_default(self) -> set[str]:
         """Of modules all but the RMS, of parameters all but the norm."""
@@ -72,7 +92,7 @@ class GradientView:
 
     def _chart_sites(self, written: Written) -> Layout:
         modules, stats = self._modules, written.statistics
-        of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio"))
+        of_modules, of_parameters = (stats, stats) if written.named else (("rms",), ("norm", "update_ratio", "weight_norm"))
         chosen = [stat for stat in MODULE_STATS if stat in of_modules], [stat for stat in PARAMETER_STATS if stat in of_parameters]
         charts: dict[str, Mapping[str, Chart]] = {
             "Gradient flow": {

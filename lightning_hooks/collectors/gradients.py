@@ -17,6 +17,7 @@ from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListene
 from lightning_hooks.collectors.gradient_view import RANKING, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
+from lightning_hooks.collectors.optimizer_watch import OptimizerWatch
 from lightning_hooks.collectors.parameter_setups import SetupWatch, with_gradients, with_reasons
 from lightning_hooks.collectors.setup_checks import SetupChecks
 from lightning_hooks.collectors.step import Kept, Step
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class GradientCollector(Collector[GradientFlowReport]):
-    """The gradients at module outputs and of parameters, updates of weights, the loss, and how parameters are set up."""
+    """The gradients at module outputs and of parameters, updates of weights, optimizers, the loss, how parameters are set up."""
 
     prefix: ClassVar[str] = "gradient_flow"
     report_type: ClassVar[type[Report] | None] = GradientFlowReport
     kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
     ranking: ClassVar[tuple[str, ...]] = RANKING
-    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio")
+    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
     records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds the graph when it recomputes
     watches_steps: ClassVar[bool] = True
     checks_early: ClassVar[bool] = True
@@ -70,9 +71,11 @@ class GradientCollector(Collector[GradientFlowReport]):
         # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
         self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
         self._checks = new_step_checks(context)
+        self.optimizers = OptimizerWatch(context)
         self._watch = SetupWatch(steps.names, None if host.global_step else model)
         with context.loading():
             self._watch.load(state.get("setups", {}))
+            self.optimizers.load(state.get("optimizers", {}))
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         self._outputs = OutputNodes() if not compiled_regions(model) else None
@@ -93,6 +96,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         if self.context.gate.sampled:
             self.modules.clock.set(self.context.batches - 1)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
+            self.optimizers.batch_start()
             self._due.update(range(self.parameters.totals.shape[0]))
 
     @override
@@ -145,7 +149,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         measured = self._measured.pop(step.optimizer, None)
         if measured is not None:
             self._due.discard(step.optimizer)
-            measured.enter(self.parameters, step, valid)
+            measured.enter(self.parameters, self.optimizers, step, valid)
 
     @override
     def on_skipped(self, step: Step) -> None:
@@ -161,6 +165,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
         self._due = {now for now, old in enumerate(kept) if old in self._due}
         self._watch.follow(kept)
+        self.optimizers.follow(kept)
         if self._checks is not None:
             self._checks.follow(kept)
 
@@ -209,23 +214,24 @@ class GradientCollector(Collector[GradientFlowReport]):
         counts = self.context.sampled_batches, self.context.batches
         known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
-        checks = self._setup_checks.pack()
-        return torch.cat((called, arrived, known, self._loss.table.pack(), checks, table.rows.flatten(), parameters.pack()))
+        loss, checks, of_optimizers = self._loss.table.pack(), self._setup_checks.pack(), self.optimizers.table.pack()
+        return torch.cat((called, arrived, known, loss, checks, table.rows.flatten(), of_optimizers, parameters.pack()))
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Order of calls and of arrival, what the host knows, loss, setup, modules, parameters: of one vector or of all ranks'."""
+        """Order of calls and of arrival, what the host knows, loss, setup, modules, optimizers, parameters: of one rank or all."""
         n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
-        sizes = n, n, known, N_LOSS_NUMBERS, self._setup_checks.length, rows
+        sizes = n, n, known, N_LOSS_NUMBERS, self._setup_checks.length, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        called, arrived, _, loss, checks, rows, parameters = self._parts(packed)
+        called, arrived, _, loss, checks, rows, optimizers, parameters = self._parts(packed)
         self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
         self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
         self.modules.rows.copy_(rows.view_as(self.modules.rows))
         self._loss.table.unpack(loss)
         self._setup_checks.unpack(checks)
+        self.optimizers.table.unpack(optimizers)
         self.parameters.unpack(parameters)
 
     @property
@@ -234,17 +240,19 @@ class GradientCollector(Collector[GradientFlowReport]):
         orders = [order_stretch(len(self.modules.names))] * 2
         known = Stretch(2, largest, added), Stretch(1, largest), Stretch(len(self.parameters.names), flagged)
         modules = Stretch(self.modules.rows.numel(), merged_rows)
-        return *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules, *self.parameters.stretches
+        before = *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules
+        return *before, *self.optimizers.table.stretches, *self.parameters.stretches
 
     @override
     def window_end(self) -> None:
         host = self.context.host
         self._setups = self._watch.window_end(host.optimizers, host.model)
         self._setup_checks.window_end(host.optimizers)
+        self.optimizers.window_end()
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        called, arrived, known, losses, checks, rows, measured = self._parts(packed)
+        called, arrived, known, losses, checks, rows, updates, measured = self._parts(packed)
         modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
         parameters, total_norm = self.parameters.read(measured)
         order = self.modules.called(sites_in_order(called))
@@ -265,6 +273,8 @@ class GradientCollector(Collector[GradientFlowReport]):
             squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
             loss=self._loss.table.read(losses),
             model_setup=self._setup_checks.read(checks, self.context.host.model, modules),
+            optimizers=self.optimizers.read(updates),
+            planned_steps=self.context.host.planned_steps,
         )
 
     @override
@@ -273,12 +283,13 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._setup_checks.reset()
         self.modules.reset()
         self.parameters.reset()
+        self.optimizers.table.reset()
         if self._checks is not None:
             self._checks.reset()
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"setups": self._watch.state(), "loss": self._loss.table.state_dict()}
+        return {"setups": self._watch.state(), "loss": self._loss.table.state_dict(), "optimizers": self.optimizers.state()}
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:

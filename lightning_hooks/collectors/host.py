@@ -101,6 +101,11 @@ class Host(ABC):
         """Whether the training batch that ends now is the epoch's last."""
 
     @property
+    def planned_steps(self) -> int | None:
+        """The ``global_step`` at which training ends if nothing ends it before; None where that is not known."""
+        return None
+
+    @property
     @abstractmethod
     def trackers(self) -> Trackers:
         """The loggers behind one interface; empty on ranks other than 0."""

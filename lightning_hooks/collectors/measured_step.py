@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.collectors.collector import OptimizerSteps
+from lightning_hooks.collectors.optimizer_watch import OptimizerWatch
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.statistics import ParameterTable, WeightSample
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.row_sample import RowSample
+from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.shards import ShardedWeightSample
 
 
@@ -29,6 +31,7 @@ class MeasuredStep:
         zeros = step.zeros()
         norms = step.norms()
         self.parameters = step.parameters
+        self.places = step.indices
         self.indices = indices = step.index_tensor(norms.device)
         here = norms if len(step.indices) == step.n_parameters else norms[self.indices]
         self.read = (here, zeros, step.sizes(), step.global_step)
@@ -45,16 +48,21 @@ class MeasuredStep:
             if by_row or (gradient.layout == torch.strided and index in tables):
                 self.rows[place] = RowSample(parameter, gradient)
 
-    def enter(self, table: ParameterTable, step: Step, valid: Tensor | None) -> None:
+    def enter(self, table: ParameterTable, optimizers: OptimizerWatch, step: Step, valid: Tensor | None) -> None:
         """The step was taken: enter it, with the updates it made."""
         table.add_missing(self.missing)
         if self.weights is None:
             return
         table.add(step.optimizer, self.indices, *self.read, valid)
-        ratios = self.weights.ratios(self.parameters)
+        updates = self.weights.updates(self.parameters)
         for place, rows in self.rows.items():
-            ratios[place] = rows.ratio(self.parameters[place])
-        table.add_ratios(self.indices, ratios, valid)
+            updates[:, place] = rows.updates(self.parameters[place])
+        table.add_updates(self.indices, updates, valid)
+        optimizers.updated(step, self.parameters, updates[0], valid)
+        places = optimizers.rounding(step, self.parameters)
+        if places and isinstance(self.weights, WeightSample):
+            lost = self.weights.lost(self.parameters, places)
+            table.add_lost(fixed(tuple([self.places[place] for place in places])).to(lost.device, non_blocking=True), lost, valid)
 
 
 def embedding_weights(steps: OptimizerSteps, model: nn.Module) -> set[int | None]:

@@ -13,6 +13,7 @@ FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_i
 GRADIENT_KINDS = (
     *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
     *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
+    *("updates_lost", "update_spike", "weights_growing", "second_moment_stale", "lr_zero", "optimizer_settings"),
     *("eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated", "ranks_same_batch"),
 )
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")

@@ -13,7 +13,10 @@ from lightning_hooks.reports.kinds import gravity
 
 TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
 """The tables of reports, and what their rows are."""
-SHOWN = ("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale")
+SHOWN = (
+    *("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale"),
+    *("update_rms", "instability"),
+)
 """What is shown of a site: the first three of these that it has."""
 
 
@@ -69,13 +72,15 @@ def _worst(report: Any, tables: Mapping[str, Mapping[str, Any]], most: int = 3) 
         median = known[len(known) // 2] if known else 0.0
         for site, stats in table.items():
             away = abs(sizes[site] - median) if math.isfinite(sizes[site]) else math.inf
+            if not _described(stats):
+                continue  # an optimizer without a measured step
             found.append((grave.get(site, 3), place, -away, site, stats))
     return [(site, stats) for *_, site, stats in sorted(found, key=lambda entry: entry[:3])[:most]]
 
 
 def _size(stats: Any) -> float:
     """The decade of a site's size."""
-    for field in ("std", "rms", "norm", "norm_before", "scale"):
+    for field in ("std", "rms", "norm", "norm_before", "scale", "update_rms"):
         value = getattr(stats, field, None)
         if value is not None:
             return math.log10(value) if value > 0 and math.isfinite(value) else math.nan

@@ -147,6 +147,48 @@ KINDS: dict[str, Kind] = {
         ),
         "nothing",
     ),
+    "updates_lost": Kind(
+        "Updates lost in rounding",
+        (
+            "Keep the weights in float32: precision='bf16-mixed'",
+            "Raise the learning rate",
+            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)",
+        ),
+        "share",
+    ),
+    "update_spike": Kind(
+        "An update much larger than usual",
+        (
+            "Check the data of this window",
+            "Set gradient_clip_val to limit such a step",
+        ),
+    ),
+    "weights_growing": Kind(
+        "Weights that grow fast",
+        (
+            "Try a lower learning rate",
+            "Add weight decay, or a normalisation layer",
+        ),
+    ),
+    "second_moment_stale": Kind(
+        "Second moments below eps",
+        (
+            "Scale the loss up if it is divided more than once",
+            "Try a smaller eps, such as 1e-15",
+        ),
+        "share",
+    ),
+    "lr_zero": Kind(
+        "A learning rate next to zero",
+        (
+            "Step the scheduler as often as it was made for (interval='epoch' or 'step')",
+            "Make the schedule as long as the training: T_max, total_steps, num_training_steps",
+        ),
+    ),
+    "optimizer_settings": Kind(
+        "Unusual settings of an optimizer",
+        ("Check the arguments of the optimizer",),
+    ),
     "double_softmax": Kind(
         "A softmax before a loss that applies one",
         ("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),

@@ -19,6 +19,7 @@ from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.quantization import ActivationRange
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.model_setup import ModelSetup
+from lightning_hooks.reports.optimizers import OptimizerStats
 from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
@@ -83,6 +84,8 @@ class GradientFlowReport(PlainReport):
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
         loss: The loss of the window's batches; None where none is known.
+        optimizers: Optimizer name (``0-Adam``) to what it did and how it is set.
+        planned_steps: The ``step`` at which training ends if nothing ends it before; None where that is not known.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
@@ -103,6 +106,8 @@ class GradientFlowReport(PlainReport):
     squashed_twice: str = ""
     loss: LossReport | None = None
     model_setup: ModelSetup = field(default_factory=ModelSetup)
+    optimizers: dict[str, OptimizerStats] = field(default_factory=dict)
+    planned_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from lightning_hooks.reports.windows import ClipReport
+
 
 def in_short(reports: Iterable[Any]) -> dict[str, Any]:
     """How many alerts there are, and the share of clipped steps."""
     known = [report for report in reports if report is not None]
     alerts = {(alert.kind, alert.site) for report in known for alert in getattr(report, "alerts", ()) if alert.severity != "info"}
-    rates = [stats.rate for report in known for stats in getattr(report, "optimizers", {}).values() if not math.isnan(stats.rate)]
+    clips = [stats for report in known if isinstance(report, ClipReport) for stats in report.optimizers.values()]
+    rates = [stats.rate for stats in clips if not math.isnan(stats.rate)]
     return {"alerts": _Count(len(alerts)), **({"clip_rate": max(rates)} if rates else {})}
 
 

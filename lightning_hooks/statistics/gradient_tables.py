@@ -175,9 +175,14 @@ class ParameterTable:
         """
         self._kernels.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step, valid)
 
-    def add_ratios(self, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
-        """Take up update-to-weight ratios, shape ``(k,)``; those that are not finite do not count."""
-        self._kernels.enter_ratios(self.rows, indices, ratios, valid)
+    def add_updates(self, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
+        """Take up norms of updates, norms and RMS of weights, shape ``(3, k)``; those that are not finite do not count."""
+        self._kernels.enter_updates(self.rows, indices, updates, valid)
+
+    def add_lost(self, indices: Tensor, lost: Tensor, valid: Tensor | None = None) -> None:
+        """Take up how many elements kept their value, and of how many with a gradient, shape ``(2, k)``."""
+        columns = slice(ParameterColumn.LOST, ParameterColumn.WITH_GRADIENT + 1)
+        self.rows[indices, columns] += lost.T if valid is None else torch.where(valid, lost.T, 0)
 
     def add_missing(self, indices: list[int]) -> None:
         """Note parameters whose gradient was None at a measured step."""

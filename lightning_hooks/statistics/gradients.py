@@ -14,7 +14,7 @@ from lightning_hooks.hooks.tensors import as_real as as_real  # noqa: PLC0414  t
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.feature_stats import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import Column, ParameterColumn
+from lightning_hooks.statistics.rows import Column, ParameterColumn, row_dtype
 
 UPDATE_SAMPLE = 1 << 14
 """Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""
@@ -88,6 +88,14 @@ class ParameterGradientStats:
             often near 1e-3, Karpathy 2022); None where no step could be measured, as for a weight of zeros.
         first_nonfinite_step: ``global_step`` before the first measured step at which the gradient held a NaN or an infinite
             value; None if it never did.
+        weight_norm: L2 norm of the weight itself before the window's last measured update; None where none was measured. Of a
+            parameter with more than ``UPDATE_SAMPLE`` elements it is estimated, as the update ratio is.
+        weight_rms: Its root mean square per element.
+        update_ratio_max: The largest update ratio of a measured step.
+        lost_fraction: Of the elements with a gradient, the share whose value an update left as it was, since it was lost in
+            rounding, in [0, 1]. Measured for weights in half precision (float16, bfloat16) under torch's own optimizers with
+            a learning rate above 0, which write the update into the weight; None for all others.
+        moved: Whether a measured update changed the weight; None where none was measured.
     """
 
     steps: int
@@ -99,6 +107,11 @@ class ParameterGradientStats:
     missing_steps: int
     update_ratio: float | None
     first_nonfinite_step: int | None = None
+    weight_norm: float | None = None
+    weight_rms: float | None = None
+    update_ratio_max: float | None = None
+    lost_fraction: float | None = None
+    moved: bool | None = None
 
 
 def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
@@ -107,6 +120,7 @@ def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
     elements = row[ParameterColumn.ELEMENTS]
     measured = steps + int(row[ParameterColumn.NONFINITE_STEPS])
     ratios = row[ParameterColumn.RATIO_STEPS]
+    updates, with_gradient = row[ParameterColumn.UPDATES], row[ParameterColumn.WITH_GRADIENT]
     finite_elements = elements * steps / measured if measured else 0.0
     return ParameterGradientStats(
         steps=steps,
@@ -118,6 +132,11 @@ def parameter_gradient_stats(row: Sequence[float]) -> ParameterGradientStats:
         missing_steps=int(row[ParameterColumn.MISSING_STEPS]),
         update_ratio=row[ParameterColumn.RATIO] / ratios if ratios else None,
         first_nonfinite_step=first_nonfinite(row[ParameterColumn.FIRST_NONFINITE]),
+        weight_norm=row[ParameterColumn.WEIGHT_NORM] if updates else None,
+        weight_rms=row[ParameterColumn.WEIGHT_RMS] if updates else None,
+        update_ratio_max=row[ParameterColumn.RATIO_MAX] if ratios else None,
+        lost_fraction=row[ParameterColumn.LOST] / with_gradient if with_gradient else None,
+        moved=row[ParameterColumn.MOVED] > 0 if updates else None,
     )
 
 
@@ -138,16 +157,41 @@ class WeightSample:
         self._kernels = kernels_for(parameters[0].device.type)
         self._taken = self._kernels.sample(parameters, self._strides)
 
-    def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
-        """‖after - before‖ / ‖before‖ of each parameter.
+    def updates(self, parameters: Sequence[Tensor]) -> Tensor:
+        """‖after - before‖, ‖before‖ and the root mean square before of each parameter.
 
         Args:
             parameters: The same, after the update.
 
         Returns:
-            Shape ``(n,)``, in the row's dtype; NaN or infinite for weights of zeros, and for those that became others.
+            Shape ``(3, n)``, in the row's dtype; NaN for those that became others.
         """
-        return self._kernels.ratios(self._taken, [as_real(parameter) for parameter in parameters], self._strides)
+        return self._kernels.updates(self._taken, [as_real(parameter) for parameter in parameters], self._strides)
+
+    def lost(self, parameters: Sequence[Tensor], places: Sequence[int]) -> Tensor:
+        """How many elements kept their value although they had a gradient.
+
+        Args:
+            parameters: All of them, after the update, with their gradients.
+            places: Which of them to look at: in half precision, with a dense gradient.
+
+        Returns:
+            Shape ``(2, len(places))``, in the row's dtype: such elements, and all with a gradient, of those that were taken.
+        """
+        now = [every(as_real(parameters[place]), self._strides[place]) for place in places]
+        gradients = [every(as_real(_gradient(parameters[place])), self._strides[place]) for place in places]
+        counts = [part.numel() for part in now]
+        then = [self._taken[place].reshape(-1) for place in places]
+        had = torch.cat(gradients) != 0
+        flags = torch.stack((had & (torch.cat(then) == torch.cat(now)), had)).float()
+        # A norm of order 1 of flags counts them, of all tensors in one call.
+        found = torch.stack(torch._foreach_norm([part for row in flags for part in row.split(counts)], 1))
+        return found.to(row_dtype(found.device)).view(2, -1)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def every(parameter: Tensor, stride: int) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import by_columns, largest, once, smallest
+from lightning_hooks.statistics.reduction import Among, Merging, by_columns, largest, once, smallest
 from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, ParameterColumn, row_dtype
+
+_WEIGHT = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
 
 
 def empty_parameter_table(n_parameters: int, device: torch.device | str = "cpu") -> Tensor:
@@ -44,15 +46,34 @@ def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: 
 
 
 def merge_parameter_rows(rows: Tensor) -> Tensor:
-    """Merge parameter rows along the first dimension: ``(k, n, columns)`` to ``(n, columns)``."""
+    """Merge parameter rows along the first dimension, the earliest first: ``(k, n, columns)`` to ``(n, columns)``."""
     merged = rows.sum(0)
-    merged[..., ParameterColumn.NORM_MAX] = rows[..., ParameterColumn.NORM_MAX].amax(0)
+    for column in (ParameterColumn.NORM_MAX, ParameterColumn.RATIO_MAX):
+        merged[..., column] = rows[..., column].amax(0)
+    last = rows[0, ..., _WEIGHT]
+    for row in rows[1:]:
+        last = torch.where(row[..., ParameterColumn.UPDATES, None] > 0, row[..., _WEIGHT], last)
+    merged[..., _WEIGHT] = last
     merged[..., ParameterColumn.FIRST_NONFINITE] = rows[..., ParameterColumn.FIRST_NONFINITE].amin(0)
     return merged
 
 
+def _last_weight(own: Tensor, among: Among) -> Merging:
+    """Measured updates, and the norm and root mean square of the weight: of the last table in which there is an update."""
+    place = torch.where(own[..., :1] > 0, among.number + 1.0, 0.0).to(own.dtype)
+    last = yield place
+    found = yield torch.cat((own[..., :1], torch.where((place == last) & (place > 0), own[..., 1:], 0)), -1)
+    yield own.new_zeros(0)
+    return found
+
+
 parameter_rows_of_windows = by_columns(
-    ((largest, (ParameterColumn.NORM_MAX,)), (smallest, (ParameterColumn.FIRST_NONFINITE,))), N_PARAMETER_COLUMNS
+    (
+        (largest, (ParameterColumn.NORM_MAX, ParameterColumn.RATIO_MAX)),
+        (smallest, (ParameterColumn.FIRST_NONFINITE,)),
+        (_last_weight, (ParameterColumn.UPDATES, ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS)),
+    ),
+    N_PARAMETER_COLUMNS,
 )
 """How rows of other optimizer steps merge, as :func:`merge_parameter_rows` does."""
 

@@ -50,14 +50,14 @@ class RowSample:
         rows = parameter.detach().reshape(parameter.shape[0], -1).index_select(0, self._rows)
         return every(rows, 1), every(parameter, self._stride)
 
-    def ratio(self, parameter: Tensor) -> Tensor:
-        """‖after - before‖ / ‖before‖ of the table, 0-d, in the row's dtype; NaN if it was resized or freed.
+    def updates(self, parameter: Tensor) -> Tensor:
+        """‖after - before‖, ‖before‖ and the root mean square before, shape ``(3,)``; NaN if it was resized or freed.
 
         Args:
             parameter: The same, after the update.
         """
         if parameter.shape != self._shape or is_freed(parameter):
-            return torch.full((), math.nan, dtype=row_dtype(parameter.device), device=parameter.device)
+            return torch.full((3,), math.nan, dtype=row_dtype(parameter.device), device=parameter.device)
         (rows, spread), (rows_now, spread_now) = self._before, self._parts(parameter)
         dtype = row_dtype(parameter.device)
         scale = self._others / self._counted.sum(dtype=dtype).clamp(min=1)
@@ -68,5 +68,5 @@ class RowSample:
             both: Tensor = rows_square + others
             return both
 
-        ratio: Tensor = (square(rows_now - rows, spread_now - spread) / square(rows, spread)).sqrt()
-        return ratio
+        before = square(rows, spread)
+        return torch.stack((square(rows_now - rows, spread_now - spread), before, before / parameter.numel())).sqrt()

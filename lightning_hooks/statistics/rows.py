@@ -41,7 +41,7 @@ ROW_BYTES = 8 * N_COLUMNS  # where rows are float64
 
 
 class ParameterColumn(IntEnum):
-    """What each number of a parameter's row holds; all but NORM_MAX and FIRST_NONFINITE add."""
+    """What each number of a parameter's row holds; all add but maxima, FIRST_NONFINITE and the weight's last norm and RMS."""
 
     STEPS = 0  # measured optimizer steps with a finite gradient
     NORM = 1  # sum of its L2 norm over them
@@ -54,6 +54,13 @@ class ParameterColumn(IntEnum):
     RATIO = 8  # sum of |update| / |weight|
     RATIO_STEPS = 9
     FIRST_NONFINITE = 10  # global step of the first measured one with a NaN or an infinite value; +inf if none
+    RATIO_MAX = 11
+    UPDATES = 12  # measured updates, those of a weight of zeros among them
+    MOVED = 13  # those of them that changed the weight
+    WEIGHT_NORM = 14  # of the weight before the last measured update: of two windows the later one's counts
+    WEIGHT_RMS = 15  # its root mean square; as above
+    LOST = 16  # elements with a gradient that kept their value, over measured updates
+    WITH_GRADIENT = 17  # elements that were looked at for that, and had a gradient
 
 
 N_PARAMETER_COLUMNS = len(ParameterColumn)

@@ -107,14 +107,14 @@ class ShardedWeightSample:
     def _sampled(self, local: Sequence[Tensor]) -> list[Tensor]:
         return [every(p, stride) for p, stride in zip(local, self._strides, strict=True)]
 
-    def ratios(self, parameters: Sequence[Tensor]) -> Tensor:
-        """‖after - before‖ / ‖before‖ of each whole parameter, shape ``(k,)``; a collective."""
+    def updates(self, parameters: Sequence[Tensor]) -> Tensor:
+        """‖after - before‖, ‖before‖ and the root mean square before of each whole parameter, shape ``(3, k)``; a collective."""
         after = self._sampled([as_real(plain_values(parameter)) for parameter in parameters])
         differences = torch._foreach_sub(after, self._taken)
         norms = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in (differences, self._taken)])
         squares = norms.to(self._scales).square() * self._scales
         placed = squares.new_zeros((2, self._n_parameters))
         placed[:, self._indices] = squares
-        updates, weights = self._shards.total(placed)[:, self._indices].sqrt()
-        ratios: Tensor = updates / weights
-        return ratios
+        found = self._shards.total(placed)[:, self._indices].sqrt()
+        roots = torch.tensor([math.sqrt(parameter.numel()) for parameter in parameters], dtype=found.dtype)
+        return torch.cat((found, found[1:] / roots.to(found.device, non_blocking=True)))

@@ -1,7 +1,7 @@
 """Gradient tables and multi-tensor passes, against loops in float64."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -158,14 +158,15 @@ def test_parameter_table_equals_a_plain_loop():
         present = [gradients[index] for gradients in history if gradients[index] is not None]
         finite = [gradient for gradient in present if gradient.isfinite().all()]
         norms = [norm(gradient) for gradient in finite]
-        assert stats[name].update_ratio is None
-        values = asdict(replace(stats[name], update_ratio=0.0))
+        of_updates = ("update_ratio", "update_ratio_max", "weight_norm", "weight_rms", "lost_fraction", "moved")
+        values = asdict(stats[name])
+        assert [values.pop(name) for name in of_updates] == [None] * 6
         assert values.pop("first_nonfinite_step") == {"a": 3, "b": None, "c": 7}[name]
         assert values == pytest.approx({
             "steps": len(finite), "norm": np.mean(norms), "norm_max": max(norms),
             "rms": np.sqrt(np.mean(torch.cat([gradient.flatten() for gradient in finite]).double().square().numpy())),
             "zero_fraction": np.mean(torch.cat([gradient.flatten() for gradient in present]).numpy() == 0),
-            "nonfinite_steps": len(present) - len(finite), "missing_steps": steps - len(present), "update_ratio": 0.0,
+            "nonfinite_steps": len(present) - len(finite), "missing_steps": steps - len(present),
         }, rel=1e-6)  # fmt: skip
     totals = [math.hypot(*(norm(g) for g in gradients.values() if g is not None)) for gradients in history]
     assert total_norm == pytest.approx(np.mean([total for total in totals if math.isfinite(total)]))
@@ -204,12 +205,21 @@ def test_a_parameter_that_was_only_ever_missing():
     assert all(math.isnan(value) for value in (stats.norm, stats.norm_max, stats.rms, stats.zero_fraction))
 
 
+def updates(*ratios):
+    """Updates of these sizes, of weights of norm 1 with 4 elements."""
+    return torch.tensor([ratios, [1.0] * len(ratios), [0.5] * len(ratios)], dtype=torch.float64)
+
+
+def ratios_of(updates):
+    return updates[0] / updates[1]
+
+
 def test_update_ratios_average_over_finite_and_valid_steps():
     table = ParameterTable(["a", "b"], n_optimizers=1)
     both = torch.tensor([0, 1])
-    table.add_ratios(both, torch.tensor([0.1, math.nan], dtype=torch.float64))
-    table.add_ratios(both, torch.tensor([0.3, math.inf], dtype=torch.float64), valid=torch.tensor(True))
-    table.add_ratios(both, torch.tensor([9.0, 9.0], dtype=torch.float64), valid=torch.tensor(False))
+    table.add_updates(both, updates(0.1, math.nan))
+    table.add_updates(both, updates(0.3, math.inf), valid=torch.tensor(True))
+    table.add_updates(both, updates(9.0, 9.0), valid=torch.tensor(False))
     table.add_missing([1])
     stats, _ = table.read(table.pack())
     assert stats["a"].update_ratio == pytest.approx(0.2)
@@ -250,7 +260,7 @@ def test_update_ratios_are_exact_for_small_weights(dtype):
     before = [torch.randn(5, 4).to(dtype), torch.randn(7).to(dtype), torch.zeros(3, dtype=dtype)]
     after = [(weight + 0.1 * torch.randn_like(weight)).to(dtype) for weight in before]
     expected = [norm(new.double() - old.double()) / norm(old.double()) for new, old in zip(after[:2], before[:2], strict=True)]
-    ratios = WeightSample(before).ratios(after)
+    ratios = ratios_of(WeightSample(before).updates(after))
     assert ratios.dtype == torch.float64
     assert ratios[:2].tolist() == pytest.approx(expected, rel=1e-5)
     assert not torch.isfinite(ratios[2])
@@ -259,7 +269,7 @@ def test_update_ratios_are_exact_for_small_weights(dtype):
 def test_update_ratio_of_a_large_weight_is_close():
     before = [torch.randn(1000, 1000), torch.randn(30, 3), torch.randn(64, 128, 3, 3).to(memory_format=torch.channels_last)]
     after = [weight + 1e-3 * torch.randn_like(weight) for weight in before]
-    for ratio, new, old in zip(WeightSample(before).ratios(after).tolist(), after, before, strict=True):
+    for ratio, new, old in zip(ratios_of(WeightSample(before).updates(after)).tolist(), after, before, strict=True):
         assert ratio == pytest.approx(norm(new - old) / norm(old), rel=0.08)
 
 
@@ -271,7 +281,7 @@ def test_a_weight_whose_storage_is_freed_has_no_ratio_and_the_others_have_theirs
         before[1].untyped_storage().resize_(0)
     if when != "before":
         after[1].untyped_storage().resize_(0)
-    ratios = WeightSample(before).ratios(after)
+    ratios = ratios_of(WeightSample(before).updates(after))
     assert ratios.shape == (2,)
     assert math.isnan(ratios[1])
     assert ratios[0] == 0.5 or (when == "after" and path == "compiled")  # the kernels in C then measure none of them

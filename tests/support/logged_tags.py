@@ -16,7 +16,13 @@ FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_frac
 MODULE_GRADIENTS = ["mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction"]
 
 
-PARAMETER_GRADIENTS = ["norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio"]
+PARAMETER_GRADIENTS = [
+    *("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio", "update_ratio_max"),
+    *("weight_norm", "weight_rms"),
+]
+
+
+OPTIMIZER = ["gradient_flow/0-SGD/lr", "gradient_flow/0-SGD/update_rms"]
 
 
 CLIP = [
@@ -35,8 +41,9 @@ def logged_tags() -> set[str]:
         "features/net.1/dead_fraction",
         "features/net.3/saturated_fraction",
         *(f"gradient_flow/{m}/rms" for m in MODULES),
-        *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in ("norm", "update_ratio")),
+        *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in ("norm", "update_ratio", "weight_norm")),
         "gradient_flow/total_norm",
+        *OPTIMIZER,
         *(f"gradient_clip/{s}" for s in CLIP),
     }
 
@@ -53,6 +60,7 @@ def expected_tags() -> set[str]:
         *(f"features/alerts/{kind}" for kind in FEATURE_KINDS),
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
+        *OPTIMIZER,
         "gradient_flow/total_norm",
         *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
         *(f"gradient_clip/{s}" for s in CLIP),

@@ -130,13 +130,19 @@ class HostKernels(Kernels):
         totals += (1.0, whole)
 
     @override
-    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+    def enter_updates(self, rows: Tensor, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         if valid is not None and not number(valid):
             return
-        table, at, found = rows.numpy(), indices.numpy(), ratios.numpy()
-        counted = np.isfinite(found)
-        table[at, ParameterColumn.RATIO] += np.where(counted, found, 0.0)
-        table[at, ParameterColumn.RATIO_STEPS] += counted
+        table, (update, weight, rms) = rows.numpy(), updates.numpy()
+        finite = np.isfinite(update) & np.isfinite(weight)
+        at, update, weight, rms = indices.numpy()[finite], update[finite], weight[finite], rms[finite]
+        table[at, ParameterColumn.UPDATES] += 1
+        table[at, ParameterColumn.MOVED] += update > 0
+        table[at, ParameterColumn.WEIGHT_NORM], table[at, ParameterColumn.WEIGHT_RMS] = weight, rms
+        at, ratio = at[weight > 0], update[weight > 0] / weight[weight > 0]
+        table[at, ParameterColumn.RATIO] += ratio
+        table[at, ParameterColumn.RATIO_STEPS] += 1
+        table[at, ParameterColumn.RATIO_MAX] = np.maximum(table[at, ParameterColumn.RATIO_MAX], ratio)
 
 
 def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:

@@ -36,6 +36,13 @@ enum {
     PARAMETER_RATIO,
     PARAMETER_RATIO_STEPS,
     PARAMETER_FIRST_NONFINITE,
+    PARAMETER_RATIO_MAX,
+    PARAMETER_UPDATES,
+    PARAMETER_MOVED,
+    PARAMETER_WEIGHT_NORM,
+    PARAMETER_WEIGHT_RMS,
+    PARAMETER_LOST,
+    PARAMETER_WITH_GRADIENT,
     PARAMETER_COLUMNS
 };
 
@@ -390,9 +397,10 @@ void sample(const int64_t *addresses, const int64_t *counts, const int64_t *stri
     }
 }
 
-/* |now - then| / |then| of each of k tensors, over what sample() took of them then. */
-WIDTHS void ratios(const int64_t *addresses, const int64_t *counts, const int64_t *strides, int64_t k, int type, const void *buffer,
-            double *out) {
+/* Of each of k tensors |now - then|, |then| and the root mean square then, from what sample() took of them then: out is (3, k).
+ * Norms are those of all sizes[t] values, which the sample stands for. */
+WIDTHS void updates(const int64_t *addresses, const int64_t *counts, const int64_t *strides, const int64_t *sizes, int64_t k, int type,
+             const void *buffer, double *out) {
     const char *then = buffer;
     for (int64_t t = 0; t < k; t++) {
         const char *data = (const char *)(intptr_t)addresses[t];
@@ -405,7 +413,8 @@ WIDTHS void ratios(const int64_t *addresses, const int64_t *counts, const int64_
     }
         if (type == F64) COMPARE(double)
         else COMPARE(float)
-        out[t] = sqrt(update) / sqrt(weight); /* 0 / 0 for a weight of zeros */
+        double share = n > 0 ? (double)sizes[t] / n : (double)NAN;
+        out[t] = n > 0 ? sqrt(update * share) : share, out[k + t] = sqrt(weight * share), out[2 * k + t] = sqrt(weight / (n + !n));
         then += n * (type == F64 ? 8 : 4);
     }
 }
@@ -433,12 +442,19 @@ void enter(double *rows, const int64_t *indices, int64_t k, const double *norm, 
     }
 }
 
-/* Enter k update ratios; those that are not finite do not count. */
-void enter_ratios(double *rows, const int64_t *indices, int64_t k, const double *ratio) {
+/* Enter k updates, as updates() gives them; those that are not finite do not count. */
+void enter_updates(double *rows, const int64_t *indices, int64_t k, const double *found) {
     for (int64_t t = 0; t < k; t++) {
-        if (!finite64(ratio[t])) continue;
+        double update = found[t], weight = found[k + t], ratio = update / weight; /* 0 / 0 for a weight of zeros */
+        if (!finite64(update) || !finite64(weight)) continue;
         double *row = rows + indices[t] * PARAMETER_COLUMNS;
-        row[PARAMETER_RATIO] += ratio[t];
+        row[PARAMETER_UPDATES] += 1;
+        row[PARAMETER_MOVED] += update > 0;
+        row[PARAMETER_WEIGHT_NORM] = weight;
+        row[PARAMETER_WEIGHT_RMS] = found[2 * k + t];
+        if (!finite64(ratio)) continue;
+        row[PARAMETER_RATIO] += ratio;
         row[PARAMETER_RATIO_STEPS] += 1;
+        if (ratio > row[PARAMETER_RATIO_MAX]) row[PARAMETER_RATIO_MAX] = ratio;
     }
 }

@@ -92,12 +92,12 @@ class NativeKernels(HostKernels):
         self._norms.argtypes = (address, address, integer, kind, address, address)
         self._sample = freely.sample
         self._sample.argtypes = (address, address, address, integer, kind, address)
-        self._ratios = freely.ratios
-        self._ratios.argtypes = (address, address, address, integer, kind, address, address)
+        self._updates = freely.updates
+        self._updates.argtypes = (address, address, address, address, integer, kind, address, address)
         self._enter = at_once.enter
         self._enter.argtypes = (address, address, integer, address, address, address, real, address)
-        self._enter_ratios = at_once.enter_ratios
-        self._enter_ratios.argtypes = (address, address, integer, address)
+        self._enter_updates = at_once.enter_updates
+        self._enter_updates.argtypes = (address, address, integer, address)
         self.types: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
         if freely.reads_half():
             self.types[torch.float16] = 3
@@ -195,17 +195,17 @@ class NativeKernels(HostKernels):
         return taken
 
     @override
-    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
+    def updates(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
         if not isinstance(taken, _Taken):
-            return super().ratios(taken, tensors, strides)
+            return super().updates(taken, tensors, strides)
         located, before = self._locate(tensors), taken.located
         sizes = None if located is None or located.dtype is not before.dtype else located.sizes
         if located is None or sizes is None or (sizes is not before.sizes and not torch.equal(sizes, before.sizes)):
-            return torch.full((len(tensors),), math.nan, dtype=torch.float64)  # they became others, or were freed
-        ratios = torch.empty(len(tensors), dtype=torch.float64)
-        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr())
-        self._ratios(*at, len(tensors), located.kind, taken.values.data_ptr(), ratios.data_ptr())
-        return ratios
+            return torch.full((3, len(tensors)), math.nan, dtype=torch.float64)  # they became others, or were freed
+        found = torch.empty((3, len(tensors)), dtype=torch.float64)
+        at = (located.address, taken.counts.data_ptr(), taken.strides.data_ptr(), located.sizes.data_ptr())
+        self._updates(*at, len(tensors), located.kind, taken.values.data_ptr(), found.data_ptr())
+        return found
 
     @override
     def enter(
@@ -225,9 +225,9 @@ class NativeKernels(HostKernels):
         self._enter(rows.data_ptr(), indices.data_ptr(), len(indices), *read, float(global_step), total.data_ptr())
 
     @override
-    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
+    def enter_updates(self, rows: Tensor, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         if valid is None or number(valid):
-            self._enter_ratios(rows.data_ptr(), indices.data_ptr(), len(indices), ratios.data_ptr())
+            self._enter_updates(rows.data_ptr(), indices.data_ptr(), len(indices), updates.data_ptr())
 
 
 def load() -> NativeKernels | None:

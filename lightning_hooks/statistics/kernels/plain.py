@@ -140,11 +140,11 @@ class Kernels:
         return Norms(norms.to(row_dtype(norms.device)), found, [values.numel() for values in plain])
 
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
-        """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`ratios`."""
+        """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`updates`."""
         return torch._foreach_mul(_spread(tensors, strides), 1.0)  # copies in one call
 
-    def ratios(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
-        """‖now - then‖ / ‖then‖ of each tensor, over the elements that :meth:`sample` took.
+    def updates(self, taken: Any, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Tensor:
+        """‖now - then‖, ‖then‖ and the root mean square then of each tensor, from the elements that :meth:`sample` took.
 
         Args:
             taken: What it gave.
@@ -152,14 +152,19 @@ class Kernels:
             strides: The same.
 
         Returns:
-            Shape ``(n,)``, in the row's dtype; NaN or infinite for zeros, and for what has another shape now.
+            Shape ``(3, n)``, in the row's dtype; NaN for what has another shape now.
         """
+        gone = taken[0].new_full((1,), math.nan)
         pairs = zip(_spread(tensors, strides), taken, strict=True)
-        now, then = zip(*((a, b) if a.shape == b.shape else (a.new_empty(0),) * 2 for a, b in pairs), strict=True)
+        same = ((a, b) if a.shape == b.shape and a.numel() else (gone, gone) for a, b in pairs)
+        now, then = zip(*same, strict=True)
         norms = torch.stack((*torch._foreach_norm(torch._foreach_sub(now, then)), *torch._foreach_norm(then)))
-        updates, weights = norms.to(row_dtype(norms.device)).view(2, -1)
-        ratios: Tensor = updates / weights
-        return ratios
+        norms = norms.to(row_dtype(norms.device)).view(2, -1)
+        taken_of = [part.numel() for part in then]
+        whole = [math.sqrt(tensor.numel() / count) for tensor, count in zip(tensors, taken_of, strict=True)]
+        factors = torch.tensor((whole, [1 / math.sqrt(count) for count in taken_of]), dtype=norms.dtype)
+        factors = factors.to(norms.device, non_blocking=True)
+        return torch.cat((norms * factors[0], norms[1:] * factors[1]))
 
     def enter(
         self,
@@ -191,11 +196,21 @@ class Kernels:
         finite = torch.isfinite(whole)
         total += torch.where(finite, torch.stack((finite.to(total.dtype), whole.to(total.dtype))), 0)
 
-    def enter_ratios(self, rows: Tensor, indices: Tensor, ratios: Tensor, valid: Tensor | None = None) -> None:
-        """Enter update ratios, shape ``(k,)``; those that are not finite do not count."""
-        counted = torch.isfinite(ratios) if valid is None else torch.isfinite(ratios) & valid
-        rows[indices, ParameterColumn.RATIO] += torch.where(counted, ratios, 0)
-        rows[indices, ParameterColumn.RATIO_STEPS] += counted
+    def enter_updates(self, rows: Tensor, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
+        """Enter updates as :meth:`updates` gives them, shape ``(3, k)``; those that are not finite do not count."""
+        update, weight, _ = updates
+        ratio = update / weight
+        finite = torch.isfinite(updates).all(0) if valid is None else torch.isfinite(updates).all(0) & valid
+        known, counted = rows[indices], finite & torch.isfinite(ratio)
+        ratio = torch.where(counted, ratio, 0)
+        known[:, ParameterColumn.RATIO] += ratio
+        known[:, ParameterColumn.RATIO_STEPS] += counted
+        known[:, ParameterColumn.RATIO_MAX] = torch.maximum(known[:, ParameterColumn.RATIO_MAX], ratio)
+        known[:, ParameterColumn.UPDATES] += finite
+        known[:, ParameterColumn.MOVED] += finite & (update > 0)
+        last = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
+        known[:, last] = torch.where(finite[:, None], updates[1:].T, known[:, last])
+        rows[indices] = known
 
 
 def _spread(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:

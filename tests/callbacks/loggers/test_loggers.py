@@ -61,6 +61,8 @@ def value_of(reports: list[Any], tag: str) -> float:
         return getattr(clip.optimizers["0-SGD"], stat)
     if tag == "gradient_flow/total_norm":
         return flow.total_norm
+    if site == "0-SGD":
+        return max(flow.optimizers[site].lr) if stat == "lr" else getattr(flow.optimizers[site], stat)
     return getattr(flow.modules.get(site) or flow.parameters[site], stat)
 
 

@@ -242,7 +242,7 @@ def test_what_is_logged_is_the_same_every_epoch_everywhere(tmp_path: Path) -> No
         f"{site}/dead_fraction" for site in sorted(features) if site[-2:] in ("_1", "_4", "_7", "10")
     }
     assert {tag for tag in tags if tag.startswith("features")} == expected | {"features/net.head/max"}
-    assert {tag.rpartition("/")[2] for tag in tags if tag.startswith("gradient_flow")} == {"rms"}
+    assert {tag.rpartition("/")[2] for tag in tags if tag.startswith("gradient_flow")} == {"rms", "lr", "update_rms"}
     assert all(len(events.Scalars(tag)) == 3 for tag in tags)
 
 
@@ -250,7 +250,7 @@ def test_all_is_all(tmp_path: Path) -> None:
     events = fit(Deep(100), tmp_path, monitors(summary=False, logged="all"), max_epochs=1)
     n_modules, n_parameters = 100, 2 * 34
     n = sum(tag.startswith("gradient_flow/") for tag in events.Tags()["scalars"])
-    assert n == 8 * n_modules + 7 * n_parameters + 1
+    assert n == 8 * n_modules + 10 * n_parameters + 1 + 2  # the total norm; the optimizer's rate and updates
 
 
 @pytest.mark.parametrize(

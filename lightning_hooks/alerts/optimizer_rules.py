@@ -1,0 +1,174 @@
+"""Rules over optimizers: learning rates near zero, second moments below eps, settings that are hardly meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.alerts.past import is_scale_free
+from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.optimizers import GroupSettings
+from lightning_hooks.reports.windows import GradientFlowReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondMomentStale(Rule):
+    """Second moments so small that Adam's eps, not the gradient, decides the size of its steps.
+
+    Then it is plain gradient descent with the learning rate over eps. Updates vanish as the gradient's root mean square comes near
+    eps (Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023, section 3.4). It is no
+    alert where training has converged.
+
+    Attributes:
+        threshold: Share of the second moments, where the gradient is not 0, above which it counts.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "second_moment_stale"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "converged")
+
+    threshold: float = 0.5
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        first = history[0] if history else report
+        if not report.total_norm > self.converged * first.total_norm:
+            return
+        for name, stats in report.optimizers.items():
+            if stats.stale_fraction is None or stats.stale_fraction <= self.threshold or not any(rate > 0 for rate in stats.lr):
+                continue
+            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            yield self.alert(
+                report, name, stats.stale_fraction, self.threshold, "warning",
+                f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
+                f"{percent(self.threshold)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
+                "the learning rate says. Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LrZero(Rule):
+    """Learning rates of zero, or next to it, while much of training is still to come.
+
+    All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
+    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. How
+    long training will be must be known (``max_steps`` or ``max_epochs``). It is no alert where training has converged. The limits
+    are a cosine's: it is below 1e-4 of its peak in its last 0.6 %.
+
+    Attributes:
+        left: Share of the planned steps that must be left.
+        held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
+        initial: Share of ``initial_lr`` that a warm-up must have reached after half of the planned steps.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "lr_zero"
+    shares: ClassVar[tuple[str, ...]] = ("left", "held", "initial", "converged")
+
+    left: float = 0.1
+    held: float = 0.05
+    initial: float = 1e-2
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        planned, first = report.planned_steps, history[0] if history else report
+        if not report.total_norm > self.converged * first.total_norm:
+            return
+        for name, stats in report.optimizers.items():
+            groups = [group for group in stats.groups if group.lr is not None]
+            if not groups:
+                continue
+            rate, peak = (max(each or 0.0 for each in rates) for rates in zip(*((g.lr, g.lr_peak) for g in groups), strict=True))
+            if peak == 0.0 and not any(group.lr_initial for group in groups):
+                yield self.alert(
+                    report, name, 0.0, 0.0, "info",
+                    "its learning rate is 0 and has never been above: it changes nothing.",
+                    advice=("Set a learning rate, unless that is meant",),
+                )  # fmt: skip
+            elif planned and 0 < report.step < (1 - self.left) * planned and self._is_low(groups, planned):
+                yield self.alert(
+                    report, name, rate, 1e-4 * peak, "warning",
+                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} steps, "
+                    f"is {rate:.1e} now, and {percent(1 - report.step / planned)} of the planned {planned} steps are left. Common "
+                    "causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the training.",
+                )  # fmt: skip
+            elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
+                initial = max(group.lr_initial or 0.0 for group in groups)
+                yield self.alert(
+                    report, name, rate, self.initial * initial, "warning",
+                    f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
+                    f"starts from, after {percent(report.step / planned)} of the planned {planned} steps. Common cause: a "
+                    "warm-up that is longer than the training.",
+                )  # fmt: skip
+
+    def _is_low(self, groups: Sequence[GroupSettings], planned: int) -> bool:
+        return all(group.lr_peak and group.low_steps >= max(self.held * planned, 1) for group in groups)
+
+    def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
+        """Whether all groups are still at the foot of their warm-up: rising, or at zero since the start."""
+        before = first.optimizers[name].lr if name in first.optimizers else ()
+        if len(before) != len(groups):
+            return False
+        return all(
+            group.lr_initial
+            and (group.lr_peak or 0.0) < self.initial * group.lr_initial
+            and (not group.lr_peak or (group.lr or 0.0) > 1.01 * earlier)
+            for group, earlier in zip(groups, before, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerSettings(Rule):
+    """Settings of an optimizer that are hardly meant.
+
+    Weight decay that removes too much of a weight at each step is :class:`UpdateTooLarge`'s.
+
+    Attributes:
+        eps: eps of an Adam-like optimizer from which it counts (torch's default is 1e-8). Large ones are published practice too
+            (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
+        stale: Share of the second moments below eps² from which it is a warning.
+        momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
+    """
+
+    kind: ClassVar[str] = "optimizer_settings"
+    shares: ClassVar[tuple[str, ...]] = ("stale", "momentum")
+
+    eps: float = 1e-2
+    stale: float = 0.5
+    momentum: float = 0.999
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer and setting."""
+        for name, stats in report.optimizers.items():
+            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            if eps >= self.eps and is_scale_free(name):
+                known = stats.stale_fraction
+                decides = known is not None and known > self.stale
+                measured = "" if known is None else f" {percent(known)} of its second moments are below eps²."
+                yield self.alert(
+                    report, name, eps, self.eps, "warning" if decides else "info",
+                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual).{measured} Where it is above the size of the "
+                    "gradients, it sets the step, which is then that of plain gradient descent.",
+                    advice=("Set eps=1e-8, unless that is meant",),
+                )  # fmt: skip
+            # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
+            pairs = [group.betas for group in stats.groups if len(group.betas) == 2 and "adam" in name.lower()]
+            for one, two in [pair for pair in pairs if pair[0] > pair[1]][:1]:
+                yield self.alert(
+                    report, name, one, two, "warning",
+                    f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
+                    "are divided by the size of other gradients than they are made of. Common cause: betas in the wrong order.",
+                    advice=("Set betas=(0.9, 0.999)",),
+                )  # fmt: skip
+            momentum = max((group.momentum for group in stats.groups if group.momentum is not None), default=0.0)
+            if momentum >= self.momentum:
+                yield self.alert(
+                    report, name, momentum, self.momentum, "warning",
+                    f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
+                    "thousand steps. Common cause: the decay rate of an average, passed as momentum.",
+                    advice=("Set momentum=0.9",),
+                )  # fmt: skip

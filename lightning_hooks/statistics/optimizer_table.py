@@ -1,0 +1,114 @@
+"""What optimizers do, as rows: the size of their updates, and how well their second moments follow the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, once
+from lightning_hooks.statistics.rows import row_dtype
+
+
+class OptimizerColumn(IntEnum):
+    """What each number of an optimizer's row holds; all add, over steps, windows and ranks, and only quotients are read."""
+
+    UPDATE_SQUARE = 0  # squares of the updates' elements
+    UPDATE_ELEMENTS = 1
+    INSTABILITY = 2  # sum over steps
+    INSTABILITY_STEPS = 3
+    STALE = 4  # second moments below eps squared, of elements with a gradient
+    WITH_GRADIENT = 5  # elements with a gradient, where there are second moments
+
+
+N_OPTIMIZER_COLUMNS = len(OptimizerColumn)
+
+
+class OptimizerNumbers(NamedTuple):
+    """What a row says; None where it was not measured."""
+
+    update_rms: float | None
+    instability: float | None
+    stale_fraction: float | None
+
+
+class OptimizerTable:
+    """A row for each optimizer.
+
+    Args:
+        n_optimizers: How many optimizers step.
+        device: Where the rows live.
+    """
+
+    def __init__(self, n_optimizers: int, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.rows = torch.zeros((n_optimizers, N_OPTIMIZER_COLUMNS), device=device, dtype=row_dtype(device))
+
+    def add(
+        self, optimizer: int, updates: Tensor, elements: int, moments: Tensor | None = None, valid: Tensor | None = None
+    ) -> None:
+        """Take up a measured step. No host sync.
+
+        Args:
+            optimizer: Which optimizer.
+            updates: The norm of each parameter's update, shape ``(k,)``; a step in which one is not finite does not count.
+            elements: How many elements the parameters have together.
+            moments: What :func:`~.second_moments` read; None where there are none.
+            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+        """
+        row = self.rows.new_zeros(N_OPTIMIZER_COLUMNS)
+        row[: OptimizerColumn.INSTABILITY] = elements
+        row[OptimizerColumn.UPDATE_SQUARE] = torch.dot(updates, updates)
+        if moments is not None:
+            row[OptimizerColumn.INSTABILITY] = moments[0]
+            row[OptimizerColumn.INSTABILITY_STEPS] = 1
+            row[OptimizerColumn.STALE :] = moments[1:]
+        counted = torch.isfinite(row).all()
+        self.rows[optimizer] += torch.where(counted if valid is None else counted & valid, row, 0)
+
+    def pack(self) -> Tensor:
+        """Everything as one vector."""
+        return self.rows.flatten()
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` gave."""
+        self.rows.copy_(packed.view_as(self.rows))
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge."""
+        return (Stretch(self.rows.numel(), once(added, N_OPTIMIZER_COLUMNS), added),)
+
+    @staticmethod
+    def read(packed: Tensor) -> list[OptimizerNumbers]:
+        """Name the numbers of each optimizer, on the host."""
+        return [_numbers(row) for row in packed.view(-1, N_OPTIMIZER_COLUMNS).tolist()]
+
+    def follow(self, kept: Sequence[int | None]) -> None:
+        """Go on with other optimizers.
+
+        Args:
+            kept: Of each optimizer, which one it was before; None for a new one.
+        """
+        new = self.rows.new_zeros(N_OPTIMIZER_COLUMNS)
+        self.rows = torch.stack([new if place is None else self.rows[place] for place in kept] or [new])[: len(kept)]
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self.rows.zero_()
+
+
+def _numbers(row: Sequence[float]) -> OptimizerNumbers:
+    def share(part: OptimizerColumn, whole: OptimizerColumn) -> float | None:
+        return row[part] / row[whole] if row[whole] else None
+
+    square = share(OptimizerColumn.UPDATE_SQUARE, OptimizerColumn.UPDATE_ELEMENTS)
+    return OptimizerNumbers(
+        None if square is None else math.sqrt(square),
+        share(OptimizerColumn.INSTABILITY, OptimizerColumn.INSTABILITY_STEPS),
+        share(OptimizerColumn.STALE, OptimizerColumn.WITH_GRADIENT),
+    )
