@@ -5,10 +5,12 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import SEVERITIES, Severity, advice_for
+
+Judges = Literal["window", "epoch"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,6 +35,7 @@ class Rule:
 
     kind: ClassVar[str] = ""
     advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
+    judges: ClassVar[Judges] = "window"  # ``epoch`` for a rule that needs more than one short window: see RuleBook.judge
     urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.rule import Rule, check_patterns, matches
+from lightning_hooks.alerts.rule import Judges, Rule, check_patterns, matches
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert
 from lightning_hooks.reports.kinds import SEVERITIES
 
@@ -42,6 +42,9 @@ RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
 """What ``rules=[…]`` may hold: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
 ``{"mute": "dead", "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or
 ``"-dead at encoder.*"``; or a function from a report to alerts."""
+
+
+JUDGES: tuple[Judges, ...] = ("window", "epoch")
 
 
 class Candidate(NamedTuple):
@@ -91,25 +94,37 @@ class RuleBook:
         """Whether any rule uses earlier reports."""
         return any(_takes_history(rule) for rule in self.rules)
 
+    @property
+    def kinds_of_epochs(self) -> frozenset[str]:
+        """The kinds that only rules which judge epochs raise."""
+        kinds = {
+            judges: {rule.kind for rule in self.rules if _judges(rule) == judges and isinstance(rule, Rule)} for judges in JUDGES
+        }
+        return frozenset(kinds["epoch"] - kinds["window"])
+
     def judge(
         self,
         report: Any,
         history: Sequence[Any] = (),
         on_fault: Callable[[RuleLike, Exception], None] | None = None,
         urgent: bool = False,
+        judges: Judges | None = None,
     ) -> list[Candidate]:
         """Apply the rules to a report.
 
         Args:
             report: The report.
-            history: Those of the epochs before, oldest first.
+            history: Those of the windows before, oldest first.
             on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
             urgent: Apply only rules that are urgent and whose alerts count at once.
+            judges: Apply only rules that judge every window, or only those that judge epochs; None for all.
         """
         found = []
         for group in self._groups.values():
             for place, rule in enumerate(group):
                 if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
+                    continue
+                if judges not in (None, _judges(rule)):
                     continue
                 try:
                     given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
@@ -236,6 +251,10 @@ def report_of(rule: Any) -> Any:
     return (
         annotation if isinstance(annotation, type) and annotation not in (inspect.Parameter.empty, Any) else None
     )  # Any is a type, since 3.11
+
+
+def _judges(rule: RuleLike) -> Judges:
+    return rule.judges if isinstance(rule, Rule) else "window"
 
 
 def _takes_history(rule: RuleLike) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,10 +83,17 @@ class AlertWindow:
         """The root causes that last, each as it was first passed on, with the highest severity since."""
         return [entry.first for entry in self._open.values() if entry.root and not entry.absent]
 
-    def confirmed(self, candidates: Iterable[Candidate]) -> list[Alert]:
-        """Enter what was found in one report; return what counts, each with the step since which it is there."""
+    def confirmed(self, candidates: Iterable[Candidate], waiting: Container[str] = ()) -> list[Alert]:
+        """Enter what was found in one report; return what counts, each with the step since which it is there.
+
+        Args:
+            candidates: What the rules found.
+            waiting: The kinds whose rules were not applied to this report.
+        """
         current = {(candidate.alert.kind, candidate.alert.site): candidate for candidate in candidates}
         for key, seen in list(self._seen.items()):
+            if key[0] in waiting:
+                continue
             seen.recent = [*seen.recent, int(key in current)][-seen.span :]
             if not any(seen.recent):
                 del self._seen[key]

@@ -75,7 +75,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         channel_dim: int | None = None,
         summary: Summary = True,
     ) -> None:
-        settings = Settings(modules=modules, every_n_steps=every_n_steps, summary=summary)
+        settings = Settings(modules=modules, every_n_steps=every_n_steps, report_every_n_steps=None, summary=summary)
         check_range_options(method, averaging_constant, bins, percentile, channel_dim)
         check_levels(dtype, scheme)
         self.method, self.dtype, self.scheme = method, dtype, scheme

@@ -232,7 +232,7 @@ class LightningHost(Host):
     @property
     @override
     def log_step(self) -> int:
-        return lightning_api.epoch_step(self.trainer)
+        return lightning_api.log_step(self.trainer)
 
     @property
     @override
@@ -281,6 +281,11 @@ class LightningHost(Host):
     @override
     def check_gradients(self, who: str) -> None:
         lightning_api.check_gradients(self.trainer, self.model, who)
+
+    @property
+    @override
+    def batches_per_epoch(self) -> float:
+        return lightning_api.batches_per_epoch(self.trainer)
 
     @property
     @override

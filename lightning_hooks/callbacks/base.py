@@ -131,7 +131,7 @@ class HookedCallback(EitherPackage, ABC):
     def trackers(self, trainer: Trainer) -> Trackers:
         """Return the trainer's loggers behind one interface: scalars, figures, histograms, text, tables, files.
 
-        Write with it at step :func:`~lightning_hooks.callbacks.lightning_api.epoch_step`. On ranks other than 0 it is empty. A
+        Write with it at step :func:`~lightning_hooks.callbacks.lightning_api.log_step`. On ranks other than 0 it is empty. A
         logger that raises gives one warning in a fit, and training goes on.
         """
         return Adapter.of(trainer).trackers

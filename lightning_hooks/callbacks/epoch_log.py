@@ -1,4 +1,4 @@
-"""Logging an epoch's numbers as Lightning does."""
+"""Logging a window's numbers as Lightning does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_hooks.callbacks.lightning_api import epoch_step
+from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.trackers import Trackers
 
@@ -49,5 +49,5 @@ class EpochLog:
         self._tags.update(tensors)
         known.update(tensors)
         trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
-        trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, epoch_step(trainer))
+        trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, log_step(trainer))
         trackers.save()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import callbacks_of, epoch_ends, epoch_step
+from lightning_hooks.callbacks.lightning_api import callbacks_of, epoch_ends, log_step
 from lightning_hooks.extraction import (
     SAMPLINGS,
     ExtractedFeatures,
@@ -237,7 +237,7 @@ class FeatureExtractor(HookedCallback):
         self._store.reset()
         found = _in_model_order(sites, self._sites)
         silent = tuple(name for name in self._sites if name not in found)
-        self.report = ExtractedFeatures(trainer.current_epoch, epoch_step(trainer), found, fields, silent, seen)
+        self.report = ExtractedFeatures(trainer.current_epoch, log_step(trainer), found, fields, silent, seen)
         unexplained = [name for name in silent if name not in self._warned and name not in self.faults.errors]
         if unexplained:
             self._warned.update(unexplained)

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import epoch_step
+from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.extraction import Forward, batch_size, first_rows, map_tensors
 from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector
@@ -122,7 +122,7 @@ class FixedSampleCallback(HookedCallback):
         if self._taken is None or self._disabled or trainer.current_epoch % self.every_n_epochs:
             return
         try:
-            self.report = self._run(trainer, pl_module, trainer.current_epoch, epoch_step(trainer))
+            self.report = self._run(trainer, pl_module, trainer.current_epoch, log_step(trainer))
             if trainer.is_global_zero:
                 self._show(trainer)
         except Exception as error:  # noqa: BLE001  a figure must not end the training

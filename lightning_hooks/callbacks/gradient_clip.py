@@ -8,7 +8,7 @@ from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.collectors.clipping import ClipCollector
 from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.session.settings import OnAlert, ReportDir, Rules, Settings, Summary
+from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 
 
 class GradientClipMonitor(Monitor[ClipReport]):
@@ -17,11 +17,11 @@ class GradientClipMonitor(Monitor[ClipReport]):
     At every optimizer step it compares the gradients' norms before clipping with those the step is taken with. It distinguishes
     clipped, skipped (by a loss scaler) and non-finite steps, and names the parameters that caused the clips.
 
-    Logged each epoch: ``gradient_clip/<stat>`` (``gradient_clip/<optimizer>/<stat>`` where there are several optimizers)
+    Logged each window: ``gradient_clip/<stat>`` (``gradient_clip/<optimizer>/<stat>`` where there are several optimizers)
     with stat one of steps, clipped_steps, rate, norm_before, norm_before_max, norm_after, norm_after_max, coefficient,
     nonfinite_steps, skipped_steps; and ``gradient_clip/alerts/<kind>``.
 
-    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`. ``report`` is the last epoch's
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`. ``report`` is the last window's
     :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
 
     Example:
@@ -35,6 +35,7 @@ class GradientClipMonitor(Monitor[ClipReport]):
     def __init__(
         self,
         *,
+        report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: Summary = True,
@@ -44,6 +45,7 @@ class GradientClipMonitor(Monitor[ClipReport]):
     ) -> None:
         super().__init__(
             Settings(
+                report_every_n_steps=report_every_n_steps,
                 on_alert=on_alert,
                 rules=rules,
                 summary=summary,

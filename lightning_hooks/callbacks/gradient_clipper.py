@@ -21,7 +21,7 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.tensor_clips import TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.session.settings import OnAlert, ReportDir, Rules, Settings, Summary
+from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 from lightning_hooks.statistics.gradients import as_real
 from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.statistics.shards import whole_where_partial
@@ -48,6 +48,7 @@ class GradientClipper(Monitor[ClipReport]):
         policy: A policy's name, or a policy object.
         threshold: The policy's main number; None for its default.
         exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
+        report_every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`.
         on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
@@ -72,6 +73,7 @@ class GradientClipper(Monitor[ClipReport]):
         policy: str | object = "norm",
         threshold: float | None = None,
         exclude: str | Sequence[str] = (),
+        report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: Summary = True,
@@ -83,7 +85,9 @@ class GradientClipper(Monitor[ClipReport]):
         if wrong:
             raise TypeError(f"exclude must be glob patterns on parameter names; got {wrong[0]!r}.")
         super().__init__(
-            Settings(on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir),
+            Settings(
+                report_every_n_steps=report_every_n_steps, on_alert=on_alert, rules=rules, summary=summary, report_dir=report_dir
+            ),
             TensorClipCollector if isinstance(self.policy, PerTensor) else None,
         )
         self._state: dict[str, dict[str, Tensor]] = {}  # optimizer -> the policy's state

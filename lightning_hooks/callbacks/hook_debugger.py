@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import epoch_step, loss_scaler
+from lightning_hooks.callbacks.lightning_api import log_step, loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice
@@ -172,7 +172,7 @@ class HookDebugger(HookedCallback):
             if self._tracer.tracing:
                 self._finish(pl_module, self._title)
                 trackers = self.trackers(trainer)
-                trackers.text("hook_debugger/trace", f"```\n{self.trace}\n```", epoch_step(trainer))
+                trackers.text("hook_debugger/trace", f"```\n{self.trace}\n```", log_step(trainer))
             self._tracer.active = False
         self._batch += 1
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
-from lightning_hooks.callbacks.lightning_api import epoch_step
+from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
@@ -251,7 +251,7 @@ class InputNormalizer(EvaluatedCallback):
         trackers = self.trackers(trainer)
         for name, numbers in found.items():
             rows = [[channel, *pair] for channel, pair in enumerate(zip(numbers.mean, numbers.std, strict=True))]
-            trackers.table(f"input_normalizer/{name}", ["channel", "mean", "std"], rows, epoch_step(trainer))
+            trackers.table(f"input_normalizer/{name}", ["channel", "mean", "std"], rows, log_step(trainer))
 
     def _merged(self) -> dict[str, Tensor | None]:
         return _merged_over_ranks(self._inputs, self._rank_zero, self._world_size, self._device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import epoch_step
+from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.profiling import ProfileReport, ProfileSession
@@ -209,7 +209,7 @@ class LayerProfiler(HookedCallback):
 
     def _log(self, trainer: Trainer, report: ProfileReport) -> None:
         self.log_scalars(trainer, self.scalars(report))
-        trackers, step = self.trackers(trainer), epoch_step(trainer)
+        trackers, step = self.trackers(trainer), log_step(trainer)
         trackers.table(f"{self.prefix}/layers", COLUMNS, table_rows(report), step)
         if self.plot and len(trackers):
             from lightning_hooks.plots import layer_times

@@ -18,14 +18,27 @@ def callbacks_of(trainer: Trainer) -> list[Any]:
     return found
 
 
-def epoch_step(trainer: Trainer) -> int:
-    """The step at which Lightning itself logs what is logged at an epoch's end.
+def log_step(trainer: Trainer) -> int:
+    """The step at which Lightning itself logs what is logged now: at the end of a training batch, or of an epoch.
 
     Lightning counts batches that ended in an optimizer step, and steps its count back by one for the epoch's metrics;
     ``global_step`` counts every optimizer and would put our points elsewhere on the axis. The count has no public name.
     """
-    stepped: int = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
-    return stepped if trainer.validating else max(stepped - 1, 0)  # in validation the batch before it is not counted yet
+    loop = trainer.fit_loop.epoch_loop
+    stepped: int = getattr(loop, "_batches_that_stepped", trainer.global_step)
+    progress: Any = loop.batch_progress.current
+    batch_ends = progress.processed > progress.completed
+    return stepped if batch_ends or trainer.validating else max(stepped - 1, 0)  # the batch that ends is not counted yet
+
+
+def batches_per_epoch(trainer: Trainer) -> float:
+    """Training batches of an epoch, the most of any rank; infinite where that is not known."""
+    batches = float(trainer.num_training_batches)
+    if trainer.world_size == 1:
+        return batches
+    most = torch.tensor(batches, device=trainer.strategy.root_device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return float(most)
 
 
 def loss_scaler(trainer: Trainer) -> Any:

@@ -16,7 +16,7 @@ from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.collectors.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
 from lightning_hooks.session.member import Member, NewCollector
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, Rules, Settings, Summary
+from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class Monitor(SessionCallback, Generic[R]):
 
     @property
     def report(self) -> R | None:
-        """The report of the last finished window; None before the first."""
-        report: R | None = self.member.report
+        """The report of the last finished window, at an epoch's end that of the epoch; None before the first."""
+        report: R | None = self.member.latest_report
         return report
 
     @property
@@ -177,6 +177,7 @@ class SiteMonitor(Monitor[R]):
         *,
         modules: ModuleSelector | None = None,
         every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: Summary = True,
@@ -192,6 +193,7 @@ class SiteMonitor(Monitor[R]):
             Settings(
                 modules=modules,
                 every_n_steps=every_n_steps,
+                report_every_n_steps=report_every_n_steps,
                 on_alert=on_alert,
                 rules=rules,
                 summary=summary,

@@ -14,13 +14,14 @@ from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.collectors.gradients import GradientCollector
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.session.logged import of_each
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, Rules, Summary
+from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 
 
 def monitors(
     *,
     modules: ModuleSelector | None = None,
     every_n_steps: int = 10,
+    report_every_n_steps: ReportEvery = "auto",
     on_alert: OnAlert = "log",
     rules: Rules = (),
     summary: Summary = True,
@@ -47,6 +48,7 @@ def monitors(
     handed = hand_out(rules, RULES)
     feature_tags, gradient_tags = of_each(logged, FeatureCollector.ranking, GradientCollector.ranking)
     shared: dict[str, Any] = {
+        "report_every_n_steps": report_every_n_steps,
         "on_alert": on_alert,
         "summary": summary,
         "report_dir": report_dir,

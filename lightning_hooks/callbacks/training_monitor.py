@@ -14,7 +14,7 @@ from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.session.closing import headline_of, open_alerts
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, Rules, Summary
+from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 
 
 class TrainingMonitor(SessionCallback):
@@ -27,7 +27,10 @@ class TrainingMonitor(SessionCallback):
         modules: Which modules are observed: a glob pattern on the names of ``named_modules()``, a module type (in YAML its full
             name, such as ``torch.nn.ReLU``), several of these, or a predicate of (name, module). None for every leaf that computes
             something.
-        every_n_steps: Training batches 0, n, 2n, … of each epoch are sampled. Clip events are counted at every step.
+        every_n_steps: Training batches 0, n, 2n, … of each window are sampled. Clip events are counted at every step.
+        report_every_n_steps: The window that a report, logged values and alerts cover: this many training batches, None for an
+            epoch, or ``auto``: epochs of up to 2000 batches, and windows of 500 where they are longer or have no known length.
+            Windows shorter than an epoch are merged at its end to a report of the epoch, which is logged as ``<tag>_epoch``.
         on_alert: What is done with a new alert: ``log`` it, ``warn`` (a Python warning), ``stop`` the fit after this epoch,
             ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called with each. An ``info`` is only
             counted, or handed to the function. An alert that lasts is passed on once.
@@ -45,7 +48,7 @@ class TrainingMonitor(SessionCallback):
             one, another directory, or None for nowhere.
         histograms: Whether loggers get histograms of outputs and of their gradients: True for up to 128 modules, spread evenly, or
             glob patterns on names.
-        figures: Whether loggers get figures, drawn next to training: True after epochs 0, 1, 2, 4, 8, …, n after every nth epoch;
+        figures: Whether loggers get figures, drawn next to training: True after windows 0, 1, 2, 4, 8, …, n after every nth window;
             and at the end. Heat maps of the statistics that ``logged`` names, or of the RMS; at the end of all. Needs matplotlib.
         check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
             epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
@@ -67,6 +70,7 @@ class TrainingMonitor(SessionCallback):
         *,
         modules: ModuleSelector | None = None,
         every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
         on_alert: OnAlert = "log",
         rules: Rules = (),
         summary: Summary = True,
@@ -82,6 +86,7 @@ class TrainingMonitor(SessionCallback):
         self._parts = monitors(
             modules=modules,
             every_n_steps=every_n_steps,
+            report_every_n_steps=report_every_n_steps,
             on_alert=on_alert,
             rules=rules,
             summary=summary,

@@ -105,7 +105,7 @@ class ClipCollector(Collector[ClipReport]):
         before = self.before.pop(step.optimizer, after)
         if before is not None and step.indices:
             ledger = self.ledgers[step.optimizer]
-            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batches - 1)
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batch)
             self._careless[step.optimizer][0] += step.unzeroed
             self._careless[step.optimizer][1] += step.wasted
 
@@ -135,6 +135,7 @@ class ClipCollector(Collector[ClipReport]):
     def stretches(self) -> Stretches:
         tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
         return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(2, largest, added), tally
+
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:

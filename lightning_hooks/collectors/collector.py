@@ -18,7 +18,7 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
-from lightning_hooks.statistics.reduction import Stretches
+from lightning_hooks.statistics.reduction import Stretches, merge_windows
 from lightning_hooks.statistics.shards import Shards
 from lightning_hooks.trackers.layout import Layout
 
@@ -81,6 +81,10 @@ class Context(Protocol):
     @property
     def batches(self) -> int:
         """Training batches of the window so far, the one under way among them."""
+
+    @property
+    def batch(self) -> int:
+        """The training batch under way, from 0 in each epoch."""
 
     @property
     def sampled_batches(self) -> int:
@@ -232,6 +236,12 @@ class Collector(ABC, Generic[R]):
     @abstractmethod
     def stretches(self) -> Stretches:
         """How the packed tables of ranks and of windows merge."""
+
+    def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Merge the tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""
+        if earlier.shape != later.shape:
+            return later
+        return merge_windows(self.stretches, earlier, later)
 
     @abstractmethod
     def read(self, packed: Tensor, epoch: int, step: int) -> R:

@@ -80,7 +80,7 @@ class FeatureCollector(Collector[FeatureReport]):
     @override
     def batch_start(self, batch: Any) -> None:
         if self.context.gate.sampled:
-            self.table.clock.set(self.context.batches - 1)
+            self.table.clock.set(self.context.batch)
             self._train_input(batch, compare=self.context.sampled_batches == 1)
 
     @override
@@ -135,6 +135,12 @@ class FeatureCollector(Collector[FeatureReport]):
         n = len(self.names)
         known = Stretch(2, largest, added), Stretch(n, flagged)
         return *known, order_stretch(n), *self._inputs.stretches, *self.table.stretches
+
+    @override
+    def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
+        *others, features = self._parts(earlier)  # rectifiers may have more units by the later window
+        widened = torch.cat((*others, self.table.widened(features, later.shape[0] - earlier.shape[0])))
+        return super().merge_windows(widened, later)
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:

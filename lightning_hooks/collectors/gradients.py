@@ -94,7 +94,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._loss.batch_start()
         self._setup_checks.batch_start(batch, self.context.gate.sampled)
         if self.context.gate.sampled:
-            self.modules.clock.set(self.context.batches - 1)
+            self.modules.clock.set(self.context.batch)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
             self.optimizers.batch_start()
             self._due.update(range(self.parameters.totals.shape[0]))
@@ -138,7 +138,7 @@ class GradientCollector(Collector[GradientFlowReport]):
     @override
     def on_clipped(self, step: Step) -> None:
         if self._checks is not None:
-            self._checks.stepping(step, self.context.batches - 1)
+            self._checks.stepping(step, self.context.batch)
 
     @override
     def on_taken(self, step: Step) -> None:
@@ -242,6 +242,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         modules = Stretch(self.modules.rows.numel(), merged_rows)
         before = *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules
         return *before, *self.optimizers.table.stretches, *self.parameters.stretches
+
 
     @override
     def window_end(self) -> None:

@@ -97,6 +97,11 @@ class Host(ABC):
 
     @property
     @abstractmethod
+    def batches_per_epoch(self) -> float:
+        """Training batches of an epoch, the same on every rank; infinite where that is not known, or there is no end."""
+
+    @property
+    @abstractmethod
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
 

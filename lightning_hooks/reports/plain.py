@@ -25,6 +25,9 @@ class PlainReport:
 
     __slots__ = ()
 
+    epoch: int
+    step: int
+
     def __getitem__(self, name: str) -> Any:
         return find(self, name)
 
@@ -42,6 +45,22 @@ class PlainReport:
         """
         plain: dict[str, Any] = to_plain(self)
         return plain
+
+    @property
+    def at(self) -> int:
+        """Where the report belongs on an axis: its epoch, or its step where windows are shorter than epochs."""
+        return self.epoch if self.unit == "epoch" else self.step
+
+    @property
+    def unit(self) -> str:
+        """What :attr:`at` counts: ``epoch`` or ``step``."""
+        return "epoch" if getattr(self, "window", None) is None else "step"
+
+    @property
+    def when(self) -> str:
+        """The window in words: ``epoch 3``, or ``step 1200 (epoch 3, window 2)``."""
+        window = getattr(self, "window", None)
+        return f"epoch {self.epoch}" if window is None else f"step {self.step} (epoch {self.epoch}, window {window})"
 
     @classmethod
     def from_dict(cls: type[T], plain: Mapping[str, Any]) -> T:

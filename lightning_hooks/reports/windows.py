@@ -3,6 +3,7 @@
 All reports have these attributes:
 
 - ``epoch``: The epoch, from 0.
+- ``window``: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
 - ``step``: The trainer's ``global_step`` at the end of the window.
 - ``alerts``: What the rules found, root causes first.
 - ``overhead``: What the monitor added to the training batches, as a share of their time without it (0.01 is 1 %), on this rank;
@@ -28,19 +29,19 @@ from lightning_hooks.statistics.loss import LossReport
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FeatureReport(PlainReport):
-    """Feature statistics of one epoch.
+    """Feature statistics of one window.
 
     Attributes:
         sites: Module name to its statistics, in the order of their first call; only modules that were called.
         silent: Selected modules whose hook never ran in a sampled batch, on any rank.
         unmeasured: Of these, the modules that were called and whose output holds no floating-point number, on any rank.
         sampled_batches: Training batches that were sampled, on the rank with the most.
-        batches: Training batches of the epoch, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
         order: The selected modules in the order in which they were first called in this fit; those never called come last.
         inputs: ``training`` and ``validation`` to the statistics of the model's inputs, in the sampled training batches and
-            in the first validation batches of the epoch; empty where batches hold no floating-point tensor.
+            in the first validation batches of the window; empty where batches hold no floating-point tensor.
         input_place: Where in a batch that was found, such as ``[0]``.
-        same_samples: Whether all samples of the epoch's first batch were the same, to the bit; None where that was not checked.
+        same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
             fan-in.
         initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
@@ -58,6 +59,7 @@ class FeatureReport(PlainReport):
     order: tuple[str, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    window: int | None = None
     inputs: dict[str, FeatureStats] = field(default_factory=dict)
     input_place: str = ""
     same_samples: bool | None = None
@@ -69,7 +71,7 @@ class FeatureReport(PlainReport):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GradientFlowReport(PlainReport):
-    """Gradient flow of one epoch.
+    """Gradient flow of one window.
 
     Attributes:
         modules: Module name to the gradient at its output, in the order in which modules were first called; only where one arrived.
@@ -80,7 +82,7 @@ class GradientFlowReport(PlainReport):
         silent: Selected modules at whose output no gradient arrived in a sampled batch, on any rank: frozen, detached,
             unused, or never called.
         sampled_batches: Training batches that were sampled, on the rank with the most.
-        batches: Training batches of the epoch, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
         order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
         setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
         loss: The loss of the window's batches; None where none is known.
@@ -102,6 +104,7 @@ class GradientFlowReport(PlainReport):
     order: tuple[str, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    window: int | None = None
     setups: dict[str, ParameterSetup] = field(default_factory=dict)
     squashed_twice: str = ""
     loss: LossReport | None = None
@@ -112,7 +115,7 @@ class GradientFlowReport(PlainReport):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClipReport(PlainReport):
-    """What clipping did in one epoch.
+    """What clipping did in one window.
 
     Attributes:
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
@@ -125,6 +128,7 @@ class ClipReport(PlainReport):
     alerts: tuple[Alert, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    window: int | None = None
     events: dict[str, StepEvents] = field(default_factory=dict)
 
 
@@ -148,6 +152,7 @@ class RangeReport(PlainReport):
     alerts: tuple[Alert, ...] = ()
     overhead: float | None = field(default=None, compare=False, repr=False)
     every_n_steps: int = 1
+    window: int | None = None
 
 
 Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport

@@ -1,4 +1,4 @@
-"""Keeping a run's file within bounds: old reports lose their tables, evenly; alerts, times and settings are kept of all epochs."""
+"""Keeping a run's file within bounds: old reports lose their tables, evenly; alerts, times and settings are kept of all windows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, read_lines, with_columns
+from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
 LEAST = 4
-"""Tables that are kept of each monitor whatever their size: those of the first epoch and of the last ones."""
+"""Tables that are kept of each monitor whatever their size: those of the first window and of the last ones."""
 
 
 def thin(file: Path, most: int = MOST_BYTES) -> bool:
     """Thin a run's file if it is larger than ``most`` bytes; whether it was.
 
-    Of the epochs of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
+    Of the windows of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
     that is not enough, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
 
     Args:
@@ -30,10 +30,10 @@ def thin(file: Path, most: int = MOST_BYTES) -> bool:
     if not file.exists() or file.stat().st_size <= most:
         return False
     sizes = [(event, size) for event, size in _sized(file) if event.get("event") == "report"]
-    last = {_key(event): int(event.get("epoch", 0)) for event, _ in sizes}
-    first = {_key(event): int(event.get("epoch", 0)) for event, _ in reversed(sizes)}
+    last = {_key(event): place(event) for event, _ in sizes}
+    first = {_key(event): place(event) for event, _ in reversed(sizes)}
     ends = {(key, epoch) for ends in (first, last) for key, epoch in ends.items()}
-    tables = [(_key(event), int(event.get("epoch", 0)), size) for event, size in sizes]
+    tables = [(_key(event), place(event), size) for event, size in sizes]
     stride = 1
     while stride < 1 << 20 and sum(s for key, epoch, s in tables if not epoch % stride or (key, epoch) in ends) > most // 2:
         stride *= 2
@@ -70,10 +70,10 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
         kind, report = event["event"], event.get("report")
         if kind == "fit":
             names, written, fields, waiting = {}, set(), {}, {}
-        if kind == "epoch" and event.get("epoch") in dropped:
+        if kind == "epoch" and place(event) in dropped:
             continue
         if kind == "report" and isinstance(report, dict):
-            whole = (_key(event), event.get("epoch")) in kept
+            whole = (_key(event), place(event)) in kept
             for name in TABLES:
                 table = report.get(name)
                 if not isinstance(table, dict):
@@ -91,7 +91,7 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
             others = {name: value for name, value in report.items() if name not in TABLES}
             for name, value in others.items():
                 known[name] = with_columns(known.get(name), value)
-            if not whole and event.get("epoch") in dropped and "alerts" not in event:
+            if not whole and place(event) in dropped and "alerts" not in event:
                 for name, value in others.items():
                     missed.setdefault(name, set()).update(value if isinstance(value, dict) else ())
                 continue

@@ -48,7 +48,7 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     """
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
-    head = {"epoch": report.epoch, "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
+    head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
     head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
     if getattr(fields.get("loss"), "recent", None):
@@ -58,6 +58,11 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
         parts = memory.changed(parts)
     tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
     return f'{opened},"report":{{{",".join(tables)}}}}}\n'
+
+
+def position(report: Any) -> dict[str, int]:
+    """The epoch of a report, and where windows are shorter than epochs its place on the axis of steps."""
+    return {"epoch": report.epoch, **({} if report.unit == "epoch" else {"at": report.at})}
 
 
 class Memory:
@@ -171,6 +176,11 @@ def report_of(event: Mapping[str, Any]) -> Any:
         return None
     fields = {name: by_names(value) if _is_columns(value) else value for name, value in event["report"].items()}
     return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
+
+
+def place(event: Mapping[str, Any]) -> int:
+    """Where what an event holds belongs: its epoch, or its step where windows are shorter than epochs."""
+    return int(event.get("at", event.get("epoch", 0)))
 
 
 def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from lightning_hooks.plots.series import Series
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, read_lines, report_of, spread, with_columns
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, place, read_lines, report_of, spread, with_columns
 
 MOST_EPOCHS = 300
 """Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
@@ -73,6 +73,7 @@ class Run:
     Attributes:
         path: The folder that holds its files.
         name: What it is called: its place in the log directory.
+        unit: What numbers the reports: ``epoch``, or ``step`` where windows are shorter than epochs.
         fit: What the last ``fit`` event says: model, versions, the monitors.
         monitors: What each monitor reported, in the trainer's order.
         timing: Epoch to the ``epoch`` event: what it took.
@@ -81,6 +82,7 @@ class Run:
 
     path: Path
     name: str
+    unit: str = "epoch"
     fit: dict[str, Any] = field(default_factory=dict)
     monitors: list[MonitorRecord] = field(default_factory=list)
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -192,11 +194,12 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
     kind = event["event"]
     if kind == "fit":
         run.fit, run.end = dict(event), None
-        _forget(run, found, int(event["epoch"]))
+        _forget(run, found, int(event["epoch" if run.unit == "epoch" else "step"]))
         for memory in known.values():
             memory.alerts, memory.names = {}, {}
     elif kind == "report":
-        epoch = int(event["epoch"])
+        epoch = place(event)
+        run.unit = "step" if "at" in event else "epoch"
         key = (str(event["monitor"]), str(event["modules"]))
         memory = known.setdefault(key, _Known())
         report = _whole(event["report"], memory)
@@ -207,12 +210,13 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
             return
         latest = next(reversed(record.columns), None)
         columns = _columns(report)
-        if latest is not None and latest % stride and latest != next(iter(record.alerts)):
+        number = len(record.alerts) - 2  # of the report before, from 0
+        if latest is not None and number > 0 and number % stride:
             del record.columns[latest]  # it was the last, for as long as it was
         record.columns[epoch] = columns
         memory.latest = {**event, "report": report, "alerts": []}
     elif kind == "epoch":
-        run.timing[int(event["epoch"])] = dict(event)
+        run.timing[place(event)] = dict(event)
     elif kind == "end":
         run.end = dict(event)
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
 from lightning_hooks.alerts.rulebook import Candidate
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.reports.plain import from_plain
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.session.settings import OnAlert
 from lightning_hooks.trackers import some
@@ -33,7 +34,10 @@ class Alerting:
         if callable(on_alert):
             self.observers.subscribe(on_alert)
         self.window = AlertWindow()
-        self.history: list[Any] = []
+        self.history: list[Any] = []  # earlier windows
+        self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
+        self._lasting: tuple[Alert, ...] = ()  # what these found last
+        self._of_epoch: dict[tuple[str, str], Alert] = {}
         self._faulty: set[str] = set()
 
     def start(self, fresh: bool) -> None:
@@ -41,28 +45,51 @@ class Alerting:
         self._faulty.clear()
         if fresh:
             self.window = AlertWindow()
-            self.history = []
+            self.history, self.long_history, self._lasting = [], [], ()
+        self.end_epoch()
 
-    def judge(self, report: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
-        """Apply the rules to a report and remember it: what counts, causes first.
+    def judge(self, report: Any, whole: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
+        """Apply the rules to a window and remember it: what counts, causes first.
 
         Args:
             report: The window's.
+            whole: What rules that judge epochs are given: ``report`` itself, or that of more windows; None if they wait for more.
+                What they found last goes on then.
             early: What checks within the window found; it counts, whether or not the whole window shows it.
         """
         known = {(alert.kind, alert.site): alert for alert in early}
         candidates = []
-        for candidate in self.book.judge(report, tuple(self.history), self._fault_of_rule):
+        found = self.book.judge(report, tuple(self.history), self._fault_of_rule, judges=None if whole is report else "window")
+        if whole is not report and whole is not None:
+            found += self.book.judge(whole, tuple(self.long_history), self._fault_of_rule, judges="epoch")
+        for candidate in found:
             checked = known.pop((candidate.alert.kind, candidate.alert.site), None)
             if checked is not None:  # the check knows when
                 dated = dataclasses.replace(candidate.alert, since_step=checked.since_step, batch=checked.batch)
                 candidate = candidate._replace(alert=dated)
             candidates.append(candidate)
-        alerts = tuple(self.window.confirmed([*candidates, *map(Candidate, known.values())]))
+        waiting = self.book.kinds_of_epochs if whole is None else frozenset[str]()
+        alerts = tuple(self.window.confirmed([*candidates, *map(Candidate, known.values())], waiting))
+        if whole is not None:
+            self._lasting = tuple(alert for alert in alerts if alert.kind in self.book.kinds_of_epochs)
         if self.book.wants_history:
-            first, later = self.history[:1], [*self.history[1:], report]
-            self.history = [*first, *later[1 - HISTORY :]] if first else [report]
-        return alerts
+            self.history = _with(self.history, report)
+            self.long_history = self.long_history if whole is None else _with(self.long_history, whole)
+        return alerts if whole is not None else (*alerts, *self._lasting)
+
+    # The alerts of an epoch with several windows.
+
+    def add_to_epoch(self, report: Any) -> None:
+        """Keep the alerts of a window, as they were passed on, for the epoch's report."""
+        self._of_epoch.update({(alert.kind, alert.site): alert for alert in report.alerts})
+
+    def of_epoch(self) -> tuple[Alert, ...]:
+        """The alerts of the epoch's windows, each once, as it was last."""
+        return tuple(self._of_epoch.values())
+
+    def end_epoch(self) -> None:
+        """An epoch is over."""
+        self._of_epoch = {}
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """Apply the urgent rules to what is known in the middle of a window; infos can wait."""
@@ -82,12 +109,22 @@ class Alerting:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs, in plain types."""
-        return {**self.window.state_dict(), "history": [report.to_dict() for report in self.history]}
+        return {
+            **self.window.state_dict(),
+            "history": [report.to_dict() for report in self.history],
+            "long_history": [report.to_dict() for report in self.long_history],
+            "lasting": [alert.record() for alert in self._lasting],
+            "of_epoch": [alert.record() for alert in self._of_epoch.values()],
+        }
 
     def load_state_dict(self, state: dict[str, Any], report_type: type[Report] | None) -> None:
         """Take up the state of an earlier run."""
         self.window.load_state_dict(state)
-        self.history = [] if report_type is None else [report_type.from_dict(plain) for plain in state.get("history", [])]
+        read = (lambda plain: plain) if report_type is None else report_type.from_dict
+        self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))
+        self._lasting = tuple(from_plain(Alert, plain) for plain in state.get("lasting", []))
+        of_epoch = [from_plain(Alert, plain) for plain in state.get("of_epoch", [])]
+        self._of_epoch = {(alert.kind, alert.site): alert for alert in of_epoch}
 
     def over_lines(self) -> list[str]:
         """What the full summary says of alerts that are over."""
@@ -96,6 +133,12 @@ class Alerting:
             for e in self.window.ended
         ]
         return [f"  Over: {some(over)}"] if over else []
+
+
+def _with(history: list[Any], report: Any) -> list[Any]:
+    """The first report, and the last ones with a new one."""
+    first, later = history[:1], [*history[1:], report]
+    return [*first, *later[1 - HISTORY :]] if first else [report]
 
 
 def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:

@@ -30,13 +30,13 @@ class History:
         self.reports: deque[Any] = deque(maxlen=MOST_EPOCHS)
 
     def add(self, report: Any) -> None:
-        """Keep a report; one of the same epoch as the last takes its place."""
+        """Keep a report; one of the same window as the last takes its place."""
         if report is None or (self.reports and self.reports[-1] is report):
             return
         if not self.reports:
             rows = sum(len(getattr(report, table, ())) for table in TABLES)
             self.reports = deque(maxlen=max(1, min(MOST_EPOCHS, MOST_ROWS // max(rows, 1))))
-        elif self.reports[-1].epoch == report.epoch:
+        elif _window(self.reports[-1]) == _window(report):
             self.reports.pop()
         self.reports.append(report)
 
@@ -55,5 +55,9 @@ class History:
 
     def _known(self) -> list[Any]:
         if not self.reports:
-            raise ValueError(f"{self._name} has no report yet; it has its first after an epoch of trainer.fit().")
+            raise ValueError(f"{self._name} has no report yet; it has its first after a window of trainer.fit().")
         return list(self.reports)
+
+
+def _window(report: Any) -> tuple[int, int | None]:
+    return report.epoch, getattr(report, "window", None)

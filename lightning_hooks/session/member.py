@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_hooks.alerts import Alert, AlertError, RuleBook
 from lightning_hooks.collectors.checks import Early, checked
@@ -29,6 +29,7 @@ from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.unfinished import load_window, save_window
+from lightning_hooks.session.windows import Windows, window_length
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
@@ -69,9 +70,11 @@ class Member:
 
     Attributes:
         report: The report of the last finished window; None before.
+        epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
         collector: Of the run under way, or of the last one.
+        batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window under way.
         sampled_batches: Those of them that are sampled.
         window_end_seconds: What the end of the last window took.
@@ -88,12 +91,14 @@ class Member:
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
+        self.windows = Windows()
         self.report: Any = None
+        self.epoch_report: Any = None
         self.histograms: dict[str, Histogram] = {}
         self.session: Parts | None = None
         self.collector: Collector[Any] | None = None
         self.faults = Faults()
-        self.batches = self.sampled_batches = 0
+        self.batches = self.sampled_batches = self.batch = 0
         self.window_end_seconds, self.table_bytes = float("nan"), 0
         self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
@@ -178,8 +183,10 @@ class Member:
         self.session, host = session, session.host
         self.faults = Faults()
         self.batches = self.sampled_batches = 0
-        self.report, self.histograms = None, {}
+        self.report = self.epoch_report = None
+        self.histograms = {}
         self.history.reports.clear()
+        self.windows.start(window_length(self.settings.report_every_n_steps, host.batches_per_epoch))
         self.alerting.start(fresh=not self._goes_on)
         if self.early is not None and not self._goes_on:
             self.early.reset()
@@ -195,7 +202,7 @@ class Member:
         check_sites(self.name, self.book, collector.names)
         with self.loading():
             if "epoch" in state:
-                window = load_window(self.name, collector, state["epoch"], host.is_global_zero)
+                window = load_window(self.name, collector, self.windows, state["epoch"], host.is_global_zero)
                 self.batches, self.sampled_batches = window
         if self._regions and not IN_GRAPHS and session.hooks.of(self):
             warn_of_tracing()
@@ -212,8 +219,9 @@ class Member:
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
         everyone = self._session.overheads if not self.sampling.decided else ()
-        self.sampling.batch_start(batch_idx, everyone, self.live.agreed)
+        self.sampling.batch_start(self.batches, everyone, self.live.agreed)
         self.batches += 1
+        self.batch = batch_idx
         self.sampled_batches += self.gate.sampled
         self.live.batch_start(batch)
 
@@ -247,7 +255,17 @@ class Member:
 
     # The end of a window.
 
-    def finish_window(self) -> None:
+    @property
+    def latest_report(self) -> Any:
+        """The report of the last finished window, or of the epoch that ended with it; None before."""
+        return self.report if self.epoch_report is None else self.epoch_report
+
+    @property
+    def window_is_full(self) -> bool:
+        """Whether the window under way is complete, as far as its batches count."""
+        return self.windows.is_full(self.batches)
+
+    def finish_window(self, epoch_ends: bool) -> None:
         """Make the window's report, with what its own rules find."""
         began, collector = time.perf_counter(), self.live
         collector.window_end()
@@ -255,13 +273,34 @@ class Member:
         packed, counts = split(collector, merged(collector)[0].to("cpu"))  # the one copy to the host
         table = collector.histograms
         self.histograms = {} if table is None else table.read(counts, collector.value_scale)
-        report = collector.read(packed, self.host.epoch, self.host.global_step)
         cost, stride = self.sampling.window_end(self.batches)
-        report = dataclasses.replace(report, overhead=cost, every_n_steps=stride)
-        self.report = dataclasses.replace(report, alerts=self.alerting.judge(report, self._checked_alerts(report)))
+        index = None if self.windows.length is None else self.windows.index
+
+        def read(table: Tensor) -> Any:
+            report = collector.read(table, self.host.epoch, self.host.global_step)
+            return dataclasses.replace(report, overhead=cost, every_n_steps=stride, window=index)
+
+        whole = report = read(packed)
+        if index is not None:
+            waited_for = self.windows.add(collector, packed, self.batches, epoch_ends)
+            whole = None if waited_for is None else read(waited_for)
+        alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
+        self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
         self.batches = self.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
+
+    def finish_epoch(self) -> bool:
+        """Merge the epoch's windows into its report, where there are several; return whether there are."""
+        self.alerting.add_to_epoch(self.report)
+        several = self.windows.index > 1
+        if several and self.windows.epoch.table is not None:
+            report = self.live.read(self.windows.epoch.table, self.host.epoch, self.host.global_step)
+            known = {"overhead": self.report.overhead, "every_n_steps": self.report.every_n_steps}
+            self.epoch_report = dataclasses.replace(report, **known, alerts=self.alerting.of_epoch())
+        self.windows.end_epoch()
+        self.alerting.end_epoch()
+        return several
 
     def so_far(self) -> Any:
         """A report of the window so far, of all ranks, without alerts. It waits for the device."""
@@ -289,8 +328,8 @@ class Member:
             state |= self.collector.state_dict()
         if self.early is not None:
             state["early"] = self.early.state_dict()
-        if self.batches and self.session is not None:  # in the middle of a window
-            state["epoch"] = save_window(self.live, merged(self.live)[0], self.batches, self.sampled_batches)
+        if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
+            state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lightning_hooks.collectors.collector import Figures
 
 SITE_COLUMNS = ("site", "type", "elements of its parameters", "observed by")
+OF_EPOCH = "_epoch"
+"""What is appended to the tags of an epoch that had several windows."""
 MOST_SITES = 300
 """Rows of the table of sites."""
 
@@ -40,23 +42,42 @@ class Publisher:
 
     def log(self, members: Sequence[Member]) -> None:
         """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
-        watched, written = self._host.watched_tags(), set[str]()
+        watched = self._host.watched_tags()
+        for member, scalars in self._scalars(members):
+            self._host.log(member.name, scalars, self._chosen(member, scalars, watched))
+
+    def log_epoch(self, members: Sequence[Member]) -> None:
+        """Log the scalars of reports of whole epochs, which had several windows, as ``<tag>_epoch``."""
+        watched = {tag.removesuffix(OF_EPOCH) for tag in self._host.watched_tags() if tag.endswith(OF_EPOCH)}
+        for member, scalars in self._scalars(members):
+            chosen = self._chosen(member, scalars, watched)
+            self._host.log(member.name, *({f"{tag}{OF_EPOCH}": value for tag, value in tags.items()} for tags in (scalars, chosen)))
+
+    @staticmethod
+    def _scalars(members: Sequence[Member]) -> Iterator[tuple[Member, dict[str, float]]]:
+        """The scalars of the latest reports by member, each tag once."""
+        written = set[str]()
         for member in members:
             kind = member.kind.prefix
             peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
-            scalars = {tag: value for tag, value in member.live.scalars(member.report).items() if tag not in written}
+            report = member.latest_report
+            scalars = {tag: value for tag, value in member.live.scalars(report).items() if tag not in written}
             written.update(scalars)
             if member is peers[-1]:
                 scalars.update(_alert_counts(kind, member.kind.kinds, peers))
-            logged = member.publishing.scalars.chosen(
-                scalars,
-                kind,
-                member.live.n_modules,
-                (alert.site for alert in member.report.alerts),
-                watched,
-                member.live.not_logged_by_default(),
-            )
-            self._host.log(member.name, scalars, logged)
+            yield member, scalars
+
+    @staticmethod
+    def _chosen(member: Member, scalars: Mapping[str, float], watched: Collection[str]) -> dict[str, float]:
+        """Those of the scalars that loggers get."""
+        return member.publishing.scalars.chosen(
+            scalars,
+            member.kind.prefix,
+            member.live.n_modules,
+            (alert.site for alert in member.latest_report.alerts),
+            watched,
+            member.live.not_logged_by_default(),
+        )
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
         """Write charts, the table of sites, histograms and figures, after each member has made its report.
@@ -78,12 +99,12 @@ class Publisher:
             if report is None:
                 continue
             if not last:
-                publishing.remember(report.epoch, member.histograms)
+                publishing.remember(report, member.histograms)
                 trackers.histograms({f"{prefix}/{site}/histogram": found for site, found in member.histograms.items()}, step)
-            if trackers.shows_pictures and publishing.due(report.epoch, last):
+            if trackers.shows_pictures and publishing.due(last):
                 folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
                 member.history.add(report)
-                for name, draw in publishing.fresh(_figures(member, last), report.epoch).items():
+                for name, draw in publishing.fresh(_figures(member, last)).items():
                     self._drawing = self._drawing or DrawingThread()
                     self._drawing.ask(f"{folder}/{name}", draw, step)
         self.write_figures(last)
@@ -104,7 +125,7 @@ class Publisher:
 
 def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) -> dict[str, float]:
     counts = dict.fromkeys(kinds, 0.0)
-    for kind, _ in {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.report.alerts}:
+    for kind, _ in {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.latest_report.alerts}:
         counts[kind] = counts.get(kind, 0.0) + 1
     return {f"{prefix}/alerts/{kind}": count for kind, count in counts.items()}
 

@@ -28,7 +28,7 @@ MOST_HISTOGRAMS = 128
 MOST_COLOURFUL = 12
 """Sites in the figure of the colourful dimension."""
 MOST_PICTURED = 200
-"""Epochs in a figure."""
+"""Windows in a figure."""
 
 
 class Publishing:
@@ -63,7 +63,8 @@ class Publishing:
         self.introduced = False  # whether this fit's charts and sites are written
         self._sites: list[str] = []
         self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
-        self._drawn: dict[str, int] = {}  # picture -> the epoch it was drawn of last
+        self._number = -1  # of the window: the epoch, or how many there were where windows are shorter
+        self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
 
     def histogram_table(self, names: Sequence[str], host: Host, loss_scaled: bool = False) -> HistogramTable | None:
         """Make the table of the histograms that are asked for; None for none.
@@ -96,12 +97,13 @@ class Publishing:
             )
         return HistogramTable(sites, names, host.device, loss_scaled)
 
-    def remember(self, epoch: int, histograms: Mapping[str, Histogram]) -> None:
-        """Keep the histograms that pictures are made of: of some sites, of the last epochs."""
+    def remember(self, report: Any, histograms: Mapping[str, Histogram]) -> None:
+        """A window has ended: keep the histograms that pictures are made of, of some sites, of the last windows."""
+        self._number = report.epoch if report.unit == "epoch" else self._number + 1
         if self.figures and histograms:
             self._sites = self._sites or evenly(list(histograms), MOST_COLOURFUL)
             kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._sites if site in histograms}
-            self._seen.append((epoch, kept))
+            self._seen.append((report.at, kept))
 
     def colourful(self) -> dict[str, Any]:
         """What :func:`lightning_hooks.plots.colourful_dimension` is given."""
@@ -110,18 +112,19 @@ class Publishing:
             "epochs": [epoch for epoch, _ in self._seen],
         }
 
-    def due(self, epoch: int, last: bool) -> bool:
-        """Whether pictures are drawn now: after epochs 0, 1, 2, 4, 8, …, or after every n-th; and at the end."""
+    def due(self, last: bool) -> bool:
+        """Whether pictures are drawn now: after windows 0, 1, 2, 4, 8, …, or after every n-th; and at the end."""
+        number = self._number
         if last or not self.figures:
             return bool(self.figures)
         if self.figures is True:
-            return epoch & (epoch - 1) == 0
-        return (epoch + 1) % self.figures == 0
+            return number & (number - 1) == 0
+        return (number + 1) % self.figures == 0
 
-    def fresh(self, figures: Figures, epoch: int) -> dict[str, Callable[[], Figure]]:
-        """The pictures that were not drawn of this epoch yet: at the end those of the last epoch may have been."""
-        found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != epoch}
-        self._drawn.update(dict.fromkeys(found, epoch))
+    def fresh(self, figures: Figures) -> dict[str, Callable[[], Figure]]:
+        """The pictures that were not drawn of this window yet: at the end those of the last window may have been."""
+        found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != self._number}
+        self._drawn.update(dict.fromkeys(found, self._number))
         return found
 
 

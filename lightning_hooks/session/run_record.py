@@ -16,7 +16,7 @@ from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health
-from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, report_line
+from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
 from lightning_hooks.run_report.run import read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.session.closing import print_closing
@@ -45,7 +45,8 @@ class RunRecord:
         self.file = folder / FOLDER / REPORTS
         self.members: list[Member] = []
         self._fit: dict[str, Any] | None = _description(host)
-        self._written: dict[int, int] = {}  # id of a member -> the epoch that was written last
+        self._written: dict[int, Any] = {}  # id of a member -> the report that was written last
+        self._at: dict[str, int] = {}  # where the last reports belong
         self._most = MOST_BYTES
         self._memories: dict[int, Memory] = {}  # id of a member -> what its lines hold
         self._began = time.perf_counter()
@@ -63,7 +64,7 @@ class RunRecord:
         lines = self._lines()
         if not lines:
             return
-        event: dict[str, Any] = {"epoch": max(self._written.values()), "seconds": time.perf_counter() - self._began}
+        event: dict[str, Any] = {**self._at, "seconds": time.perf_counter() - self._began}
         event["bytes"] = sum(member.table_bytes for member in self.members)
         event |= self._of_training()
         self._began = time.perf_counter()
@@ -84,8 +85,9 @@ class RunRecord:
         lines = []
         for member in self.members:
             report = member.report
-            if report is not None and self._written.get(id(member)) != report.epoch:
-                self._written[id(member)] = report.epoch
+            if report is not None and self._written.get(id(member)) is not report:
+                self._written[id(member)] = report
+                self._at = position(report)
                 memory = self._memories.setdefault(id(member), Memory())
                 lines.append(report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, memory))
         return lines

@@ -40,11 +40,11 @@ class Sampling:
         self.overhead = Overhead(device, inside, not self.every_step)
         self.decided, self._found = self.budget is None, False
 
-    def batch_start(self, batch_idx: int, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
+    def batch_start(self, batch: int, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
         """A training batch starts.
 
         Args:
-            batch_idx: Its index in the epoch.
+            batch: Its index in the window.
             everyone: What all members cost.
             agreed: Makes ranks agree on a stride.
         """
@@ -52,7 +52,7 @@ class Sampling:
             self._choose(everyone, agreed)
         if self.overhead is not None:
             self.overhead.batch_starts()
-        self.gate.start(batch_idx % self.stride == 0)
+        self.gate.start(batch % self.stride == 0)
 
     def _choose(self, everyone: Sequence[Overhead], agreed: Callable[[int], int]) -> None:
         """Choose the stride: once soon after training starts, and again at each window's start.

@@ -153,10 +153,13 @@ class Session:
         self.probe.before_zero_grad(optimizer)
 
     def batch_end(self, outputs: Any = None) -> None:
-        """A training batch ends.
+        """A training batch ends, and with it perhaps a window.
 
         Args:
             outputs: What ``training_step`` returned: a loss, a mapping with one, or None.
+
+        Raises:
+            AlertError: As :meth:`epoch_end`.
         """
         for member in self.members:
             member.batch_end(outputs)
@@ -164,6 +167,10 @@ class Session:
         self.probe.batch_end()
         if self.host.epoch_ends:
             self.hooks.suspend(self.host.model)
+            return  # the last window ends with the epoch, after validation
+        full = [member for member in self.members if member.window_is_full]
+        if full:
+            self._end_windows(full)
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""
@@ -180,7 +187,7 @@ class Session:
             member.live.validation_end()
 
     def epoch_end(self) -> None:
-        """An epoch ends, and with it the window: make the reports, and log, judge, publish and record them.
+        """An epoch ends, and with it the window under way.
 
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
@@ -190,15 +197,22 @@ class Session:
         self.hooks.gate.stop()
         self.hooks.suspend(self.host.model)
         self.probe.epoch_end()
-        for member in self.members:
-            member.finish_window()
-        self.publisher.log(self.members)
+        self._end_windows([member for member in self.members if member.batches or not member.windows.index], epoch_ends=True)
+        self.publisher.log_epoch([member for member in self.members if member.finish_epoch()])
+
+    def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
+        """The windows of some members end: make the reports, and log, judge, publish and record them."""
+        for member in members:
+            member.finish_window(epoch_ends)
+        self.publisher.log(members)
         try:
-            self.delivery.window_end(self.members)
+            self.delivery.window_end(members)
         finally:  # also where on_alert="raise" ends the run here
-            self.publisher.publish(self.members)
-        for member in self.members:
+            self.publisher.publish(members)
+        for member in members:
             member.history.add(member.report)
+            if not epoch_ends:
+                member.alerting.add_to_epoch(member.report)
         for record in self._records.values():
             record.write()
         if any(member.settings.progress_bar for member in self.members):
@@ -221,7 +235,7 @@ class Session:
         if self.host.is_global_zero:
             for member in self.members:
                 if member.settings.summary == "full" and member.report is not None:
-                    show(["", *member.live.summary_lines(member.report), *member.alerting.over_lines()])
+                    show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
         recorded = [member for record in self._records.values() for member in record.members]
         without = [member for member in self.members if not any(member is other for other in recorded)]
         self.close("finished")

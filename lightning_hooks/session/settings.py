@@ -23,6 +23,8 @@ Histograms = bool | str | Sequence[str]
 """Whether sites get histograms, or patterns on the names of those that do."""
 ReportDir = str | os.PathLike[str] | Literal[False] | None
 """Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
+ReportEvery = int | Literal["auto"] | None
+"""How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
 ON_ALERT = ("log", "warn", "stop", "raise")
 
@@ -49,6 +51,7 @@ class Settings:
     figures: bool | int = False
     check_every_n_steps: int | None = None
     progress_bar: bool = False
+    report_every_n_steps: ReportEvery = "auto"
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
@@ -66,8 +69,21 @@ class Settings:
         if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
         check_bools(progress_bar=self.progress_bar)
+        self._check_window()
         self._check_histograms()
         self._check_figures()
+
+    def _check_window(self) -> None:
+        window = self.report_every_n_steps
+        if window is None or window == "auto":
+            return
+        expected = (
+            f"report_every_n_steps must be a number of training batches of at least 1, 'auto', or None for epochs; got {window!r}."
+        )
+        if isinstance(window, bool) or not isinstance(window, int):
+            raise TypeError(expected)
+        if window < 1:
+            raise ValueError(expected)
 
     def _check_histograms(self) -> None:
         patterns = [self.histograms] if isinstance(self.histograms, str) else self.histograms

@@ -9,18 +9,20 @@ from torch import Tensor
 
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.session.windows import Windows
 from lightning_hooks.statistics.histograms import N_BINS
 
 LAYOUT = 5
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 
-def save_window(collector: Collector[Any], table: Tensor, batches: int, sampled_batches: int) -> dict[str, Any]:
+def save_window(collector: Collector[Any], table: Tensor, windows: Windows, batches: int, sampled_batches: int) -> dict[str, Any]:
     """Return a window under way in plain types and tensors.
 
     Args:
         collector: Its collector.
         table: That of all ranks together, and the histograms behind it.
+        windows: Those that have ended.
         batches: Training batches so far.
         sampled_batches: Those of them that were sampled.
     """
@@ -31,15 +33,19 @@ def save_window(collector: Collector[Any], table: Tensor, batches: int, sampled_
         "histograms": [] if collector.histograms is None else collector.histograms.names,
         "batches": batches,
         "sampled_batches": sampled_batches,
+        "windows": windows.state_dict(),
     }
 
 
-def load_window(name: str, collector: Collector[Any], state: Mapping[str, Any], is_global_zero: bool) -> tuple[int, int]:
+def load_window(
+    name: str, collector: Collector[Any], windows: Windows, state: Mapping[str, Any], is_global_zero: bool
+) -> tuple[int, int]:
     """Go on with the window that a checkpoint interrupted; a warning where it does not fit.
 
     Args:
         name: The monitor's, for messages.
         collector: Its collector.
+        windows: Takes up those that have ended.
         state: From :func:`save_window`.
         is_global_zero: Whether this rank takes the table, which is that of all ranks together.
 
@@ -61,6 +67,7 @@ def load_window(name: str, collector: Collector[Any], state: Mapping[str, Any], 
             "affected. To keep them, resume with the same model and the same modules=."
         )
         return batches, 0
+    windows.load_state_dict(state["windows"])
     if is_global_zero:
         _load_table(collector, state)
     return batches, int(state["sampled_batches"])

@@ -152,6 +152,14 @@ class FeatureTable:
         """How the packed tables of ranks and of windows merge."""
         return Stretch(self.rows.numel(), merged_rows), Stretch(REST, _fired_anywhere)
 
+    def widened(self, packed: Tensor, more: int) -> Tensor:
+        """A packed table with room for more units of each rectifier, ``more`` numbers in all."""
+        if not more:
+            return packed
+        rows, units = torch.split(packed, [self.rows.numel(), packed.shape[0] - self.rows.numel()])
+        units = nn.functional.pad(units.view(len(self.rectifiers), -1), (0, more // len(self.rectifiers)))
+        return torch.cat((rows, units.flatten()))
+
     def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], tuple[str, ...]]:
         """Name the numbers of a packed table on the host.
 

@@ -33,6 +33,7 @@ class Loop(Host):
     is_global_zero = automatic_optimization = True
     loss_scaler = clip_norm = None
     epoch_ends = False
+    batches_per_epoch = 100.0
 
     def __init__(self, model: nn.Module) -> None:
         self.net = model
