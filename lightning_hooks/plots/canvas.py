@@ -152,12 +152,12 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
             axis.set_tick_params(which="minor", length=6, color=GREY)
 
 
-def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12) -> None:
-    """Write epochs below their columns, which are at 0, 1, 2, …; only some where there are many."""
+def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "epoch") -> None:
+    """Write epochs (or steps) below their columns, which are at 0, 1, 2, …; only some where there are many."""
     step = next(n for n in round_numbers() if len(epochs) / n <= most)
     columns = range(0, len(epochs), step)
     axes.set_xticks(list(columns), [str(epochs[column]) for column in columns])
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(unit)
 
 
 def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> None:

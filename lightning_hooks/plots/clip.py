@@ -70,7 +70,7 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
             heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _summary(rows))
             _norms(norms, rows, handles)
             _rates(rates, rows, handles)
-            name_epochs(rates, [report.epoch for report in ordered])
+            name_epochs(rates, [report.at for report in ordered], unit=ordered[-1].unit)
             rates.set_xlim(-0.6, len(ordered) - 0.4)
             _began(norms, rows, name, ordered)
         _norm_axis(grid[0, 0], ordered)

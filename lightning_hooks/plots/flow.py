@@ -55,7 +55,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
     has no finite value, is drawn at the bottom of the axis.
 
     Args:
-        report: One epoch's.
+        report: One window's.
         of: ``modules`` (the gradient at their outputs) or ``parameters`` (``.grad`` at the optimizer step).
 
     Raises:
@@ -67,7 +67,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
     if of not in ("modules", "parameters"):
         raise ValueError(f"of must be 'modules' or 'parameters'; got {of!r}.")
     table: Mapping[str, Any] = report.modules if of == "modules" else report.parameters
-    title = f"Gradient flow, epoch {report.epoch}"
+    title = f"Gradient flow, {report.when}"
     with style():
         if not table:
             return nothing(sheet(6.4, 2.0), title, f"No gradient arrived at any of the {of}.")
@@ -150,7 +150,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     learns; far above, it changes erratically.
 
     Args:
-        report: One epoch's.
+        report: One window's.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -158,7 +158,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     """
     _check(report)
     measured = {name: stats.update_ratio for name, stats in report.parameters.items() if stats.update_ratio is not None}
-    title = f"Update ratios, epoch {report.epoch}"
+    title = f"Update ratios, {report.when}"
     with style():
         if not measured:
             return nothing(sheet(6.4, 2.0), title, "No update was measured: every weight is zero, or no step was taken.")

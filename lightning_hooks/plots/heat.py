@@ -68,8 +68,8 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
             return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
         figure, axes = _tall(table)
         hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
-        against = "; each row relative to its first epoch" if relative else ""
-        heading(axes, title, _span(table.epochs) + against + hatched, figure.get_figwidth() - 2.5)
+        against = f"; each row relative to its first {_of(table)}" if relative else ""
+        heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
         _cells(figure, axes, table, stat, relative=relative)
         handles = _beginnings(axes, table, ordered)
         legend(figure, handles)
@@ -101,24 +101,27 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
         figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
         if several:
             axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-            heading(axes, title, _span(table.epochs))
+            heading(axes, title, _span(table))
             _cells(figure, axes, table, "dead_fraction", colorbar=False)
             handles = _beginnings(axes, table, ordered)
             bars.tick_params(left=False, labelleft=False)
         else:
             bars = figure.add_subplot()
-            heading(bars, title, f"epoch {table.epochs[-1]}")
+            heading(bars, title, f"{table.unit} {table.epochs[-1]}")
             bars.set_ylim(len(table.names) - 0.5, -0.5)
             name_layers(bars, table.names, "y", "rectifier")
             handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
         _bars(
-            bars, table.values[:, -1], table.epochs[-1], limit_of("dead", (alert for report in ordered for alert in report.alerts))
+            bars,
+            table.values[:, -1],
+            f"{table.unit} {table.epochs[-1]}",
+            limit_of("dead", (alert for report in ordered for alert in report.alerts)),
         )
         legend(figure, handles)
     return figure
 
 
-def _bars(axes: Axes, shares: np.ndarray, epoch: int, limit: float) -> None:
+def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
     y = np.arange(len(shares))
     axes.barh(y, np.ones_like(shares), color=PALE, height=0.82 if len(y) <= 120 else 1.0)
     grave = shares > limit
@@ -127,7 +130,7 @@ def _bars(axes: Axes, shares: np.ndarray, epoch: int, limit: float) -> None:
     axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_xlabel(f"dead units in epoch {epoch}")
+    axes.set_xlabel(f"dead units in {when}")
     if len(y) <= 40:
         for row, share in enumerate(shares):
             text = "not observed" if np.isnan(share) else f"{share:.0%}"
@@ -151,13 +154,13 @@ def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool 
     )
     axes.set_ylim(rows - 0.5, -0.5)
     axes.spines[:].set_visible(False)
-    name_epochs(axes, table.epochs, most=max(2, columns if columns <= 12 else 12))
+    name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
     name_layers(axes, table.names, "y", table.noun)
     if colorbar and not np.ma.getmaskarray(shown).all():
         bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1), **ticks)
         bar.outline.set_visible(False)
         bar.ax.minorticks_off()
-        bar.set_label(f"{stat} over that of the first epoch" if relative else f"{stat}, {_unit(stat)}")
+        bar.set_label(f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}")
 
 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
@@ -236,8 +239,13 @@ def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[An
     return alert_handles(kinds_by_severity(alert for _, _, alert in began))
 
 
-def _span(epochs: Sequence[int]) -> str:
-    return f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]} to {epochs[-1]}"
+def _of(table: Series) -> str:
+    return "epoch" if table.unit == "epoch" else "window"
+
+
+def _span(table: Series) -> str:
+    first, last = table.epochs[0], table.epochs[-1]
+    return f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
 
 
 def _width(table: Series) -> float:

@@ -35,6 +35,7 @@ def colourful_dimension(
     histograms: Mapping[str, Sequence[Histogram | None]],
     *,
     epochs: Sequence[int] | None = None,
+    unit: str = "epoch",
     value: str = "activation",
 ) -> Figure:
     """Draw how each layer's values are spread in each epoch, on a logarithmic colour scale: fastai's colourful dimension.
@@ -46,6 +47,7 @@ def colourful_dimension(
         histograms: Layer to one (edges, counts) per epoch, None for an epoch without; at most 24 layers. Edges may differ
             between epochs: values are laid on a common axis, by shares.
         epochs: What the columns are called; None for 0, 1, 2, ….
+        unit: What these are.
         value: What was counted, for the axis.
 
     Raises:
@@ -82,7 +84,7 @@ def colourful_dimension(
             axes.set_axis_off()
         for column in range(columns):
             last = (len(checked) - 1 - column) // columns
-            name_epochs(grid[last, column], named)
+            name_epochs(grid[last, column], named, unit=unit)
             grid[last, column].tick_params(labelbottom=True)
         if mesh is not None:
             from matplotlib.ticker import FuncFormatter
@@ -92,7 +94,7 @@ def colourful_dimension(
             )
             bar.outline.set_visible(False)
             bar.ax.minorticks_off()
-            bar.set_label("share of an epoch's values in a cell of the axis")
+            bar.set_label(f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis")
     return figure
 
 

@@ -23,9 +23,10 @@ class Series:
     """One statistic of several reports."""
 
     names: tuple[str, ...]  # layers, parameters or optimizers, in the model's order, of which any report has the statistic
-    epochs: tuple[int, ...]  # one per report
+    epochs: tuple[int, ...]  # one per report: its epoch, or its step where windows are shorter than epochs
     values: np.ndarray  # shape (len(names), len(epochs)), float64; NaN where nothing was measured
     noun: str  # what the names name: module, parameter or optimizer
+    unit: str = "epoch"  # what numbers the reports: epoch or step
 
 
 def as_reports(reports: Any) -> list[Any]:
@@ -37,14 +38,14 @@ def as_reports(reports: Any) -> list[Any]:
     """
     found = [reports] if isinstance(reports, Report) else list(reports)
     if not found:
-        raise ValueError("a picture needs at least one report; got none. A monitor has its first after an epoch.")
+        raise ValueError("a picture needs at least one report; got none. A monitor has its first after a window.")
     for report in found:
         if not isinstance(report, Report) or type(report) is not type(found[0]):
             raise TypeError(
                 "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport); "
                 f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
             )
-    return sorted(found, key=lambda report: report.epoch)
+    return sorted(found, key=lambda report: (report.epoch, report.at))
 
 
 def tables(report: Report) -> dict[str, Mapping[str, Any]]:
@@ -88,7 +89,7 @@ def series(reports: Sequence[Report], stat: str, noun: str | None = None) -> Ser
                 values[place[name], index] = np.nan if value is None else value
         applies = [name for name in order if any(getattr(column.get(name), stat, None) is not None for column in columns)]
         kept = [place[name] for name in applies]
-        return Series(tuple(applies), tuple(report.epoch for report in reports), values[kept], what)
+        return Series(tuple(applies), tuple(report.at for report in reports), values[kept], what, reports[-1].unit)
     known = sorted({name for report in reports for name in statistics(report, noun)})
     raise ValueError(f"stat must be one of {', '.join(known) or 'none: the reports are empty'}; got {stat!r}.")
 

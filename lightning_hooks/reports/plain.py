@@ -58,9 +58,9 @@ class PlainReport:
 
     @property
     def when(self) -> str:
-        """The window in words: ``epoch 3``, or ``step 1200 (epoch 3, window 2)``."""
+        """The window in words: ``epoch 3``, or ``epoch 3, window 2 (to step 1200)``."""
         window = getattr(self, "window", None)
-        return f"epoch {self.epoch}" if window is None else f"step {self.step} (epoch {self.epoch}, window {window})"
+        return f"epoch {self.epoch}" if window is None else f"epoch {self.epoch}, window {window} (to step {self.step})"
 
     @classmethod
     def from_dict(cls: type[T], plain: Mapping[str, Any]) -> T:

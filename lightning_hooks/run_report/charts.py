@@ -68,11 +68,11 @@ class Chart:
     height: int  # in pixels
     curves: list[Curve]  # from the lowest to the uppermost
     ticks: list[Tick]  # along the axis of values
-    epochs: list[Tick]  # along the axis of epochs
+    epochs: list[Tick]  # along the axis of epochs, or steps
     zones: list[Zone]  # one per epoch; its title holds the epoch's numbers
 
 
-def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log") -> Chart:
+def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind: Kind = "log", unit: str = "epoch") -> Chart:
     """Place curves over the epochs.
 
     Args:
@@ -80,23 +80,24 @@ def chart(lines: Sequence[Line], epochs: Sequence[int], height: int = 170, kind:
         epochs: The epochs of the values.
         height: In pixels.
         kind: Of the scale.
+        unit: What numbers the values: ``epoch``, or ``step`` where windows are shorter.
     """
     axis = scale((value for line in lines for value in [*line.values, *(line.top or ())]), kind)
     xs = [50.0] if len(epochs) == 1 else [round(100 * place / (len(epochs) - 1), 2) for place in range(len(epochs))]
-    label = ", ".join(line.label for line in lines) + f" over epochs {epochs[0]} to {epochs[-1]}"
+    label = ", ".join(line.label for line in lines) + f" over {unit}s {epochs[0]} to {epochs[-1]}"
     return Chart(
         label,
         height,
         [_curve(line, xs, axis) for line in lines],
         [Tick(_height(tick, axis), tick_text(tick, axis)) for tick in axis.ticks],
-        epoch_ticks(epochs, xs),
-        _zones(lines, epochs, xs, percent if kind == "share" else number),
+        epoch_ticks(epochs, xs, unit),
+        _zones(lines, [f"{unit} {epoch}" for epoch in epochs], xs, percent if kind == "share" else number),
     )
 
 
-def epoch_ticks(epochs: Sequence[int], xs: Sequence[float]) -> list[Tick]:
-    """The numbers of some epochs, each where its ``x`` is."""
-    return [Tick(xs[place], f"epoch {epochs[place]}" if place == 0 else str(epochs[place])) for place in numbered(len(epochs))]
+def epoch_ticks(epochs: Sequence[int], xs: Sequence[float], unit: str = "epoch") -> list[Tick]:
+    """The numbers of some epochs (or steps), each where its ``x`` is."""
+    return [Tick(xs[place], f"{unit} {epochs[place]}" if place == 0 else str(epochs[place])) for place in numbered(len(epochs))]
 
 
 def tick_text(tick: float, axis: Scale) -> str:
@@ -145,11 +146,11 @@ def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
     return Curve(line, None, stretches, len(xs) <= MOST_MARKED and not line.dashed)
 
 
-def _zones(lines: Sequence[Line], epochs: Sequence[int], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
+def _zones(lines: Sequence[Line], named: Sequence[str], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
     half = 50 / max(len(xs) - 1, 1)
     zones = []
-    for place, (epoch, x) in enumerate(zip(epochs, xs, strict=True)):
+    for place, (when, x) in enumerate(zip(named, xs, strict=True)):
         left, right = max(x - half, 0.0), min(x + half, 100.0)
         values = "".join(f"; {line.label}: {shown(line.values[place])}" for line in lines)
-        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"epoch {epoch}{values}"))
+        zones.append(Zone(round(left, 2), 0, round(right - left, 2), 100, f"{when}{values}"))
     return zones

@@ -126,8 +126,8 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
     """
     both = sorted(_kept(a) & _kept(b))
     if not both or (epoch is not None and epoch not in both):
-        some = f"epochs {both[0]} to {both[-1]}" if both else "no epoch"
-        wanted = "" if epoch is None else f" at epoch {epoch}"
+        some = f"{a.unit}s {both[0]} to {both[-1]}" if both else f"no {a.unit}"
+        wanted = "" if epoch is None else f" at {a.unit} {epoch}"
         raise ValueError(f"cannot compare{wanted}: {a.name} and {b.name} have {some} in common.")
     at = both[-1] if epoch is None else epoch
     found: list[Difference] = []
@@ -197,7 +197,7 @@ def _column(record: MonitorRecord, table: str, stat: str, epoch: int) -> dict[st
 def _settings(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
     keys = dict.fromkeys(key for run in (a, b) for key in run.fit if key not in NOT_SETTINGS)
     pairs = [(key, a.fit.get(key), b.fit.get(key)) for key in keys]
-    pairs += [("monitors", _listed(a), _listed(b)), ("epochs", len(a.epochs), len(b.epochs))]
+    pairs += [("monitors", _listed(a), _listed(b)), (f"{a.window}s", len(a.epochs), len(b.epochs))]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 

@@ -98,7 +98,7 @@ class ComparisonView:
             Line(f"{letter}: norm before clipping", [values.get(epoch, float("nan")) for epoch in epochs], color)
             for letter, values, color in zip("AB", known, ("var(--blue)", "var(--amber)"), strict=True)
         ]
-        return chart(lines, epochs)
+        return chart(lines, epochs, unit=self.found.a.unit)
 
     @property
     def only(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -129,19 +129,19 @@ def compare_lines(found: Comparison) -> list[str]:
     lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
     different = groups(found)
     if different:
-        lines.append(f"Largest differences, epoch {found.epoch}:")
+        lines.append(f"Largest differences, {found.a.unit} {found.epoch}:")
     for group in different:
         cells = [(shortened(name, 44), *rest) for name, *rest in group.cells]
         lines += [f"  {group.title}:"] * bool(group.title)
         lines += [f"  {line}" for line in table_lines(("layer", "of it", "A", "B", "A to B"), cells)]
         lines += [f"  and {group.more} more"] * bool(group.more)
     if not different:
-        lines.append(f"All numbers of epoch {found.epoch} that both runs have are the same.")
+        lines.append(f"All numbers of {found.a.unit} {found.epoch} that both runs have are the same.")
     for title, alerts in (("Alerts only in A", found.alerts_a), ("Alerts only in B", found.alerts_b)):
         if alerts:
             lines += ["", f"{title} ({len(alerts)}):"]
             lines += [
-                f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since epoch {course.since}"
+                f"  [{course.severity}] {course.alert.kind} at {course.alert.site}, since {course.unit} {course.since}"
                 for course in alerts[:10]
             ]
     for letter, names in (("A", found.only_a), ("B", found.only_b)):

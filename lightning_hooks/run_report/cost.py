@@ -18,16 +18,21 @@ def costs(run: Run) -> list[tuple[str, str]]:
             if math.isfinite(took):
                 ends[epoch] = ends.get(epoch, 0.0) + took
     if ends:
-        found.append(("per epoch's end: merging, judging, logging (median)", seconds(statistics.median(ends.values()))))
+        found.append((f"per {run.window}'s end: merging, judging, logging (median)", seconds(statistics.median(ends.values()))))
     durations = {epoch: float(event["seconds"]) for epoch, event in run.timing.items() if _known(event.get("seconds"))}
     if durations:
-        found.append(("per epoch (median)", seconds(statistics.median(durations.values()))))
+        found.append((f"per {run.window} (median)", seconds(statistics.median(durations.values()))))
         parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends and durations[epoch] > 0]
         if parts:
-            found.append(("of an epoch's time is its end in the monitors", percent(statistics.median(parts))))
+            found.append(
+                (
+                    f"of {'an' if run.unit == 'epoch' else 'a'} {run.window}'s time is its end in the monitors",
+                    percent(statistics.median(parts)),
+                )
+            )
     shares = [record.last.overhead for record in run.monitors if getattr(record.last, "overhead", None) is not None]
     if shares:
-        found.append(("of a training batch's time added by the monitors, last epoch", percent(sum(shares))))
+        found.append((f"of a training batch's time added by the monitors, last {run.window}", percent(sum(shares))))
     sizes = [float(event["bytes"]) for event in run.timing.values() if _known(event.get("bytes"))]
     if sizes:
         found.append(("of tables on the device", f"{number(sizes[-1] / 1000)} kB"))

@@ -42,6 +42,7 @@ class HeatMap:
     values: np.ndarray  # shares, sizes, or sizes over the first of their row; shape (names, epochs)
     names: tuple[str, ...]  # of the rows
     epochs: tuple[int, ...]  # of the columns
+    unit: str  # epoch or step
     relative: bool = False  # whether sizes are relative to the first of their row
 
     @property
@@ -88,19 +89,19 @@ class HeatMap:
     @property
     def epochs_shown(self) -> list[Tick]:
         """Numbers of epochs, at so many percent from the left."""
-        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / self.columns, 2) for place in range(self.columns)])
+        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / self.columns, 2) for place in range(self.columns)], self.unit)
 
     @property
     def zones(self) -> list[Zone]:
         """A title for each number; of a large one for the last number of each row."""
         if self.rows * self.columns <= MOST_TITLED_CELLS:
             return [
-                Zone(x, y, 1, 1, f"{name}, epoch {epoch}: {self._shown(float(self.values[y, x]))}")
+                Zone(x, y, 1, 1, f"{name}, {self.unit} {epoch}: {self._shown(float(self.values[y, x]))}")
                 for y, name in enumerate(self.names)
                 for x, epoch in enumerate(self.epochs)
             ]
         return [
-            Zone(0, y, self.columns, 1, f"{name}, epoch {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
+            Zone(0, y, self.columns, 1, f"{name}, {self.unit} {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
             for y, name in enumerate(self.names)
         ]
 
@@ -160,7 +161,7 @@ def heat_map(table: Series, stat: str, most_rows: int = 400, most_columns: int =
         low, high, place = 0.0, 1.0, np.where(finite, values, 0.0)
     shades = np.where(finite, 1 + np.clip(place, 0, 1) * (SHADES - 1), 0).round().astype(np.uint8)
     image = png(shades, DIVERGING if relative else VIRIDIS)
-    return HeatMap(image, low, high, log, values, table.names[::every_row], table.epochs[::every_column], relative)
+    return HeatMap(image, low, high, log, values, table.names[::every_row], table.epochs[::every_column], table.unit, relative)
 
 
 def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:

@@ -35,7 +35,8 @@ class MonitorRecord:
     alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
     seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
     columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
-    last: Any = None  # the last epoch's report; None if its kind is not known
+    last: Any = None  # the last report; None if its kind is not known
+    unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs
 
     @property
     def epochs(self) -> list[int]:
@@ -56,7 +57,7 @@ class MonitorRecord:
         applies = ~np.isinf(values).all(axis=1)
         values[np.isinf(values)] = np.nan
         names = tuple(name for name, row in order.items() if applies[row])
-        return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"))
+        return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"), self.unit)
 
     def values(self, table: str, stat: str, name: str) -> list[float]:
         """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
@@ -87,6 +88,11 @@ class Run:
     monitors: list[MonitorRecord] = field(default_factory=list)
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+
+    @property
+    def window(self) -> str:
+        """What a report covers, in a word: an ``epoch``, or a ``window`` shorter than that."""
+        return "epoch" if self.unit == "epoch" else "window"
 
     def of(self, prefix: str) -> list[MonitorRecord]:
         """The monitors of a kind."""
@@ -199,11 +205,11 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
             memory.alerts, memory.names = {}, {}
     elif kind == "report":
         epoch = place(event)
-        run.unit = "step" if "at" in event else "epoch"
         key = (str(event["monitor"]), str(event["modules"]))
         memory = known.setdefault(key, _Known())
         report = _whole(event["report"], memory)
         record = found.setdefault(key, MonitorRecord(*key))
+        run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = _alerts(event, memory, record)
         record.seconds[epoch] = float(event.get("seconds", "NaN"))
         if event.get("thinned"):

@@ -107,7 +107,7 @@ def gradient_listings(record: MonitorRecord, report: GradientFlowReport, affecte
         for ratio in (report.parameters[site].update_ratio,)
     ]
     of_modules = (
-        f"RMS of the loss's gradient at each module's output in epoch {report.epoch}, from the input to the loss: the dot; the "
+        f"RMS of the loss's gradient at each module's output in {report.when}, from the input to the loss: the dot; the "
         "band reaches from the mean's magnitude to the largest value."
     )
     of_updates = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
@@ -136,7 +136,7 @@ def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapp
         limit = _limit(record, rule)
         line = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
         drawn = [Row(site, shares[site], severity=affected.get(site, "")) for site in kept]
-        lead = f"{text}, in epoch {report.epoch}{line}."
+        lead = f"{text}, in {report.when}{line}."
         found.append(Listing(lead, rows(drawn, what, linear=True, limits=[limit]), len(shares), "modules"))
     return found
 
@@ -171,5 +171,5 @@ def clipped(record: MonitorRecord, optimizer: str, stats: ClipStats) -> Clipped:
         Line("limit of always_clipped", often, "var(--soft)", dashed=True),
     ]
     counts = {stat: int(np.nansum(numbers[stat])) for stat in CLIP_STATS if stat.endswith("steps")}
-    charts = [chart(norms, epochs), chart(rate, epochs, 90, kind="share")]
+    charts = [chart(norms, epochs, unit=record.unit), chart(rate, epochs, 90, kind="share", unit=record.unit)]
     return Clipped(optimizer, stats, counts, charts, len(epochs), len(record.alerts))

@@ -50,12 +50,12 @@ def training(run: Run) -> Training:
     if finite:
         log = min(finite) > 0 and max(finite) > WIDE_RANGE * min(finite)
         curve = Line("mean loss of the training batches" + (", log scale" if log else ""), losses, "var(--blue)")
-        charts.append(("Loss", chart([curve], epochs, kind="log" if log else "linear")))
+        charts.append(("Loss", chart([curve], epochs, kind="log" if log else "linear", unit=run.unit)))
     shown = list(rates.items())[: len(COLORS)]
     if shown:
         log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
         curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
-        charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear")))
+        charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear", unit=run.unit)))
     return Training(epochs, losses, rates, charts, len(rates) - len(shown))
 
 

@@ -34,6 +34,7 @@ class Course:
     until: int  # the last epoch with it
     lasts: bool  # whether that is the run's last
     epochs: tuple[int, ...]  # All epochs with it
+    unit: str = "epoch"  # what these are: epochs, or steps where windows are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Problem:
         consequences: Its consequences, as ``kind at site``.
         first: The alert as it was passed on first: its batch, step and value are those of the problem.
         again: The first and the last epoch of each earlier stretch.
+        unit: What ``since`` and ``until`` are: ``epoch``, or ``step`` where windows are shorter than epochs.
     """
 
     kind: str
@@ -67,6 +69,7 @@ class Problem:
     consequences: tuple[str, ...] = ()
     first: Alert | None = None
     again: tuple[tuple[int, int], ...] = ()
+    unit: str = "epoch"
 
     @property
     def page(self) -> str:
@@ -87,10 +90,10 @@ class Problem:
     def when(self) -> str:
         """Since when, or from when to when."""
         batch = "" if self.first is None or self.first.batch is None else f", batch {self.first.batch}"
-        also = f" (also in {_epochs(self.again)})" if self.again else ""
+        also = f" (also in {_spans(self.again, self.unit)})" if self.again else ""
         if self.lasts:
-            return f"since epoch {self.since}{batch}{also}"
-        return f"in {_epochs([(self.since, self.until)])}{also}"
+            return f"since {self.unit} {self.since}{batch}{also}"
+        return f"in {_spans([(self.since, self.until)], self.unit)}{also}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
     if not run.epochs:
-        return "unknown", "No report: no epoch was completed."
+        return "unknown", "No report: no window was completed."
     if not any(_observed(record) for record in run.monitors):
         return "unknown", "Nothing was observed: no module, no parameter and no optimizer."
     if present:
@@ -168,7 +171,9 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
         until, latest = stretch[-1]
         first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
         lasts = until == epochs[-1] and until == last
-        found.append(Course(first, record.prefix, severity, stretch[0][0], until, lasts, tuple(epoch for epoch, _ in seen[key])))
+        found.append(
+            Course(first, record.prefix, severity, stretch[0][0], until, lasts, tuple(at for at, _ in seen[key]), record.unit)
+        )
     return found
 
 
@@ -209,7 +214,7 @@ def _problems(record: MonitorRecord, last: int) -> list[Problem]:
             if kind in kinds and number - known[-1].number <= REARM:
                 known[-1].number = number
     end = max(record.alerts, default=-1)
-    return [_problem(known, known[-1].until == end == last) for known in spells.values()]
+    return [_problem(known, known[-1].until == end == last, record.unit) for known in spells.values()]
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, int]:
@@ -217,7 +222,7 @@ def _order(problem: Problem) -> tuple[bool, bool, int, int]:
     return problem.severity == "info", not problem.lasts, gravity(problem.severity), urgency
 
 
-def _problem(spells: Sequence[_Spell], lasts: bool) -> Problem:
+def _problem(spells: Sequence[_Spell], lasts: bool, unit: str) -> Problem:
     *earlier, spell = spells
     first = spell.first
     return Problem(
@@ -233,14 +238,15 @@ def _problem(spells: Sequence[_Spell], lasts: bool) -> Problem:
         tuple(spell.consequences),
         first,
         tuple((other.since, other.until) for other in earlier),
+        unit,
     )
 
 
-def _epochs(stretches: Iterable[tuple[int, int]]) -> str:
+def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
     """``epoch 3``, ``epochs 3 to 5 and 9``."""
     parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
     several = len(parts) > 1 or "to" in parts[0]
-    return f"epoch{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
+    return f"{unit}{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
 
 
 def _shortened(text: str) -> str:
@@ -269,7 +275,7 @@ def _extent(run: Run) -> list[str]:
         elif last is not None and record.prefix == "gradient_flow":
             parts.append(_count(len(last.parameters), "parameter"))
     observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
-    return [f"{_capital(observed)}{_count(len(epochs), 'epoch')}."]
+    return [f"{_capital(observed)}{_count(len(epochs), run.window)}."]
 
 
 def _observed(record: MonitorRecord) -> bool:

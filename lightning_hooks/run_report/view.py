@@ -101,7 +101,7 @@ class RunView:
                 several = len(series.epochs) > 1
                 drawn = heat_map(series, stat, self.limits.heat_rows, self.limits.heat_columns, relative=several)
                 if drawn is not None:
-                    figures.append((f"{caption}, relative to its first epoch" if drawn.relative else caption, drawn))
+                    figures.append((f"{caption}, relative to its first {self.run.window}" if drawn.relative else caption, drawn))
         return figures
 
     @cached_property

@@ -64,6 +64,7 @@ class Publishing:
         self._sites: list[str] = []
         self._seen: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MOST_PICTURED)
         self._number = -1  # of the window: the epoch, or how many there were where windows are shorter
+        self._unit = "epoch"
         self._drawn: dict[str, int] = {}  # picture -> the window it was drawn of last
 
     def histogram_table(self, names: Sequence[str], host: Host, loss_scaled: bool = False) -> HistogramTable | None:
@@ -100,6 +101,7 @@ class Publishing:
     def remember(self, report: Any, histograms: Mapping[str, Histogram]) -> None:
         """A window has ended: keep the histograms that pictures are made of, of some sites, of the last windows."""
         self._number = report.epoch if report.unit == "epoch" else self._number + 1
+        self._unit = report.unit
         if self.figures and histograms:
             self._sites = self._sites or evenly(list(histograms), MOST_COLOURFUL)
             kept = {site: tuple(map(np.asarray, histograms[site])) for site in self._sites if site in histograms}
@@ -109,7 +111,8 @@ class Publishing:
         """What :func:`lightning_hooks.plots.colourful_dimension` is given."""
         return {
             "histograms": {site: [histograms.get(site) for _, histograms in self._seen] for site in self._sites},
-            "epochs": [epoch for epoch, _ in self._seen],
+            "epochs": [at for at, _ in self._seen],
+            "unit": self._unit,
         }
 
     def due(self, last: bool) -> bool:

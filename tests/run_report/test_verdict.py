@@ -121,7 +121,7 @@ def test_how_training_ended_is_reported(verdict_of, end, detail):
 
 def test_a_run_without_an_epoch_is_not_judged(verdict_of):
     verdict = verdict_of(end="exception")
-    failed = "Training ended with ValueError: boom. No report: no epoch was completed."
+    failed = "Training ended with ValueError: boom. No report: no window was completed."
     assert (verdict.status, verdict.headline) == ("failed", failed)
 
 
