@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import is_scale_free
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport
 
@@ -28,6 +28,7 @@ class AlwaysClipped(Rule):
     """
 
     kind: ClassVar[str] = "always_clipped"
+    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "left")
 
     threshold: float = 0.95
@@ -64,6 +65,7 @@ class ClipIneffective(Rule):
     """
 
     kind: ClassVar[str] = "clip_ineffective"
+    judges: ClassVar[Judges] = "epoch"
 
     tolerance: float = 1e-3
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
@@ -32,6 +32,7 @@ class Dead(Rule):
     """
 
     kind: ClassVar[str] = "dead"
+    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth")
 
     threshold: float = 0.7
@@ -63,6 +64,7 @@ class Saturated(Rule):
     """
 
     kind: ClassVar[str] = "saturated"
+    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 0.5
@@ -91,6 +93,7 @@ class Constant(Rule):
     """
 
     kind: ClassVar[str] = "constant"
+    judges: ClassVar[Judges] = "epoch"
 
     threshold: float = 1e-6
 
@@ -148,6 +151,7 @@ class Silent(Rule):
     """A selected module whose hook never ran, or whose output holds no number."""
 
     kind: ClassVar[str] = "silent"
+    judges: ClassVar[Judges] = "epoch"
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an info per silent module."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import all_scale_free, loss_falls
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import GradientFlowReport
@@ -156,7 +156,6 @@ class Exploding(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    urgent: ClassVar[bool] = True
 
     relative: float = 1e4
     absolute: float = HUGE
@@ -291,6 +290,7 @@ class Zero(Rule):
     """
 
     kind: ClassVar[str] = "zero"
+    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
     threshold: float = 1.0
@@ -318,6 +318,7 @@ class Missing(Rule):
     """
 
     kind: ClassVar[str] = "missing"
+    judges: ClassVar[Judges] = "epoch"
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient was None at every measured step."""

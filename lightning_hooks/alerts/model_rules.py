@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import loss_falls
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 
@@ -185,6 +185,7 @@ class ValidationShift(Rule):
     """
 
     kind: ClassVar[str] = "validation_shift"
+    judges: ClassVar[Judges] = "epoch"
 
     factor: float = 5.0
 

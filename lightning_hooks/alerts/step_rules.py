@@ -56,7 +56,6 @@ class Diverging(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
-    urgent: ClassVar[bool] = True
 
     threshold: float = 1e3
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
 from lightning_hooks.alerts.past import is_scale_free
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import GradientFlowReport
@@ -43,6 +43,7 @@ class UpdateTooSmall(Rule):
     """
 
     kind: ClassVar[str] = "update_too_small"
+    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("scheduled", "converged")
 
     threshold: float = 1e-6

@@ -50,8 +50,8 @@ class TrainingMonitor(SessionCallback):
             glob patterns on names.
         figures: Whether loggers get figures, drawn next to training: True after windows 0, 1, 2, 4, 8, …, n after every nth window;
             and at the end. Heat maps of the statistics that ``logged`` names, or of the RMS; at the end of all. Needs matplotlib.
-        check_every_n_steps: Look for what is urgent (values that are not finite, gradients that explode) every n steps within the
-            epoch, so that ``stop`` and ``raise`` can act before it ends. None for at its end only.
+        check_every_n_steps: Look for values that are not finite every n steps within the window, so that ``stop`` and ``raise`` can
+            act before it ends. None for at its end only.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
 
     Raises:

@@ -1,19 +1,18 @@
-"""Checks between the ends of windows: what is urgent is found, and passed on, within ``check_every_n_steps``."""
+"""Checks between the ends of windows: values that are not finite are found, and passed on, within ``check_every_n_steps``."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.alerts.norm_watch import Moment, NormWatch, Trigger
+from lightning_hooks.alerts.nonfinite_watch import Moment, NonfiniteWatch
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import guarded
 from lightning_hooks.reports.plain import from_plain
@@ -30,11 +29,11 @@ Look = Callable[[], bool]
 
 @dataclass(slots=True)
 class Early:
-    """One monitor's part in the checks within an epoch.
+    """One monitor's part in the checks within a window.
 
     Attributes:
         every: ``check_every_n_steps``.
-        found: What checks of this epoch found, by kind and site.
+        found: What checks of this window found, by kind and site.
         reported: The kinds that a check of this window passed on: further sites of the same kind can wait for the window's end.
     """
 
@@ -67,14 +66,14 @@ def checked(every: Any, monitor: str, can: bool) -> Early | None:
     """
     if every is None:
         return None
-    expected = f"check_every_n_steps must be None (alerts at the end of each epoch) or an integer of at least 1; got {every!r}."
+    expected = f"check_every_n_steps must be None (alerts at the end of each window) or an integer of at least 1; got {every!r}."
     if isinstance(every, bool) or not isinstance(every, int):
         raise TypeError(expected)
     if every < 1:
         raise ValueError(expected)
     if not can:
         raise ValueError(
-            f"{monitor} has nothing to check within an epoch; got check_every_n_steps={every!r}. Give it to "
+            f"{monitor} has nothing to check within a window; got check_every_n_steps={every!r}. Give it to "
             "GradientFlowMonitor or FeatureStatsMonitor, or to monitors()."
         )
     return Early(every)
@@ -94,10 +93,8 @@ class StepChecks:
     Args:
         early: The monitor's part in the checks.
         names: The parameters that have a place among the norms.
-        limits: The absolute and the relative limit of gradients that explode.
         world_size: How many ranks there are.
         look: What to do when something is wrong.
-        sizes: How many elements the parameters have; one of unknown size is looked at for NaN and infinite values only.
         device: Where the model is.
         on_fault: As for :class:`~lightning_hooks.hooks.guarded`: where a rank cannot read its norms, it takes part with zeros.
     """
@@ -106,24 +103,20 @@ class StepChecks:
         self,
         early: Early,
         names: Sequence[str],
-        limits: tuple[float, float],
         world_size: int,
         look: Look,
-        sizes: Mapping[str, int] = MappingProxyType({}),
         device: torch.device | str = "cpu",
         on_fault: Callable[[str, Exception], None] | None = None,
     ) -> None:
         self._norms = guarded(Step.norms, "optimizer step (norms for checks)", on_fault)
-        self._early, self._names, self._limits, self._look = early, names, limits, look
+        self._early, self._names, self._look = early, names, look
         self._several, self._device = world_size > 1, torch.device(device)
-        self._elements = [sizes.get(name, 0) for name in names]
         self._copies = HostCopies(polls=world_size == 1)
-        self._watches: dict[int, NormWatch] = {}
+        self._watches: dict[int, NonfiniteWatch] = {}
         self._before: dict[int, Tensor] = {}
-        self._sized: dict[int, list[int]] = {}
         self._pages: dict[int, tuple[Tensor, list[Moment]]] = {}
         self._steps = 0
-        self._seen: set[tuple[int, Trigger]] = set()
+        self._seen: set[tuple[int, int]] = set()  # optimizer and parameter
         self._stopping = False
 
     def follow(self, kept: Kept) -> None:
@@ -132,7 +125,6 @@ class StepChecks:
         self._take(wait=True)
         self._pages.clear()
         self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
-        self._sized.clear()
         self._watches = {now: self._watches[old] for now, old in enumerate(kept) if old in self._watches}
         for watch in self._watches.values():
             watch.grow(len(self._names))
@@ -144,12 +136,8 @@ class StepChecks:
                 return
             self._before[step.optimizer] = self._of_all_ranks(step)
             return
-        if not step.indices:
-            return
-        self._before[step.optimizer] = step.norms()
-        if self._sized.get(step.optimizer) != step.indices:
-            self._sized[step.optimizer] = step.indices
-            self._watch(step.optimizer).size(step.indices, [parameter.numel() for parameter in step.parameters])
+        if step.indices:
+            self._before[step.optimizer] = step.norms()
 
     def _of_all_ranks(self, step: Step) -> Tensor:
         """The largest norm of each parameter's gradient on any rank; infinite where one is not finite. No host sync."""
@@ -202,14 +190,8 @@ class StepChecks:
         """Whether norms can be read now, without waiting."""
         return norms.is_cpu
 
-    def _watch(self, optimizer: int) -> NormWatch:
-        watch = self._watches.get(optimizer)
-        if watch is None:
-            watch = self._watches[optimizer] = NormWatch(len(self._names), *self._limits)
-            if self._several:  # else as each rank comes to know them
-                known = [index for index, elements in enumerate(self._elements) if elements]
-                watch.size(known, [self._elements[index] for index in known])
-        return watch
+    def _watch(self, optimizer: int) -> NonfiniteWatch:
+        return self._watches.setdefault(optimizer, NonfiniteWatch(len(self._names)))
 
     def _send(self) -> None:
         for optimizer, (page, moments) in self._pages.items():
@@ -227,14 +209,14 @@ class StepChecks:
             self._stopping |= self._look()
 
     def _has_news(self) -> bool:
-        """Whether something is wrong that was not before in this epoch."""
-        found = {(optimizer, trigger) for optimizer, watch in self._watches.items() for trigger in watch.triggers()}
-        fresh = {entry for entry in found - self._seen if entry[1][0] not in self._early.reported}
+        """Whether something is wrong that was not before in this window."""
+        found = {(optimizer, index) for optimizer, watch in self._watches.items() for index in watch.first}
+        fresh = found - self._seen
         self._seen |= found
-        return bool(fresh)
+        return bool(fresh) and "nonfinite" not in self._early.reported
 
     def last_look(self) -> bool:
-        """The epoch ends: take what is still under way. Return whether something is wrong that was not looked at."""
+        """The window ends: take what is still under way. Return whether something is wrong that was not looked at."""
         self._send()
         self._take(wait=True)
         return self._has_news()
@@ -244,17 +226,13 @@ class StepChecks:
         return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
 
     def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
-        """The alerts, each with the step and the batch at which it began, as far as that is known.
-
-        Explosions only if they last: what is judged because of a NaN may have seen one wild batch.
-        """
-        kinds = {"nonfinite"} | {kind for watch in self._watches.values() for kind, _ in watch.triggers()}
+        """Those that are about values that are not finite, each with the step and batch at which it began, where that is known."""
         places = {name: index for index, name in enumerate(self._names)}
-        moments = [moment for watch in self._watches.values() for moment in watch.nonfinite.values()]
+        moments = [moment for watch in self._watches.values() for moment in watch.first.values()]
         steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
         dated = []
-        for alert in (alert for alert in alerts if alert.kind in kinds):
-            known = (watch.since(alert.kind, places.get(alert.site, -1)) for watch in self._watches.values())
+        for alert in (alert for alert in alerts if alert.kind == "nonfinite"):
+            known = (watch.first.get(places.get(alert.site, -1)) for watch in self._watches.values())
             first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
             if first is not None:
                 alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
@@ -290,8 +268,8 @@ class BatchChecks:
         """A training batch ends.
 
         Args:
-            rows: The table of the epoch so far, ``(n_sites, n_columns)``.
-            batches: How many batches the epoch has had.
+            rows: The table of the window so far, ``(n_sites, n_columns)``.
+            batches: How many batches the window has had.
 
         Raises:
             AlertError: As :func:`look`.
@@ -312,6 +290,6 @@ class BatchChecks:
                 self._look()
 
     def reset(self) -> None:
-        """A new epoch: what is still under way is in the epoch's report."""
+        """A new window: what is still under way is in the report."""
         self._copies.forget()
         self._affected = 0

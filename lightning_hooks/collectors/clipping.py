@@ -136,7 +136,6 @@ class ClipCollector(Collector[ClipReport]):
         tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
         return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(2, largest, added), tally
 
-
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
         optimizers, events = {}, {}

@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert, GradientFlowReport
+from lightning_hooks.collectors.checks import StepChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
-from lightning_hooks.collectors.gradient_checks import new_step_checks
 from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, owners
 from lightning_hooks.collectors.gradient_view import RANKING, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
@@ -70,7 +70,10 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._measured: dict[int, MeasuredStep] = {}
         # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
         self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
-        self._checks = new_step_checks(context)
+        self._checks: StepChecks | None = None
+        if context.early is not None:
+            look, faults = context.judge_urgent, context.faults
+            self._checks = StepChecks(context.early, steps.names, host.world_size, look, device, faults)
         self.optimizers = OptimizerWatch(context)
         self._watch = SetupWatch(steps.names, None if host.global_step else model)
         with context.loading():
@@ -242,7 +245,6 @@ class GradientCollector(Collector[GradientFlowReport]):
         modules = Stretch(self.modules.rows.numel(), merged_rows)
         before = *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules
         return *before, *self.optimizers.table.stretches, *self.parameters.stretches
-
 
     @override
     def window_end(self) -> None:
