@@ -43,8 +43,7 @@ class LossWatch:
 
     def _batch_end(self, outputs: Any) -> None:
         returned = None if self._context.host.automatic_optimization else returned_loss(outputs)
-        number = self._context.batches - 1
-        self.table.end_batch(number, number, returned)
+        self.table.end_batch(self._context.batches - 1, self._context.batch, returned)
 
     def _validation_end(self) -> None:
         metrics = self._context.host.metrics

@@ -1,4 +1,4 @@
-"""Windows of training batches, and what becomes of them: the epoch, and what slow rules judge."""
+"""Windows of training batches, merged to the epoch and to what rules judge that need more samples than one has."""
 
 from __future__ import annotations
 
