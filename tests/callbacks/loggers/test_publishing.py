@@ -31,6 +31,7 @@ from lightning_hooks.session.publishing import MOST_HISTOGRAMS, MOST_PICTURED, P
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
 from tests.support.interruptions import Batches, SaveAt
+from tests.support.made_reports import features as made_features
 from tests.support.models import Classifier, ResidualCNN, loader, mlp, trainer
 from tests.support.reference import assert_same
 from tests.support.trainings import Gan
@@ -540,14 +541,14 @@ def test_of_a_long_fit_pictures_show_epochs_spread_evenly_and_the_newest() -> No
 def test_histograms_are_kept_for_pictures_only_of_some_sites_and_the_last_epochs() -> None:
     what = Publishing("features", Settings(figures=True, histograms=True), FeatureCollector)
     for epoch in range(MOST_PICTURED + 5):
-        what.remember(epoch, {f"net.{i}": ([0.0, 1.0], [epoch]) for i in range(100)})
+        what.remember(made_features(epoch, []), {f"net.{i}": ([0.0, 1.0], [epoch]) for i in range(100)})
     kept = what.colourful()
     assert kept["epochs"] == list(range(5, MOST_PICTURED + 5))
     assert list(kept["histograms"]) == [f"net.{i}" for i in range(100)][99::-9][::-1]
     assert [int(counts[0]) for _, counts in kept["histograms"]["net.99"]] == kept["epochs"]
     nothing = Publishing("features", Settings(histograms=True), FeatureCollector)
-    nothing.remember(0, {"net.0": ([0.0, 1.0], [1])})
-    assert nothing.colourful() == {"histograms": {}, "epochs": []}
+    nothing.remember(made_features(0, []), {"net.0": ([0.0, 1.0], [1])})
+    assert nothing.colourful() == {"histograms": {}, "epochs": [], "unit": "epoch"}
 
 
 @pytest.mark.parametrize(
