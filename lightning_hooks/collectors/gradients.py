@@ -81,6 +81,8 @@ class GradientCollector(Collector[GradientFlowReport]):
             self.optimizers.load(state.get("optimizers", {}))
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
+        with context.loading():
+            self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.find_squashed, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
@@ -292,7 +294,12 @@ class GradientCollector(Collector[GradientFlowReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"setups": self._watch.state(), "loss": self._loss.table.state_dict(), "optimizers": self.optimizers.state()}
+        return {
+            "setups": self._watch.state(),
+            "loss": self._loss.table.state_dict(),
+            "optimizers": self.optimizers.state(),
+            "checks": self._setup_checks.state_dict(),
+        }
 
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:

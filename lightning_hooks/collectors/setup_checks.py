@@ -54,6 +54,15 @@ class SetupChecks:
             if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
                 context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed window needs next to the table."""
+        return {"before": self._hashes.before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of an earlier run."""
+        before = state.get("before")
+        self._hashes.before = None if before is None else before.to(self._device)
+
     # Events.
 
     def batch_start(self, batch: Any, sampled: bool) -> None:

@@ -78,14 +78,14 @@ class BatchHashes:
         # The largest hash over the ranks and the largest of its negative are the same number where all ranks have the same hash.
         self._slots = torch.zeros((2, SLOTS), dtype=dtype, device=device)
         self._next = 0
-        self._before: Tensor | None = None
+        self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
 
     def add(self, batch: Any, sampled: bool) -> None:
         """Take up a sampled batch, or the one after it; others are skipped."""
-        if not sampled and self._before is None:
+        if not sampled and self.before is None:
             return
-        found, before = batch_hash(batch), self._before
-        self._before = found if sampled else None
+        found, before = batch_hash(batch), self.before
+        self.before = found if sampled else None
         if found is None:
             return
         if before is not None and before.device == found.device:
@@ -114,7 +114,7 @@ class BatchHashes:
         """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
         self._sums.zero_()
         self._slots.zero_()
-        self._next, self._before = 0, None
+        self._next, self.before = 0, None
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
