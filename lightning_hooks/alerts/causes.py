@@ -295,7 +295,6 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("not_updated", "update_too_small"): _nothing_moved,
     ("lr_zero", "update_too_small"): _always,
     ("optimizer_settings", "second_moment_stale"): _always,
-    ("vanishing", "second_moment_stale"): _always,
     ("optimizer_settings", "update_too_small"): _always,
     ("second_moment_stale", "update_too_small"): _always,
     ("spike", "update_spike"): _always,

@@ -83,7 +83,8 @@ class NotUpdated(Rule):
 
     Attributes:
         min_steps: Measured optimizer steps below which a window is not judged.
-        min_steps_of_all: The same where none of an optimizer's weights moves: it may take its steps together every few calls.
+        min_steps_of_all: The same where none of an optimizer's weights moves, in this window and the one before: it may take its
+            steps together every few calls.
         sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
         rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
     """
@@ -96,11 +97,16 @@ class NotUpdated(Rule):
     sparse: float = 0.9
     rounding: float = 6e-8
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight, or per module none of whose weights moves."""
         moves = _moving_weights(report)
         moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
-        still = {name for name, moved in moves.items() if moving and not moved and self._could_move(report, name, moving)}
+        before = [(earlier, _moving_weights(earlier)) for earlier in history[-1:]]
+        still = {name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)}
+        for name in [name for name in still if not moving.issuperset(report.setups[name].optimizers)]:
+            steps = sum(earlier.parameters[name].steps for earlier, then in before if then.get(name) is False)
+            if report.parameters[name].steps + steps < self.min_steps_of_all:
+                still.discard(name)
         for site, names in _by_module([name for name in moves if name in still], moves).items():
             stats, setup = report.parameters[names[0]], report.setups[names[0]]
             which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
@@ -112,10 +118,9 @@ class NotUpdated(Rule):
                 "the weights after the step, or a step that is smaller than their rounding.",
             )  # fmt: skip
 
-    def _could_move(self, report: GradientFlowReport, name: str, moving: Collection[str]) -> bool:
+    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
         stats, setup = report.parameters[name], report.setups[name]
-        min_steps = self.min_steps if set(moving).issuperset(setup.optimizers) else self.min_steps_of_all
-        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= min_steps):
+        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
             return False
         seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
         step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
@@ -153,7 +158,7 @@ class UpdateTooLarge(Rule):
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
             healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
-        decay: The share of a weight that decoupled weight decay removes at each step, above which it counts: at 0.02, 50 steps
+        decay: The share of a weight that decoupled weight decay removes at each step, above which it counts: at 0.01, 100 steps
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
 
@@ -161,7 +166,7 @@ class UpdateTooLarge(Rule):
     shares: ClassVar[tuple[str, ...]] = ("decay",)
 
     threshold: float = 0.4
-    decay: float = 0.02
+    decay: float = 0.01
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""

@@ -111,7 +111,7 @@ class UpdateSpike(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightsGrowing(Rule):
-    """Weights whose norm doubles from one window to the next, and grows faster than before, when the first windows are over.
+    """Weights whose norm doubles from one window to the next, no more slowly than before, when the first windows are over.
 
     A weight that starts at or near zero, biases and scales of norm layers are not judged, nor is a window in which the learning
     rate rises. (Weights that grow come before the divergence of large transformers: Wortsman et al. 2023, arXiv 2309.14322.)
@@ -120,13 +120,16 @@ class WeightsGrowing(Rule):
         factor: Growth of the norm from one window's end to the next, above which it counts.
         min_windows: Earlier reports below which nothing is judged: weights find their size at first.
         rise: How many times the learning rate of the window before explains growth.
+        slowing: Share of the growth in the window before below which growth comes to an end by itself.
     """
 
     kind: ClassVar[str] = "weights_growing"
+    shares: ClassVar[tuple[str, ...]] = ("slowing",)
 
     factor: float = 2.0
     min_windows: int = 3
     rise: float = 1.01
+    slowing: float = 0.9
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight, the one that grew most first."""
@@ -141,7 +144,7 @@ class WeightsGrowing(Rule):
                 continue
             if rates[0] is None or rates[1] is None or rates[0] > self.rise * rates[1]:
                 continue
-            if now > self.factor * then and now / then > then / earlier:
+            if now > self.factor * then and now / then > self.slowing * then / earlier:
                 found[name] = now / then
         for name in sorted(found, key=lambda name: -found[name]):
             yield self.alert(

@@ -9,6 +9,7 @@ from tests.faults import (  # noqa: F401  each enters its cases
     planted_numbers,
     planted_scale,
     planted_setup,
+    planted_updates,
     planted_wiring,
 )
 from tests.faults.zoo import FAULTS, HEALTHY, Case

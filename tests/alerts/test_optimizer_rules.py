@@ -1,0 +1,149 @@
+"""Rules over optimizers, just below and just above their thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import (
+    GradientFlowReport,
+    GroupSettings,
+    LrZero,
+    OptimizerSettings,
+    OptimizerStats,
+    SecondMomentStale,
+)
+
+ADAM = GroupSettings(lr=1e-3, lr_peak=1e-3, lr_initial=1e-3, eps=1e-8, betas=(0.9, 0.999))
+
+
+def report(
+    *groups: GroupSettings, name: str = "0-Adam", step: int = 500, planned: int | None = 1000, total_norm: float = 1.0, **stats: Any
+) -> GradientFlowReport:
+    rates = tuple(group.lr or 0.0 for group in groups)
+    found = OptimizerStats(lr=rates, lr_peak=tuple(group.lr_peak or 0.0 for group in groups), groups=groups, **stats)
+    return GradientFlowReport(5, step, {}, {}, total_norm, optimizers={name: found}, planned_steps=planned)
+
+
+def found(rule: Any, now: GradientFlowReport, *history: GradientFlowReport) -> list[tuple[str, str]]:
+    return [(alert.site, alert.severity) for alert in (rule(now, history) if rule.kind != "optimizer_settings" else rule(now))]
+
+
+WARNING = [("0-Adam", "warning")]
+
+
+@pytest.mark.parametrize(("stale", "alerts"), [(0.5, []), (0.51, WARNING), (None, [])])
+def test_second_moment_stale(stale: float | None, alerts: Any) -> None:
+    now = report(ADAM, stale_fraction=stale)
+    assert found(SecondMomentStale(), now) == alerts
+    assert found(SecondMomentStale(), replace(now, total_norm=0.01), report(ADAM)) == []  # converged
+    assert found(SecondMomentStale(), report(replace(ADAM, lr=0.0), stale_fraction=stale)) == []
+
+
+def test_second_moment_stale_message() -> None:
+    (alert,) = SecondMomentStale()(report(ADAM, stale_fraction=0.873))
+    assert alert.diagnosis == (
+        "87.3% of its second moments are below eps² (eps is 1.0e-08; limit 50%): eps, not the gradient, decides the size of these "
+        "steps, and they are smaller than the learning rate says. Common causes: gradients that are tiny (a loss that is divided "
+        "twice), or a large eps."
+    )
+
+
+LOW = replace(ADAM, lr=1e-8, low_steps=50)
+
+
+@pytest.mark.parametrize(
+    ("groups", "kwargs", "alerts"),
+    [
+        ((LOW,), {}, WARNING),
+        ((LOW,), {"step": 899}, WARNING),
+        ((LOW,), {"step": 900}, []),  # its end
+        ((replace(LOW, low_steps=49),), {}, []),  # the low point of a cycle
+        ((LOW,), {"planned": None}, []),
+        ((LOW, ADAM), {}, []),  # one group is frozen by its schedule
+        ((LOW, replace(LOW, lr=0.0)), {}, WARNING),
+        ((ADAM,), {}, []),
+        ((replace(LOW, lr=None),), {}, []),
+        ((), {}, []),
+    ],
+)
+def test_a_rate_that_fell_to_zero(groups: Any, kwargs: Any, alerts: Any) -> None:
+    now = report(*groups, **kwargs)
+    assert found(LrZero(), now) == alerts
+    assert found(LrZero(), replace(now, total_norm=0.01), report(ADAM)) == []  # converged
+
+
+RISING = replace(ADAM, lr=9e-6, lr_peak=9e-6)
+
+
+@pytest.mark.parametrize(
+    ("group", "first", "step", "alerts"),
+    [
+        (RISING, 1e-7, 501, WARNING),
+        (RISING, 1e-7, 500, []),
+        (replace(RISING, lr=1.1e-5, lr_peak=1.1e-5), 1e-7, 501, []),
+        (replace(RISING, lr_peak=1e-3), 1e-7, 501, []),  # a decay
+        (RISING, 9e-6, 501, []),  # constant: initial_lr is none
+        (replace(RISING, lr_initial=None), 1e-7, 501, []),
+        (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 501, WARNING),  # zero since the start
+        (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 100, []),
+    ],
+)
+def test_a_warm_up_that_is_longer_than_the_training(group: GroupSettings, first: float, step: int, alerts: Any) -> None:
+    assert found(LrZero(), report(group, step=step), report(replace(group, lr=first), step=10)) == alerts
+
+
+def test_a_rate_of_zero_that_is_meant() -> None:
+    zero = GroupSettings(lr=0.0, lr_peak=0.0)
+    assert found(LrZero(), report(zero, planned=None)) == [("0-Adam", "info")]
+    assert found(LrZero(), report(zero, ADAM)) == []
+
+
+def test_lr_zero_messages() -> None:
+    (alert,) = LrZero()(report(LOW))
+    assert alert.diagnosis == (
+        "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 steps, is 1.0e-08 now, and 50% of the planned 1000 "
+        "steps are left. Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
+        "training."
+    )
+    (alert,) = LrZero()(report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
+    assert alert.diagnosis == (
+        "its learning rate is 9.0e-06, below 1% of the 1.0e-03 that its scheduler starts from, after 60% of the planned 1000 "
+        "steps. Common cause: a warm-up that is longer than the training."
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "stale", "severities"),
+    [
+        (ADAM, "0-Adam", 0.9, []),
+        (replace(ADAM, eps=0.01), "0-Adam", 0.4, ["info"]),
+        (replace(ADAM, eps=0.01), "0-Adam", 0.51, ["warning"]),
+        (replace(ADAM, eps=1.0), "0-RMSprop", None, ["info"]),  # as in TensorFlow's recipes
+        (replace(ADAM, eps=9e-3), "0-Adam", 0.9, []),
+        (replace(ADAM, eps=0.1), "0-Own", None, []),
+        (replace(ADAM, betas=(0.999, 0.9)), "0-AdamW", None, ["warning"]),
+        (replace(ADAM, betas=(0.9, 0.9)), "0-Adam", None, []),
+        (replace(ADAM, betas=(0.0, 0.9)), "0-Adam", None, []),
+        (replace(ADAM, betas=(0.98, 0.92, 0.99)), "0-Adan", None, []),
+        (replace(ADAM, betas=(0.99, 0.9)), "0-Lion", None, []),
+        (GroupSettings(lr=0.1, momentum=0.999), "0-SGD", None, ["warning"]),
+        (GroupSettings(lr=0.1, momentum=0.99), "0-SGD", None, []),
+    ],
+)
+def test_optimizer_settings(group: GroupSettings, name: str, stale: float | None, severities: list[str]) -> None:
+    assert [severity for _, severity in found(OptimizerSettings(), report(group, name=name, stale_fraction=stale))] == severities
+
+
+def test_optimizer_settings_messages() -> None:
+    alerts = list(OptimizerSettings()(report(replace(ADAM, eps=0.1, betas=(0.999, 0.9), momentum=0.999), stale_fraction=0.9)))
+    assert [alert.diagnosis for alert in alerts] == [
+        "its eps is 0.1 (limit 0.01; 1e-8 is usual). 90% of its second moments are below eps². Where it is above the size of the "
+        "gradients, it sets the step, which is then that of plain gradient descent.",
+        "beta1 (0.999) is larger than beta2 (0.9): the second moment forgets faster than the first, so steps are divided by the "
+        "size of other gradients than they are made of. Common cause: betas in the wrong order.",
+        "its momentum is 0.999 (limit 0.999; 0.9 is usual): a step goes on for more than a thousand steps. Common cause: the "
+        "decay rate of an average, passed as momentum.",
+    ]
