@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,19 +58,14 @@ class ModuleModes:
 
     def before_backward(self) -> None:
         """Backward of a sampled batch starts."""
-        self._levels = [min(levels) for levels in zip(self._levels, self._at_start, self._now(), strict=True)]
+        if any(self._at_start):
+            self._levels = [min(levels) for levels in zip(self._levels, self._at_start, self._now(), strict=True)]
+        else:
+            self._levels = self._at_start
 
     def _now(self) -> list[float]:
         """Of each module, how many are in eval mode from it outwards."""
-        levels = []
-        for chain in self._chains:
-            level = 0
-            for module in chain:
-                if module.training:
-                    break
-                level += 1
-            levels.append(float(level))
-        return levels
+        return [0.0 if chain[0].training else _in_eval_mode(chain) for chain in self._chains]
 
     def reset(self) -> None:
         """Start a new window."""
@@ -114,20 +109,26 @@ class ModuleModes:
         """The running means and standard deviations of all norms, one after the other."""
         if not self._known:
             return torch.zeros(0, dtype=self._dtype, device=self._device), torch.ones(0, dtype=self._dtype, device=self._device)
-        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]) for name in ("running_mean", "running_var"))
+        names = "running_mean", "running_var"
+        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]).to(self._dtype) for name in names)
         return mean, var.sqrt()
 
     def _buffer(self, norm: nn.Module, name: str) -> Tensor:
         """A norm's buffer, as long as it was at the start; zeros where it is gone."""
         buffer, size = getattr(norm, name, None), self._sizes[id(norm)]
         if not isinstance(buffer, Tensor) or buffer.numel() != size:
-            return torch.zeros(size, dtype=self._dtype, device=self._device)
-        return buffer.detach().to(self._device, self._dtype)
+            return torch.zeros(size, device=self._device)
+        return buffer.detach().to(self._device)
 
     def _per_norm(self, values: Tensor) -> Tensor:
         """The sum over the channels of each norm."""
         empty = torch.zeros(len(self.norms), dtype=self._dtype, device=self._device)
         return empty.index_add(0, self._owners, values.to(self._dtype))
+
+
+def _in_eval_mode(chain: Sequence[nn.Module]) -> float:
+    """How many modules are in eval mode, from the first one on."""
+    return float(next((level for level, module in enumerate(chain) if module.training), len(chain)))
 
 
 def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:

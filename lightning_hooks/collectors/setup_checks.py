@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,11 +201,11 @@ def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
     return VectorDecay(max(decays), len(decays)) if decays and weights else None
 
 
-def _in_frozen_parts(names: Iterable[str], model: nn.Module) -> list[str]:
+def _in_frozen_parts(names: Sequence[str], model: nn.Module) -> list[str]:
     """The modules none of whose parameters requires a gradient. One without any is as the innermost part that has some."""
     counts: Counter[str] = Counter()
     trains: set[str] = set()
-    for raw, parameter in model.named_parameters():
+    for raw, parameter in model.named_parameters() if names else ():
         around = outwards(clean_name(raw).rpartition(".")[0])
         counts.update(around)
         trains.update(around if parameter.requires_grad else ())

@@ -49,7 +49,7 @@ class LabelTable:
             ignore_index: What marks an ignored one.
         """
         counts = [
-            torch.stack([(values == ignore_index).sum(), values.new_tensor(values.numel(), dtype=torch.int64)])
+            torch.stack([(values == ignore_index).sum(), torch.full((), values.numel(), device=values.device)])
             for values in map(plain_values, filter(_is_integer, targets))
             if values.numel()
         ]
