@@ -181,5 +181,6 @@ CAPTIONS: dict[str, str] = {
     "loss": "Training loss by optimizer step.",
     "calls": "Calls of each module in the sampled batches of the last epoch.",
     "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
+    "statistics": "How far the running statistics of frozen batch norms have moved; none where they are in eval mode.",
     "inputs": "RMS of the model's input in training and in validation.",
 }

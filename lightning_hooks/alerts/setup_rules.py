@@ -233,13 +233,13 @@ class Unregistered(Rule):
 
 
 def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
-    """Of each module, the elements of its parameters, and of those that had a gradient."""
+    """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
     elements: Counter[str] = Counter()
     trained: Counter[str] = Counter()
     for name, setup in report.setups.items():
         for outer in outwards(name.rpartition(".")[0]):
             elements[outer] += setup.elements
-            if (setup.trains and setup.has_gradient) or had_gradient(report, name):
+            if setup.optimizers and ((setup.trains and setup.has_gradient) or had_gradient(report, name)):
                 trained[outer] += setup.elements
     return elements, trained
 

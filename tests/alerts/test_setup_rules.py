@@ -64,6 +64,7 @@ BODY = {"net.body.fc.weight": TRAINS, "net.body.bn.weight": TRAINS, "net.head.we
             {"net.body.fc.weight": WAITS, "net.body.bn.weight": WAITS, "net.head.weight": TRAINS},
             [],
         ),  # a teacher
+        ({"net.body.bn": 2}, {**dict.fromkeys(BODY, replace(TRAINS, optimizers=())), "net.head.weight": TRAINS}, []),  # a loss
         ({"net.body.bn": 2}, {}, []),
     ],
 )
@@ -94,8 +95,9 @@ def test_frozen_statistics() -> None:
         "requires_grad_(False) does not stop batch norm."
     )
     assert brief(rule, report(setups, updating={"net.b.bn": 2.0})) == [("frozen_statistics", "net.b.bn", 2.0, "warning")]
+    held = {**setups, "net.b.bn.weight": replace(FROZEN, optimizers=("0-Adam",))}
     turns = {"net.b.bn.weight": ParameterGradientStats(4, 1.0, 2.0, 0.1, 0.0, 0, 0, 1e-3)}
-    assert brief(rule, replace(report(setups, updating={"net.b.bn": 2.0}), parameters=turns)) == []
+    assert brief(rule, replace(report(held, updating={"net.b.bn": 2.0}), parameters=turns)) == []
     assert brief(rule, report(setups)) == []
 
 

@@ -112,6 +112,7 @@ def trained_norm(features: int = 8) -> nn.BatchNorm1d:
 
 
 def test_how_far_running_statistics_have_moved() -> None:
+    torch.manual_seed(0)
     norm = trained_norm()
     mean, std = norm.running_mean.double(), norm.running_var.double().sqrt()  # type: ignore[union-attr]
     body = nn.Sequential(nn.Linear(8, 8), norm).requires_grad_(False)
@@ -318,6 +319,34 @@ def test_labels_that_are_ignored(model: Labels, data: Any, expected: LabelCounts
     else:  # the module's ignore_index is another class of the batch too
         assert (labels.batches, labels.ignored_batches, labels.targets) == (4, 1, 26)
     assert [alert.severity for alert in report.alerts if alert.kind == "labels_ignored"] == ([severity] if severity else [])
+
+
+class Compiled(Classifier):
+    """The net and its loss are one compiled graph."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.1).eval(), nn.Linear(8, 3)))
+        self.whole = WithLoss(self.net, nn.CrossEntropyLoss())
+        self.whole.compile(backend="aot_eager")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.whole(*batch)  # type: ignore[no-any-return]
+
+
+class WithLoss(nn.Module):
+    def __init__(self, net: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.net(x), y)  # type: ignore[no-any-return]
+
+
+def test_in_a_compiled_graph_the_batch_is_looked_at() -> None:
+    report = fit(Compiled(), labelled((2,)))
+    assert report.model_setup.labels == LabelCounts(4, 1, 26, 11)
+    assert report.model_setup.eval_modes == {"net.2": 1}
+    assert report.model_setup.batches == BatchCounts(3, 0)
 
 
 def batches(*numbers: int) -> Any:
