@@ -16,7 +16,6 @@ from lightning_hooks import GradientFlowMonitor, monitors
 from lightning_hooks.alerts import BatchCounts, GradientFlowReport, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.statistics.reduction import merge_windows
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
-from tests.support.reference import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Found . module.s. in eval mode at the start")  # Lightning's
 IMAGES = (1, 6, 6)
@@ -422,10 +421,9 @@ def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     trainer([resumed]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3), ckpt_path=tmp_path / "a.ckpt", weights_only=False)
     expected = whole.report.model_setup
     assert expected.batches == BatchCounts(6, 3)
-    assert resumed.report.model_setup.batches.compared == 5  # all but the pair that the checkpoint divides
-    assert resumed.report.model_setup.labels == expected.labels
-    assert resumed.report.model_setup.eval_modes == expected.eval_modes == {"net.1": 1}
-    assert_same(resumed.report.model_setup.unregistered, expected.unregistered)
+    assert expected.eval_modes == {"net.1": 1}
+    assert expected.unregistered["blocks"].reached
+    assert resumed.report.model_setup == expected
 
 
 def test_windows_merge_to_their_epoch() -> None:
