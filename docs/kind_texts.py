@@ -55,6 +55,14 @@ MEANINGS: dict[str, str] = {
     "batch_repeated": "A training batch is the same as the batch after it, to the bit, again and again within an epoch.",
     "ranks_same_batch": "All ranks of a distributed training get the same batches. Their gradients are the same, so more ranks do not "
     "help.",
+    "loss_nonfinite": "The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so the "
+    "batch and the step are exact. If a layer's output was not finite before, that is the cause.",
+    "loss_spike": "The loss leaps far above that of the batches before and stays there for several batches. What the model learned is "
+    "partly lost.",
+    "loss_diverging": "The loss had fallen and rises again, against what the optimizer minimises.",
+    "loss_plateau": "The loss stays near the value that it began with. The model hardly learns.",
+    "overfitting": "The validation loss rises from validation to validation while the training loss falls. The metric is one that you log "
+    "with `val` and `loss` in its name.",
     "always_clipped": "Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
     "clip_ineffective": "A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
     "already taken.",
@@ -129,6 +137,24 @@ FORMULAS: dict[str, str] = {
     "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
     "ranks_same_batch": "alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
     "      from one another",
+    "loss_nonfinite": "alert if the loss of any training batch of the window is NaN or infinite\n"
+    "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
+    "loss_spike": "mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a row\n\n"
+    "alert if low > mean + {LossSpiking.sigmas} * std\n"
+    "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
+    "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
+    "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be anything.",
+    "loss_diverging": "now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
+    "lost = (now - lowest) / (loss at the start - lowest)\n\n"
+    "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
+    "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses on,\n"
+    "     and that of the last 64 > -1\n"
+    "Not under manual optimisation.",
+    "loss_plateau": "means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
+    "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
+    "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
+    "overfitting": "alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in all,\n"
+    "     while the mean training loss before the validations fell",
     "always_clipped": "rate = clipped steps / steps\n\nalert if rate > {AlwaysClipped.threshold}, in an epoch of at least "
     "{AlwaysClipped.min_steps} steps\n"
     "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * that of the first epoch,\n"
@@ -166,6 +192,11 @@ SEVERITIES: dict[str, str] = {
     "labels_ignored": "warning; info where it is a few batches and the loss is finite",
     "batch_repeated": "warning",
     "ranks_same_batch": "warning",
+    "loss_nonfinite": "critical; info where a loss scaler skips the step",
+    "loss_spike": "warning",
+    "loss_diverging": "warning",
+    "loss_plateau": "info",
+    "overfitting": "info",
     "always_clipped": "info; warning where it does harm",
     "clip_ineffective": "warning",
     "steps_skipped": "warning",

@@ -5,6 +5,7 @@ from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, St
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
@@ -47,7 +48,11 @@ __all__ = [
     "GroupSettings",
     "LabelCounts",
     "LabelsIgnored",
+    "LossDiverging",
+    "LossNonfinite",
+    "LossPlateau",
     "LossReport",
+    "LossSpiking",
     "LrZero",
     "Missing",
     "ModelSetup",
@@ -62,6 +67,7 @@ __all__ = [
     "OptimizerChoices",
     "OptimizerSettings",
     "OptimizerStats",
+    "Overfitting",
     "ParameterSetup",
     "PoorInit",
     "RangeReport",

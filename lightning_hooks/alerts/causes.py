@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lightning_hooks.alerts.loss_causes import LOSS_LINKS
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
@@ -36,6 +37,7 @@ class Node:
     place: float  # the site's place in the order of calls; of a parameter that of its module; infinite if unknown
     passing: int  # FORWARD, BACKWARD or STEP
     batch: float = math.inf  # of what is not finite, the batch at which it first was not; infinite if unknown
+    every: int = 1  # every so many batches its site is sampled
     held: bool = False  # whether it was raised before and lasts
     number: int = 0  # its number in the order of the reports
     cause: Node | None = None  # what it follows from
@@ -153,7 +155,8 @@ def place_of(name: str, places: Mapping[str, float]) -> float:
 def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:
     place = place_of(alert.site, places)
     if isinstance(report, FeatureReport):
-        return Node(number, alert, place, FORWARD, _first(report.sites.get(alert.site), "first_nonfinite_batch"))
+        batch = _first(report.sites.get(alert.site), "first_nonfinite_batch")
+        return Node(number, alert, place, FORWARD, batch, report.every_n_steps)
     if isinstance(report, GradientFlowReport) and alert.site in report.modules:
         return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
     if isinstance(report, ClipReport) and alert.site in report.events:
@@ -178,9 +181,10 @@ _RANK = {
             *("poor_init", "shared", "double_softmax", "not_optimized", "optimizer_settings"),  # how it was built
             *("missing", "not_zeroed", "lr_zero", "updates_lost"),
             *("spike", "update_spike", "update_too_large", "weights_growing"),
-            *("exploding", "nonfinite", "constant", "dead", "saturated", "vanishing", "zero"),
+            *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
+            *("constant", "dead", "saturated", "vanishing", "zero"),
             *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
-            *("update_too_small", "not_updated", "validation_shift", "silent"),
+            *("update_too_small", "not_updated", "validation_shift", "silent", "loss_plateau", "overfitting"),
         )
     )
 }
@@ -302,6 +306,8 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("update_too_large", "weights_growing"): _always,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
+    **LOSS_LINKS,
 }
 """From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
-them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one."""
+them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one; where a kind can be
+the cause of another and follow from it, the two conditions exclude each other."""

@@ -9,6 +9,7 @@ from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, Ran
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
 from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.rule import Rule
@@ -30,6 +31,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), SecondMomentStale(), LrZero(), OptimizerSettings()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
         *(LabelsIgnored(), BatchRepeated(), RanksSameBatch()),
+        *(LossNonfinite(), LossSpiking(), LossDiverging(), LossPlateau(), Overfitting()),
     ),
     ClipReport: (
         NonfiniteSteps(),

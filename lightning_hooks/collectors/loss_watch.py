@@ -27,6 +27,8 @@ class LossWatch:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.table = LossTable(context.host.device)
+        self.table.optimized = context.host.automatic_optimization
+        self.table.scaled = context.host.loss_scaler is not None
         self.before_backward = context.guard(self._before_backward, "the loss")
         self.batch_end = context.guard(self._batch_end, "the loss of a batch")
         self.validation_end = context.guard(self._validation_end, "the loss of a validation")

@@ -15,6 +15,7 @@ GRADIENT_KINDS = (
     *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
     *("updates_lost", "update_spike", "weights_growing", "second_moment_stale", "lr_zero", "optimizer_settings"),
     *("eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated", "ranks_same_batch"),
+    *("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting"),
 )
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 

@@ -246,6 +246,45 @@ KINDS: dict[str, Kind] = {
         ),
         "nothing",
     ),
+    "loss_nonfinite": Kind(
+        "A loss that is NaN or infinite",
+        (
+            "Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
+            "Set every_n_steps=1 to see which layer was first",
+        ),
+    ),
+    "loss_spike": Kind(
+        "A loss far above that before",
+        (
+            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0",
+            "Check the data of that batch",
+            "Restart from a checkpoint before it if the loss does not come back",
+        ),
+    ),
+    "loss_diverging": Kind(
+        "A loss that rises again",
+        (
+            "Try a lower learning rate, and check what its scheduler does",
+            "Check the sign and the weight of each term of the loss",
+        ),
+        "share",
+    ),
+    "loss_plateau": Kind(
+        "A loss that stands still",
+        (
+            "Try a learning rate ten times larger, and one ten times smaller",
+            "Check that labels belong to their inputs, on one batch that the model should learn by heart",
+        ),
+        "share",
+    ),
+    "overfitting": Kind(
+        "Validation loss that rises",
+        (
+            "Stop here, with EarlyStopping, and keep the best checkpoint",
+            "Use more data, augmentation, dropout or weight decay, or a smaller model",
+        ),
+        "share",
+    ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
         ("Raise the clipping threshold above the usual norm, or lower the learning rate",),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-Values = npt.NDArray[np.float64]
+from lightning_hooks.statistics.loss_course import LossSpike, Values, largest_spike, lowest_level, start_of
 
 RECENT = 256
 """Losses that a report holds one by one: those of the last training batches, of earlier windows too."""
@@ -50,6 +50,11 @@ class LossReport:
         first_nonfinite_step: The global step before it.
         recent: The losses of the last 256 batches, oldest first, those of earlier windows too.
         validations: The losses of the last 8 validations, oldest first.
+        start: Where the training's loss began: the median of its first 8 values; NaN before.
+        lowest: The lowest level so far: the smallest median of 32 values in a row; NaN before.
+        spike: The batches of this window whose loss was farthest above that of the batches before them.
+        optimized: Whether the training loop minimises this loss. Under manual optimisation it may be anything, as in a GAN.
+        scaled: Whether a loss scaler skips steps whose gradients are not finite.
     """
 
     count: int
@@ -63,6 +68,11 @@ class LossReport:
     first_nonfinite_step: int | None = None
     recent: tuple[float, ...] = field(default=(), repr=False)
     validations: tuple[ValidationLoss, ...] = ()
+    start: float = math.nan
+    lowest: float = math.nan
+    spike: LossSpike | None = None
+    optimized: bool = True
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,8 @@ class LossWindow:
         first_nonfinite: Batch and step of the first loss that was not finite; infinite if there was none.
         validations: Loss of each validation in the window, and how many of the ``values`` were before it.
         earlier_validations: Those before the window.
+        course: ``start`` and ``lowest`` before the window.
+        first: The index in the epoch of the first of the ``values``.
     """
 
     values: Values
@@ -87,10 +99,18 @@ class LossWindow:
     first_nonfinite: tuple[float, float]
     validations: list[tuple[float, int]]
     earlier_validations: tuple[ValidationLoss, ...]
+    course: tuple[float, float]
+    first: int
 
 
-def loss_report(window: LossWindow) -> LossReport | None:
-    """Name the numbers of a window; None where no loss was seen."""
+def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False) -> LossReport | None:
+    """Name the numbers of a window; None where no loss was seen.
+
+    Args:
+        window: The window.
+        optimized: As in the report.
+        scaled: As in the report.
+    """
     there = window.weights > 0
     finite = there & np.isfinite(window.values)
     count, total, squares, nonfinite, largest, smallest = window.left_out
@@ -103,6 +123,8 @@ def loss_report(window: LossWindow) -> LossReport | None:
     spread = squares - 2 * mean * total + mean * mean * count + float(weights @ (values - mean) ** 2) if number else math.nan
     batch, step = (None if math.isinf(first) else int(first) for first in window.first_nonfinite)
     known = np.concatenate((window.earlier, window.values[there]))
+    begun, lowest = window.course
+    sound = known[np.isfinite(known)]
     return LossReport(
         count=len(values) + round(count / ranks),
         mean=mean,
@@ -115,7 +137,24 @@ def loss_report(window: LossWindow) -> LossReport | None:
         first_nonfinite_step=step,
         recent=tuple(known[-RECENT:].tolist()),
         validations=(*window.earlier_validations, *_validations(window))[-VALIDATIONS:],
+        start=start_of(sound) if math.isnan(begun) else begun,
+        lowest=float(np.fmin(lowest, lowest_level(sound))),
+        spike=_spike(window, finite) if optimized else None,
+        optimized=optimized,
+        scaled=scaled,
     )
+
+
+def _spike(window: LossWindow, finite: npt.NDArray[np.bool_]) -> LossSpike | None:
+    """The largest spike of the window, with its batch."""
+    earlier = window.earlier[np.isfinite(window.earlier)]
+    found = largest_spike(np.concatenate((earlier, window.values[finite])), int(finite.sum()))
+    if found is None:
+        return None
+    place, spike = found
+    places = window.first + np.flatnonzero(finite)
+    ahead = place - len(earlier)
+    return replace(spike, batch=int(places[ahead]) if ahead >= 0 else int(places[0]) + ahead if len(places) else -1)
 
 
 def _validations(window: LossWindow) -> list[ValidationLoss]:

@@ -24,7 +24,7 @@ N_MOMENTS = 4  # of the losses that have left their slot: number, sum, sum of sq
 N_SUMS = N_MOMENTS + 2 * SLOTS + 2 * MOST_VALIDATIONS
 """The first numbers of a packed table add up over ranks: moments, losses, their ranks, validations, their ranks."""
 N_BOUNDS = 4  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
-N_COUNTS = 5  # batches, index of the first in the epoch, validations, earlier losses, earlier validations
+N_COUNTS = 7  # batches, index of the first in the epoch, validations, earlier losses, earlier validations; start and lowest so far
 N_KNOWN = N_COUNTS + MOST_VALIDATIONS + RECENT + 2 * VALIDATIONS
 """What the host knows, the same on every rank."""
 N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN
@@ -41,6 +41,8 @@ class LossTable:
 
     Attributes:
         step: The global step before the batch under way.
+        optimized: Whether the training loop minimises this loss.
+        scaled: Whether a loss scaler skips steps whose gradients are not finite.
     """
 
     _sums: Tensor
@@ -50,13 +52,14 @@ class LossTable:
         self._dtype, self._device = row_dtype(torch.device(device)), device
         self._earlier: tuple[float, ...] = ()
         self._earlier_validations: tuple[ValidationLoss, ...] = ()
+        self._course: tuple[float, ...] = (math.nan, math.nan)  # where the loss began, and its lowest level
         self._latest: LossReport | None = None
         self._passes: list[Tensor] = []
         self._page: list[Tensor] = []
         self._numbers: list[tuple[int, int, int]] = []  # of each loss of the page: batch in the window, in the epoch, step
         self._validations: list[Tensor] = []
         self._validated_at: list[int] = []  # batches of the window before each validation
-        self.step = 0
+        self.step, self.optimized, self.scaled = 0, True, False
         self.reset()
 
     def add(self, loss: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> None:
@@ -138,7 +141,7 @@ class LossTable:
             new = torch.stack(self._validations)
             values = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
             values[:, len(places) - len(new) : len(places)] = torch.stack((new, torch.ones_like(new)))
-        counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations)
+        counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations), *self._course
         pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
         known = (*counts, *_filled(places, MOST_VALIDATIONS), *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
         host = torch.tensor(known, dtype=sums.dtype).to(sums.device, non_blocking=True)
@@ -152,23 +155,30 @@ class LossTable:
     def state_dict(self) -> dict[str, Any]:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
         pairs = [(one.loss, one.training) for one in self._earlier_validations]
-        return {"earlier": list(self._earlier), "validations": pairs, "validated_at": list(self._validated_at)}
+        return {
+            "earlier": list(self._earlier),
+            "validations": pairs,
+            "validated_at": list(self._validated_at),
+            "course": self._course,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what :meth:`state_dict` gave."""
         self._earlier = tuple(float(loss) for loss in state.get("earlier", ()))
         self._earlier_validations = tuple(ValidationLoss(*pair) for pair in state.get("validations", ()))
         self._validated_at = [int(place) for place in state.get("validated_at", ())]
+        self._course = tuple(state.get("course", self._course))
 
     def read(self, packed: Tensor) -> LossReport | None:
         """The report of a packed table on the host; None where no loss was seen."""
-        self._latest = loss_report(window_of(packed))
+        self._latest = loss_report(window_of(packed), self.optimized, self.scaled)
         return self._latest
 
     def reset(self) -> None:
         """Start a new window, behind the one that was read last."""
         if self._latest is not None:
             self._earlier, self._earlier_validations = self._latest.recent, self._latest.validations
+            self._course = self._latest.start, self._latest.lowest
         self._sums = torch.zeros(N_SUMS, device=self._device, dtype=self._dtype)
         self._bounds = torch.full((N_BOUNDS,), -math.inf, device=self._device, dtype=self._dtype)
         for kept in (self._passes, self._page, self._numbers, self._validations, self._validated_at):
@@ -234,7 +244,7 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
 def window_of(packed: Tensor) -> LossWindow:
     """What a packed table on the host holds."""
     sums, bounds, known = _parts(packed.double())
-    batches, _, _, n_earlier, n_pairs = (int(count) for count in known[:N_COUNTS].tolist())
+    batches, first, _, n_earlier, n_pairs = (int(count) for count in known[:5].tolist())
     losses = _in_order(sums, batches)
     _, _, earlier, pairs = torch.split(known, [N_COUNTS, MOST_VALIDATIONS, RECENT, 2 * VALIDATIONS])
     before = batches - losses.shape[1]
@@ -248,6 +258,8 @@ def window_of(packed: Tensor) -> LossWindow:
         first_nonfinite=(-bounds[2].item(), -bounds[3].item()),
         validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in _validations(sums, known)],
         earlier_validations=tuple(ValidationLoss(*pair) for pair in pairs.view(-1, 2)[:n_pairs].tolist()),
+        course=(known[5].item(), known[6].item()),
+        first=first + before,
     )
 
 

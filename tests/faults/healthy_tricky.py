@@ -209,3 +209,33 @@ def imbalanced(seed: int) -> Built:
     module = Supervised(nets.cnn(), adam(1e-3), lambda output, target: F.cross_entropy(output, target, weights))
     module.net.head = nn.Linear(32, 2)  # type: ignore[union-attr]
     return Built(module, data.loaders(split, 64, seed), EPOCHS, WELL)
+
+
+class Restarts(Supervised):
+    """A cosine schedule that restarts at every epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=70)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@healthy("CNN", "a cosine schedule with warm restarts", reaches=0.9)
+def warm_restarts(seed: int) -> Built:
+    return Built(Restarts(nets.cnn(), adam()), data.loaders(data.images(), 16, seed), EPOCHS, WELL)
+
+
+class Curriculum(Supervised):
+    """Easy digits in the first two epochs, all from the third on."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if not self.trainer.training or self.trainer.current_epoch >= 2:
+            return batch
+        easy = batch[1] < 5
+        return [batch[0][easy], batch[1][easy]]
+
+
+@healthy("MLP", "a curriculum: five digits in the first two epochs, all ten after them", reaches=0.75)
+def curriculum(seed: int) -> Built:
+    module = Curriculum(nets.mlp(init=nn.init.kaiming_normal_), adam())
+    return Built(module, data.loaders(data.digits(), 16, seed), {"max_epochs": 4}, WELL)

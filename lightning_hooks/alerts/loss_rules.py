@@ -1,0 +1,242 @@
+"""Rules over the loss."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import GradientFlowReport
+from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.statistics.loss_course import BEFORE, BLOCK, LASTING
+
+SITE = "loss"
+"""The site of alerts on the training loss."""
+VALIDATION_SITE = "validation loss"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossNonfinite(Rule):
+    """A loss that is NaN or infinite.
+
+    Lightning's ``EarlyStopping(check_finite=True)`` ends a training at such a value: the gradients are NaN, and so are all weights
+    after one step. Every batch is looked at, sampled or not, so the batch is exact. A loss scaler skips such a step: if the loss
+    is finite again at the end of the window, the alert is an info.
+    """
+
+    kind: ClassVar[str] = "loss_nonfinite"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss of any batch was not finite."""
+        loss = report.loss
+        if loss is None or not loss.nonfinite_steps:
+            return
+        skipped = loss.scaled and bool(loss.recent) and math.isfinite(loss.recent[-1])
+        yield self.alert(
+            report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
+            f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
+            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}. "
+            + (
+                "The loss scaler skips such a step, and the loss is finite again."
+                if skipped
+                else "One step with it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an "
+                "empty mask, or outputs of the model that are not finite."
+            ),
+            since_step=loss.first_nonfinite_step,
+            batch=loss.first_nonfinite_batch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossSpiking(Rule):
+    """A loss that leaps far above that of the batches before, and stays there for several batches.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its loss is more than 6 standard deviations above the mean of the
+    128 steps before, after the first 64; PaLM (Chowdhery et al. 2022, section 5.1) went back to a checkpoint before each spike.
+    In small noisy batches one loss alone is often so large. So 3 in a row must be, each must exceed the largest before by
+    ``ratio`` times its distance from the mean, and they must undo a share ``lost`` of what the loss has fallen. In the healthy
+    trainings of the fault zoo, each carried on for 700 batches, the ratio of 3 in a row is at most 0.7 where the loss does not
+    leap and come back.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the batches before.
+        ratio: Distance from that mean, over that of the largest loss before.
+        lost: Share of the fall of the loss since training began.
+        settle: Batches at the start of an epoch in which a leap is not named: data may be others on purpose (a curriculum), or
+            layers unfrozen.
+    """
+
+    kind: ClassVar[str] = "loss_spike"
+    shares: ClassVar[tuple[str, ...]] = ("lost",)
+
+    sigmas: float = 6.0
+    ratio: float = 2.0
+    lost: float = 0.1
+    settle: int = 3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss has leapt."""
+        spike = None if report.loss is None else report.loss.spike
+        if report.loss is None or spike is None or not (spike.sigmas > self.sigmas and spike.ratio > self.ratio):
+            return
+        if 0 <= spike.batch < self.settle or not spike.loss - spike.mean > self.lost * _fall(report.loss):
+            return
+        where = f"at training batch {spike.batch} of the epoch" if spike.batch >= 0 else "at the end of the epoch before"
+        yield self.alert(
+            report, SITE, spike.ratio, self.ratio, "warning",
+            f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard deviations "
+            f"above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as their largest "
+            f"(limit {self.ratio:.3g}). Common causes: a learning rate that is too large, or a corrupt batch.",
+            batch=spike.batch if spike.batch >= 0 else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossDiverging(Rule):
+    """A loss that had fallen and rises again.
+
+    The trend is the rank test of Mann (1945) and Kendall (1975) over 16 means of 128 batches, which is the same on a linear
+    and a logarithmic scale. It says nothing about size, so a share ``lost`` of what the loss had fallen must be undone too,
+    clearly more than the difference between two batches, and the loss must not be falling again, as it does after harder data
+    have come.
+
+    Attributes:
+        lost: Share of the fall since training began that is undone.
+        trend: The test's standard normal score.
+        noise: Rise over the noise from batch to batch.
+        min_steps: Batches that must be known.
+    """
+
+    kind: ClassVar[str] = "loss_diverging"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("lost",)
+
+    lost: float = 0.3
+    trend: float = 2.5
+    noise: float = 3.0
+    min_steps: int = 64
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss rises."""
+        loss = report.loss
+        known = [] if loss is None else [value for value in loss.recent if math.isfinite(value)]
+        if loss is None or not loss.optimized or len(known) < self.min_steps:
+            return
+        now, fall, noise = statistics.median(known[-BLOCK:]), _fall(loss), _noise(known)
+        rise = now - loss.lowest
+        if not (fall > noise and rise > self.lost * fall and rise > self.noise * noise):
+            return
+        if rising(known[-BEFORE:]) > self.trend and rising(known[-2 * BLOCK :]) > -1:
+            yield self.alert(
+                report, SITE, rise / fall, self.lost, "warning",
+                f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
+                f"{loss.start:.3g} at the start. {percent(min(rise / fall, 1.0))} of the fall is undone "
+                f"(limit {percent(self.lost)}). Common causes: a learning rate that is too large or grows, a part of "
+                "the loss without a bound, or other data.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossPlateau(Rule):
+    """A loss that stays near where it began.
+
+    Over this window and the three before, its mean changes by less than a share of the loss at the start, as PyTorch's
+    ``ReduceLROnPlateau`` judges (a relative ``threshold``), while the largest part of that is still there. A loss that has
+    fallen far and stands still may have converged, and is not named.
+
+    Attributes:
+        threshold: Range of the means over the loss at the start.
+        remains: Lowest loss over the loss at the start.
+        min_steps: Batches that the four windows must have.
+    """
+
+    kind: ClassVar[str] = "loss_plateau"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "remains")
+
+    threshold: float = 0.01
+    remains: float = 0.8
+    min_steps: int = 200
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport]) -> Iterator[Alert]:
+        """Yield an alert if the loss stands still."""
+        losses = [one.loss for one in (*history[-3:], report) if one.loss is not None and math.isfinite(one.loss.mean)]
+        if len(losses) < 4 or sum(loss.count for loss in losses) < self.min_steps or not losses[-1].optimized:
+            return
+        means, loss = [one.mean for one in losses], losses[-1]
+        spread = max(means) - min(means)
+        if loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
+            yield self.alert(
+                report, SITE, spread / loss.start, self.threshold, "info",
+                f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
+                f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}. Common "
+                "causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overfitting(Rule):
+    """A validation loss that rises while the training loss falls.
+
+    Early stopping by successive rises (Prechelt 1998, "Early Stopping - But When?", criterion UP): the validation loss is larger
+    than at the validation before, ``rises`` times in a row. The metric is one that the user logs, with ``val`` and ``loss`` in
+    its name.
+
+    Attributes:
+        rises: Validations in a row, each with a larger loss.
+        threshold: Rise over the first of these losses, in all.
+    """
+
+    kind: ClassVar[str] = "overfitting"
+    judges: ClassVar[Judges] = "epoch"
+
+    rises: int = 3
+    threshold: float = 0.02
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the validation loss rises."""
+        last = () if report.loss is None else report.loss.validations[-self.rises - 1 :]
+        if len(last) <= self.rises or not all(one.loss < other.loss for one, other in pairwise(last)):
+            return
+        first, now = last[0], last[-1]
+        rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
+        if rise > self.threshold and now.training < first.training:
+            yield self.alert(
+                report, VALIDATION_SITE, rise, self.threshold, "info",
+                f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
+                f"training loss fell from {first.training:.3g} to {now.training:.3g}. The model learns the training samples by "
+                "heart.",
+            )  # fmt: skip
+
+
+def _fall(loss: LossReport) -> float:
+    """How far the loss has fallen since training began; 0 if it has not, or that is not known."""
+    fall = loss.start - loss.lowest
+    return fall if fall > 0 else 0.0
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """The standard deviation from batch to batch, of differences of neighbours, which no trend enters."""
+    steps = [abs(later - earlier) for earlier, later in pairwise(losses)]
+    return 1.4826 * statistics.median(steps) / math.sqrt(2)
+
+
+def rising(losses: Sequence[float], blocks: int = 16) -> float:
+    """The Mann-Kendall score of a rise: standard normal where there is no trend.
+
+    Args:
+        losses: In order; at least as many as ``blocks``.
+        blocks: Into so many means they are taken together: neighbours may depend on each other.
+    """
+    size = len(losses) // blocks
+    means = [statistics.fmean(losses[len(losses) - size * (block + 1) : len(losses) - size * block]) for block in range(blocks)][
+        ::-1
+    ]
+    pairs = [(means[i], means[j]) for i in range(blocks) for j in range(i + 1, blocks)]
+    score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
+    return score / math.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)

@@ -1,0 +1,314 @@
+"""The rules over the loss, on losses that were made up; and what their alerts follow from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_hooks.alerts import (
+    Alert,
+    ClipReport,
+    FeatureReport,
+    GradientFlowReport,
+    LossDiverging,
+    LossNonfinite,
+    LossPlateau,
+    LossReport,
+    LossSpiking,
+    Overfitting,
+)
+from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.loss_rules import rising
+from lightning_hooks.clipping import StepEvents
+from lightning_hooks.statistics.loss import ValidationLoss
+from lightning_hooks.statistics.loss_table import LossTable
+
+NAN = math.nan
+
+
+def reports(losses: Sequence[float], window: int, epoch: int = 10_000, optimized: bool = True) -> list[GradientFlowReport]:
+    """The reports of a training with these losses."""
+    table, made, number = LossTable(), [], 0
+    table.optimized = optimized
+    for step, loss in enumerate(losses):
+        table.step = step
+        table.add(torch.tensor(loss, dtype=torch.float64))
+        table.end_batch(number, step % epoch)
+        number += 1
+        if number == window or (step + 1) % epoch == 0:
+            made.append(GradientFlowReport(step // epoch, step + 1, {}, {}, 1.0, loss=table.read(table.pack())))
+            table.reset()
+            number = 0
+    return made
+
+
+def falling(n: int, noise: float = 0.1, seed: int = 0) -> Any:
+    """A healthy loss: from 2.3 towards 0.3."""
+    rng = np.random.default_rng(seed)
+    return (0.3 + 2.0 * np.exp(-np.arange(n) / 60)) * (1 + noise * rng.standard_normal(n))
+
+
+def found(rule: Any, made: Sequence[GradientFlowReport]) -> list[tuple[int, Alert]]:
+    return [(place, alert) for place, report in enumerate(made) for alert in rule(report)]
+
+
+# Spikes.
+
+
+@pytest.mark.parametrize("window", [20, 50, 200, 600])
+@pytest.mark.parametrize("at", [198, 199, 200, 215, 397])
+def test_a_spike_is_found_once_whatever_the_windows(window: int, at: int) -> None:
+    losses = falling(600)
+    losses[at : at + 4] = 3.0
+    ((place, alert),) = found(LossSpiking(), reports(losses, window))
+    assert place == (at + 2) // window  # at the window in which it lasts 3 batches
+    assert (alert.kind, alert.site, alert.severity, alert.batch) == ("loss_spike", "loss", "warning", at)
+    before = losses[at - 128 : at]
+    assert alert.value == pytest.approx((3.0 - before.mean()) / (before.max() - before.mean()))
+
+
+def test_the_text_of_a_spike() -> None:
+    losses = falling(300)
+    losses[250:255] = 3.0
+    ((_, alert),) = found(LossSpiking(), reports(losses, 300))
+    before = losses[122:250]
+    assert alert.diagnosis == (
+        f"at training batch 250 of the epoch the loss leapt to at least 3 for 3 batches: {(3 - before.mean()) / before.std():.3g} "
+        f"standard deviations above the mean of 128 batches before ({before.mean():.3g}), {alert.value:.3g} times as far as their "
+        "largest (limit 2). Common causes: a learning rate that is too large, or a corrupt batch."
+    )
+
+
+@pytest.mark.parametrize("window", [20, 50, 200])
+@pytest.mark.parametrize("case", ["healthy", "one batch", "two batches", "small", "too early", "heavy tails", "manual", "new data"])
+def test_what_is_no_spike(case: str, window: int) -> None:
+    losses, epoch = falling(800), 10_000
+    if case == "one batch":
+        losses[300] = 50.0
+    elif case == "two batches":
+        losses[300:302] = 50.0
+    elif case == "small":  # lost next to nothing of what was gained
+        losses[300:] = 1e-3 * (1 + 0.1 * np.random.default_rng(1).standard_normal(500))
+        losses[500:510] = 0.05
+    elif case == "too early":
+        losses[50:60] = 30.0
+    elif case == "heavy tails":
+        losses *= np.random.default_rng(1).pareto(1.5, 800) + 1
+    elif case == "manual":
+        losses[300:310] = 3.0
+    elif case == "new data":
+        losses[400:] += falling(400)
+        epoch = 400
+    assert not found(LossSpiking(), reports(losses, window, epoch, optimized=case != "manual"))
+
+
+# Divergence.
+
+
+@pytest.mark.parametrize("speed", [0.01, 0.05])
+def test_a_loss_that_rises_again(speed: float) -> None:
+    losses = falling(500)
+    losses[300:] += speed * np.arange(200)
+    (_, alert), *_ = found(LossDiverging(), reports(losses, 100))
+    assert (alert.kind, alert.site, alert.severity) == ("loss_diverging", "loss", "warning")
+    assert alert.value > 0.3
+
+
+def test_the_text_of_a_rising_loss() -> None:
+    losses = np.concatenate((np.linspace(2, 1, 200), np.full(50, 1.0), np.linspace(1, 4, 100)))
+    ((_, alert),) = found(LossDiverging(), reports(losses, 350))
+    now, start = np.median(losses[-32:]), np.median(losses[:8])
+    assert alert.value == pytest.approx((now - 1) / (start - 1))
+    assert alert.diagnosis == (
+        f"the loss rises: its median over 32 batches is {now:.3g} now, and was 1 at its lowest and {start:.3g} at the start. "
+        "100% of the fall is undone (limit 30%). Common causes: a learning rate that is too large or grows, a part of the loss "
+        "without a bound, or other data."
+    )
+
+
+@pytest.mark.parametrize("window", [20, 50, 200, 800])
+@pytest.mark.parametrize("case", ["healthy", "noise", "heavy tails", "leaps and falls again", "manual", "rises from the start"])
+def test_what_does_not_diverge(case: str, window: int) -> None:
+    rng = np.random.default_rng(3)
+    losses = falling(800)
+    if case == "noise":
+        losses = 1 + 0.3 * rng.standard_normal(800)
+    elif case == "heavy tails":
+        losses *= rng.pareto(1.5, 800) + 1
+    elif case == "leaps and falls again":
+        losses[400:] += falling(400)
+    elif case == "manual":
+        losses[400:] += 0.01 * np.arange(400)
+    elif case == "rises from the start":  # as temporal difference errors do while a policy learns
+        losses = 0.1 + 0.01 * np.arange(800) * (1 + 0.1 * rng.standard_normal(800))
+    assert not found(LossDiverging(), reports(losses, window, optimized=case != "manual"))
+
+
+def test_the_trend_is_that_of_mann_and_kendall() -> None:
+    rng = np.random.default_rng(0)
+    for n in (64, 100, 256):
+        losses = rng.standard_normal(n).tolist()
+        size = n // 16
+        means = np.asarray(losses[n - 16 * size :]).reshape(16, size).mean(1)
+        score = sum(np.sign(means[j] - means[i]) for i in range(16) for j in range(i + 1, 16))
+        assert rising(losses) == pytest.approx(score / math.sqrt(16 * 15 * 37 / 18))
+    scores = [rising(rng.standard_normal(128).tolist()) for _ in range(300)]
+    assert (np.mean(scores), np.std(scores)) == pytest.approx((0, 1), abs=0.15)
+
+
+# What is not finite.
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    losses = [1.0] * 7 + [NAN] + [1.0] * 5 + [math.inf] * 2
+    ((_, alert),) = found(LossNonfinite(), reports(losses, 15))
+    assert (alert.kind, alert.severity, alert.batch, alert.since_step, alert.value) == ("loss_nonfinite", "critical", 7, 7, 3)
+    assert alert.diagnosis == (
+        "the loss was NaN or infinite in 3 of 15 training batches, first in batch 7 of the epoch, at global step 7. One step with "
+        "it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an empty mask, or outputs of "
+        "the model that are not finite."
+    )
+    assert not found(LossNonfinite(), reports([1.0] * 10, 5))
+
+
+@pytest.mark.parametrize(("last", "severity"), [(1.0, "info"), (NAN, "critical")])
+def test_under_a_loss_scaler_it_is_an_info_if_the_loss_comes_back(last: float, severity: str) -> None:
+    (report,) = reports([1.0, math.inf, 1.0, last], 4)
+    assert report.loss is not None
+    ((_, alert),) = found(LossNonfinite(), [replace(report, loss=replace(report.loss, scaled=True))])
+    assert alert.severity == severity
+    assert ("The loss scaler skips such a step, and the loss is finite again." in alert.diagnosis) is (severity == "info")
+
+
+# Infos.
+
+
+def test_a_loss_that_stands_still() -> None:
+    noise = 0.05 * np.random.default_rng(0).standard_normal(400)
+    made = reports((2.3 + noise).tolist(), 100)
+    (alert,) = LossPlateau()(made[3], made[:3])
+    assert (alert.kind, alert.severity) == ("loss_plateau", "info")
+    assert not list(LossPlateau()(made[2], made[:2]))  # three windows
+    assert not list(LossPlateau(min_steps=401)(made[3], made[:3]))
+    for other in (falling(400), np.concatenate((falling(100), 0.2 + noise[:300])), 2.3 - np.arange(400) / 500):
+        learning = reports(other, 100)
+        assert not list(LossPlateau()(learning[3], learning[:3]))
+
+
+@pytest.mark.parametrize(
+    ("validations", "training", "expected"),
+    [
+        ([0.50, 0.55, 0.60, 0.70], [0.5, 0.4, 0.3, 0.2], 0.4),
+        ([0.30, 0.50, 0.55, 0.60, 0.70], [0.6, 0.5, 0.4, 0.3, 0.2], 0.4),  # of the last four
+        ([0.50, 0.55, 0.60], [0.5, 0.4, 0.3], None),
+        ([0.50, 0.55, 0.54, 0.70], [0.5, 0.4, 0.3, 0.2], None),
+        ([0.500, 0.501, 0.502, 0.503], [0.5, 0.4, 0.3, 0.2], None),
+        ([0.50, 0.55, 0.60, 0.70], [0.5, 0.6, 0.7, 0.8], None),  # it diverges
+        ([0.50, 0.55, 0.60, NAN], [0.5, 0.4, 0.3, 0.2], None),
+    ],
+)
+def test_overfitting(validations: list[float], training: list[float], expected: float | None) -> None:
+    pairs = tuple(map(ValidationLoss, validations, training))
+    report = GradientFlowReport(3, 40, {}, {}, 1.0, loss=LossReport(10, 0.2, 0.1, 0.1, 0.3, 0.2, validations=pairs))
+    alerts = list(Overfitting()(report))
+    if expected is None:
+        assert alerts == []
+        return
+    assert [(a.kind, a.site, a.severity) for a in alerts] == [("overfitting", "validation loss", "info")]
+    assert alerts[0].value == pytest.approx(expected)
+    assert alerts[0].diagnosis == (
+        "the validation loss rose 3 times in a row, from 0.5 to 0.7, while the training loss fell from 0.5 to 0.2. The model "
+        "learns the training samples by heart."
+    )
+
+
+# Causes.
+
+
+def alert(kind: str, site: str, batch: int | None = None, severity: Any = "warning") -> Alert:
+    return Alert(kind, site, 1.0, 0.5, 0, 40, severity, "seen", batch=batch)
+
+
+def roots(
+    features: Any = None, flow: Sequence[Alert] = (), clip: Sequence[Alert] = (), held: str = ""
+) -> dict[str, tuple[str, ...]]:
+    reports: list[Any] = [replace(GradientFlowReport(0, 40, {}, {}, 1.0), alerts=tuple(flow))]
+    reports += [] if features is None else [features]
+    reports.append(ClipReport(0, 40, {}, tuple(clip), events={"0-SGD": StepEvents()}))
+    return {one.name: one.consequences for _, one in in_order_of_cause(reports, lambda _, a: a.kind == held).roots}
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "follows"),
+    [
+        ("spike", 20, True),
+        ("spike", 19, True),
+        ("exploding", 15, True),
+        ("exploding", None, True),
+        ("update_too_large", None, True),
+        ("exploding", 21, False),
+    ],
+)
+def test_a_spike_of_the_loss_follows_from_what_came_before(kind: str, batch: int | None, follows: bool) -> None:
+    other = alert(kind, "0-SGD", batch)
+    found = roots(flow=[alert("loss_spike", "loss", 20)], clip=[other])
+    assert found == ({other.name: ("loss_spike at loss",)} if follows else {other.name: (), "loss_spike at loss": ()})
+
+
+def test_a_gradient_that_leaps_after_the_loss_follows_from_it() -> None:
+    found = roots(flow=[alert("loss_spike", "loss", 20), alert("loss_diverging", "loss")], clip=[alert("spike", "0-SGD", 22)])
+    assert found == {"loss_spike at loss": ("spike at 0-SGD", "loss_diverging at loss")} or found == {
+        "loss_spike at loss": ("loss_diverging at loss", "spike at 0-SGD")
+    }
+
+
+@pytest.fixture
+def nonfinite_at(features: Any) -> Any:
+    """A report of modules, of which one gave something that is not finite from a batch on; every tenth batch is sampled."""
+
+    def make(batch: int) -> FeatureReport:
+        report = features({}, {"first_nonfinite_batch": batch})
+        return replace(report, every_n_steps=10, alerts=(alert("nonfinite", "site1", severity="critical"),))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "root"),
+    [
+        (20, 20, "nonfinite at site1"),  # the same batch: forward comes before the loss
+        (20, 27, "nonfinite at site1"),
+        (30, 27, "nonfinite at site1"),  # not known: it was not sampled in between
+        (30, 20, "loss_nonfinite at loss"),  # sampled at that batch, and finite
+        (40, 25, "loss_nonfinite at loss"),
+    ],
+)
+def test_what_is_not_finite_has_one_root(nonfinite_at: Any, module: int, loss: int, root: str) -> None:
+    steps = [alert("nonfinite", "0-SGD", loss, "critical")]
+    found = roots(nonfinite_at(module), [alert("loss_nonfinite", "loss", loss, "critical")], steps)
+    assert list(found) == [root]
+    assert len(found[root]) == 2
+
+
+@pytest.mark.parametrize(("held", "root"), [("loss_nonfinite", "loss_nonfinite at loss"), ("nonfinite", "nonfinite at site1")])
+def test_in_later_windows_the_root_is_the_same(nonfinite_at: Any, held: str, root: str) -> None:
+    assert list(roots(nonfinite_at(0), [alert("loss_nonfinite", "loss", 0, "critical")], held=held)) == [root]
+    assert list(roots(nonfinite_at(40), [alert("loss_nonfinite", "loss", 20, "critical")], held=held)) == [root]
+
+
+def test_without_layers_the_loss_is_the_root_of_what_optimizers_do() -> None:
+    found = roots(flow=[alert("loss_nonfinite", "loss", 5, "critical")], clip=[alert("nonfinite", "0-SGD", 5, "critical")])
+    assert found == {"loss_nonfinite at loss": ("nonfinite at 0-SGD",)}
+
+
+def test_a_backward_pass_that_fails_before_comes_first() -> None:
+    found = roots(
+        flow=[alert("loss_nonfinite", "loss", 6, "critical")], clip=[alert("nonfinite", "net.conv.weight", 5, "critical")]
+    )
+    assert found == {"nonfinite at net.conv.weight": ("loss_nonfinite at loss",)}
