@@ -63,6 +63,9 @@ MEANINGS: dict[str, str] = {
     "loss_plateau": "The loss stays near the value that it began with. The model hardly learns.",
     "overfitting": "The validation loss rises from validation to validation while the training loss falls. The metric is one that you log "
     "with `val` and `loss` in its name.",
+    "ranks_differ": "Under DDP a parameter, or its gradient after the reduction, is not the same on every rank. Each rank trains a model "
+    "of its own, and what is saved is that of rank 0. Local SGD, shards and parameters that DDP ignores are not compared. It "
+    "takes two processes, so the fault zoo, whose trainings have one, has no such fault.",
     "always_clipped": "Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
     "clip_ineffective": "A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
     "already taken.",
@@ -155,6 +158,9 @@ FORMULAS: dict[str, str] = {
     "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
     "overfitting": "alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in all,\n"
     "     while the mean training loss before the validations fell",
+    "ranks_differ": "gradients: norm at the last measured step of the window, after the reduction and before clipping\n"
+    "weights:   norm and a weighted sum of some elements, at the end of the window\n\n"
+    "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
     "always_clipped": "rate = clipped steps / steps\n\nalert if rate > {AlwaysClipped.threshold}, in an epoch of at least "
     "{AlwaysClipped.min_steps} steps\n"
     "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * that of the first epoch,\n"
@@ -197,6 +203,7 @@ SEVERITIES: dict[str, str] = {
     "loss_diverging": "warning",
     "loss_plateau": "info",
     "overfitting": "info",
+    "ranks_differ": "critical",
     "always_clipped": "info; warning where it does harm",
     "clip_ineffective": "warning",
     "steps_skipped": "warning",

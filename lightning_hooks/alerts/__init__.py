@@ -9,6 +9,7 @@ from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, Loss
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
@@ -71,6 +72,7 @@ __all__ = [
     "ParameterSetup",
     "PoorInit",
     "RangeReport",
+    "RanksDiffer",
     "RanksSameBatch",
     "Rule",
     "RuleBook",

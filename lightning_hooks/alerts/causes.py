@@ -177,7 +177,8 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(
         (
-            *("unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch", "settings", "frozen_statistics"),
+            *("ranks_differ", "unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch"),
+            *("settings", "frozen_statistics"),
             *("poor_init", "shared", "double_softmax", "not_optimized", "optimizer_settings"),  # how it was built
             *("missing", "not_zeroed", "lr_zero", "updates_lost"),
             *("spike", "update_spike", "update_too_large", "weights_growing"),

@@ -12,6 +12,7 @@ from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteG
 from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
@@ -30,7 +31,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
         *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), SecondMomentStale(), LrZero(), OptimizerSettings()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
-        *(LabelsIgnored(), BatchRepeated(), RanksSameBatch()),
+        *(LabelsIgnored(), BatchRepeated(), RanksSameBatch(), RanksDiffer()),
         *(LossNonfinite(), LossSpiking(), LossDiverging(), LossPlateau(), Overfitting()),
     ),
     ClipReport: (

@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lightning_hooks.callbacks import lightning_api
@@ -243,6 +243,10 @@ class LightningHost(Host):
     @override
     def data_parallel_size(self) -> int:
         return lightning_api.data_parallel_size(self.trainer)
+
+    @override
+    def replicated_parameters(self) -> Sequence[nn.Parameter]:
+        return lightning_api.replicated_parameters(self.trainer, self.model)
 
     @property
     @override

@@ -19,6 +19,7 @@ from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
 from lightning_hooks.collectors.optimizer_watch import OptimizerWatch
 from lightning_hooks.collectors.parameter_setups import SetupWatch, with_gradients, with_reasons
+from lightning_hooks.collectors.replica_watch import ReplicaWatch
 from lightning_hooks.collectors.setup_checks import SetupChecks
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import compiled_regions
@@ -29,6 +30,7 @@ from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
 from lightning_hooks.statistics.loss_table import LOSS_STRETCH, N_LOSS_NUMBERS
 from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
+from lightning_hooks.statistics.replicas import rank_difference
 from lightning_hooks.statistics.rows import N_COLUMNS, merged_rows, never_recorded
 from lightning_hooks.trackers.layout import Layout
 
@@ -60,6 +62,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._loss = LossWatch(context)
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
+        self._replicas = ReplicaWatch(context)
         self.modules.owners = owners(self._sites, self._steps)
         self.modules.listening = False  # except while the loss's backward runs
         self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
@@ -155,6 +158,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         if measured is not None:
             self._due.discard(step.optimizer)
             measured.enter(self.parameters, self.optimizers, step, valid)
+            self._replicas.taken(step, measured)
 
     @override
     def on_skipped(self, step: Step) -> None:
@@ -166,6 +170,7 @@ class GradientCollector(Collector[GradientFlowReport]):
     @override
     def on_changed(self, kept: Kept) -> None:
         self.parameters.follow(self._steps.names, kept)
+        self._replicas.table.grow(len(self._steps.names))
         self.modules.owners = owners(self._sites, self._steps)
         self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
         self._due = {now for now, old in enumerate(kept) if old in self._due}
@@ -219,18 +224,20 @@ class GradientCollector(Collector[GradientFlowReport]):
         counts = self.context.sampled_batches, self.context.batches
         known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
-        loss, checks, of_optimizers = self._loss.table.pack(), self._setup_checks.pack(), self.optimizers.table.pack()
-        return torch.cat((called, arrived, known, loss, checks, table.rows.flatten(), of_optimizers, parameters.pack()))
+        watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
+        rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
+        return torch.cat((called, arrived, known, *watched, *rest))
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Order of calls and of arrival, what the host knows, loss, setup, modules, optimizers, parameters: of one rank or all."""
+        """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
         n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
-        sizes = n, n, known, N_LOSS_NUMBERS, self._setup_checks.length, rows, self.optimizers.table.rows.numel()
+        watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
+        sizes = n, n, known, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        called, arrived, _, loss, checks, rows, optimizers, parameters = self._parts(packed)
+        called, arrived, _, loss, checks, _, rows, optimizers, parameters = self._parts(packed)
         self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
         self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
         self.modules.rows.copy_(rows.view_as(self.modules.rows))
@@ -245,8 +252,8 @@ class GradientCollector(Collector[GradientFlowReport]):
         orders = [order_stretch(len(self.modules.names))] * 2
         known = Stretch(2, largest, added), Stretch(1, largest), Stretch(len(self.parameters.names), flagged)
         modules = Stretch(self.modules.rows.numel(), merged_rows)
-        before = *orders, *known, LOSS_STRETCH, *self._setup_checks.stretches, modules
-        return *before, *self.optimizers.table.stretches, *self.parameters.stretches
+        watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
+        return *orders, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
 
     @override
     def window_end(self) -> None:
@@ -254,10 +261,11 @@ class GradientCollector(Collector[GradientFlowReport]):
         self._setups = self._watch.window_end(host.optimizers, host.model)
         self._setup_checks.window_end(host.optimizers)
         self.optimizers.window_end()
+        self._replicas.window_end()
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        called, arrived, known, losses, checks, rows, updates, measured = self._parts(packed)
+        called, arrived, known, losses, checks, replicas, rows, updates, measured = self._parts(packed)
         modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
         parameters, total_norm = self.parameters.read(measured)
         order = self.modules.called(sites_in_order(called))
@@ -275,6 +283,7 @@ class GradientCollector(Collector[GradientFlowReport]):
             batches,
             order=self.modules.arrived(sites_in_order(arrived)),
             setups=self._setups,
+            ranks_differ=rank_difference(replicas, self.parameters.names),
             squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
             loss=self._loss.table.read(losses),
             model_setup=self._setup_checks.read(checks, self.context.host.model, modules),
@@ -289,6 +298,7 @@ class GradientCollector(Collector[GradientFlowReport]):
         self.modules.reset()
         self.parameters.reset()
         self.optimizers.table.reset()
+        self._replicas.table.reset()
         if self._checks is not None:
             self._checks.reset()
 

@@ -53,6 +53,10 @@ class Host(ABC):
     def data_parallel_size(self) -> int:
         """The number of ranks that gradients are averaged over."""
 
+    def replicated_parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters that every rank is to hold alike at the end of each step; empty where none are, or that is not known."""
+        return ()
+
     @property
     @abstractmethod
     def is_global_zero(self) -> bool:

@@ -16,6 +16,7 @@ GRADIENT_KINDS = (
     *("updates_lost", "update_spike", "weights_growing", "second_moment_stale", "lr_zero", "optimizer_settings"),
     *("eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated", "ranks_same_batch"),
     *("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting"),
+    "ranks_differ",
 )
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 

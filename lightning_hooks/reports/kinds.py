@@ -285,6 +285,15 @@ KINDS: dict[str, Kind] = {
         ),
         "share",
     ),
+    "ranks_differ": Kind(
+        "Ranks that no longer train one model",
+        (
+            "Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
+            "Unfreeze parameters before fit, under ddp_find_unused_parameters_true if they are used later only",
+            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads",
+        ),
+        "share",
+    ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
         ("Raise the clipping threshold above the usual norm, or lower the learning rate",),

@@ -25,6 +25,7 @@ from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
 from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.statistics.replicas import RankDifference
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,6 +89,8 @@ class GradientFlowReport(PlainReport):
         loss: The loss of the window's batches; None where none is known.
         optimizers: Optimizer name (``0-Adam``) to what it did and how it is set.
         planned_steps: The ``step`` at which training ends if nothing ends it before; None where that is not known.
+        ranks_differ: Parameters that differ between ranks, though each is to hold them alike; None where they do not, and where
+            that is not known: one rank, shards, local SGD.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
@@ -111,6 +114,7 @@ class GradientFlowReport(PlainReport):
     model_setup: ModelSetup = field(default_factory=ModelSetup)
     optimizers: dict[str, OptimizerStats] = field(default_factory=dict)
     planned_steps: int | None = None
+    ranks_differ: RankDifference | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, merged_over_ranks
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added, all_ranks, all_reduce, merged_over_ranks
 
 
 def merged(*collectors: Collector[Any]) -> list[Tensor]:
     """The tables of all ranks, each with the histograms behind it: three collectives for all of them."""
     return merged_over_ranks(*map(_packed, collectors))
+
+
+def check_ranks_agree(name: str, collector: Collector[Any]) -> None:
+    """Check, when training starts, that every rank has the same sites and parameters, and tables of one size; a small collective.
+
+    Args:
+        name: The monitor's, for messages.
+        collector: Its collector.
+
+    Raises:
+        RuntimeError: If ranks differ, on all of them: their tables could not be merged.
+    """
+    among, names = all_ranks(), collector.names
+    if among is None:
+        return
+    packed = collector.pack()
+    hashed = int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest()[:6], "big")  # exact in a float64
+    marks = torch.tensor([float(hashed), float(len(names)), float(packed.numel())], dtype=packed.dtype, device=packed.device)
+    ends = torch.cat((marks, -marks))
+    all_reduce(ends, "max")
+    if bool((ends[:3] == -ends[3:]).all()):
+        return
+    of_ranks: list[Any] = [None] * among.count
+    torch.distributed.all_gather_object(of_ranks, (names, packed.numel()))
+    raise RuntimeError(f"{name}: {_what_differs(of_ranks)} Numbers of all ranks are merged by their place: build the model and "
+                       "choose modules= alike on every rank.")  # fmt: skip
+
+
+def _what_differs(of_ranks: Sequence[tuple[Sequence[str], int]]) -> str:
+    """Say what the first rank that differs from rank 0 has."""
+    first, size = of_ranks[0]
+    for rank, (names, other_size) in enumerate(of_ranks):
+        if list(names) != list(first):
+            pairs = enumerate(zip_longest(first, names))
+            place, (here, there) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+            return (
+                f"ranks have different sites or parameters, {len(first)} on rank 0 and {len(names)} on rank {rank}. Number "
+                f"{place + 1} is {here or 'missing'} on rank 0 and {there or 'missing'} on rank {rank}."
+            )
+        if other_size != size:
+            return f"its table has {size} numbers on rank 0 and {other_size} on rank {rank}, for the same sites."
+    return "ranks have different sites."
 
 
 def _packed(collector: Collector[Any]) -> tuple[Stretches, Tensor]:

@@ -20,6 +20,7 @@ from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
+from lightning_hooks.session.rank_merge import check_ranks_agree
 from lightning_hooks.session.run_record import RunRecord
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
@@ -57,10 +58,12 @@ class Session:
 
         Raises:
             Exception: What its collector raises where it cannot observe this model; nothing of it is left then.
+            RuntimeError: If ranks have different sites or parameters.
         """
         self.hooks.restore()
         try:
             member.attach(self)
+            check_ranks_agree(member.name, member.live)
         except BaseException:
             member.detach()
             raise

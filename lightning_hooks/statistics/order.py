@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Among, Merging, Stretch, latest
+from lightning_hooks.statistics.reduction import Among, Merging, Stretch, counted, latest, together
 
 NEVER = -1.0
 """The position of a site that was not called."""
@@ -45,16 +45,21 @@ def merged_positions(own: Tensor, among: Among) -> Merging:
     The order of the first rank counts. A site that only others called comes right after the one that it came after there; where
     others differ in that, in the mean.
     """
-    first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
-    extra = (own >= 0) & (first < 0)
-    keys = torch.where(extra, _keys(own, first), 0)
-    total, ranks = yield torch.stack((keys, extra.to(own.dtype)))
-    yield own.new_empty(0)
+    called = (own >= 0).to(own.dtype)
+    (first, total), ranks = yield from together([_keys_of_others(own, among), counted(called, among)])
     known = first >= 0
     keys = torch.where(known, (first + 1) * _step(own), total / ranks)  # NaN of a site that nobody called: it is sorted last
     places = torch.argsort(keys, stable=True)
     numbers = torch.empty_like(own).scatter_(0, places, torch.arange(len(own), dtype=own.dtype, device=own.device))
-    return torch.where(known | (ranks > 0), numbers, NEVER)
+    return torch.where(ranks > 0, numbers, NEVER)
+
+
+def _keys_of_others(own: Tensor, among: Among) -> Merging:
+    """The first rank's positions, and for the sites that only others called the sum of their keys."""
+    first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
+    total = yield torch.where((own >= 0) & (first < 0), _keys(own, first), 0)
+    yield own.new_empty(0)
+    return torch.stack((first, total))
 
 
 def _keys(own: Tensor, first: Tensor) -> Tensor:

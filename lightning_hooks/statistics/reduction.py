@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+T = TypeVar("T")
 Reduction = Literal["max", "sum"]
 
 REDUCTIONS: tuple[Reduction, ...] = ("max", "sum", "sum")
@@ -109,17 +110,23 @@ def pooled(own: Tensor, _among: Among) -> Merging:
     return torch.stack((total, common, squares), -1)
 
 
-def flagged(own: Tensor, among: Among) -> Merging:
-    """1 where a number is not 0 in any table, 0 elsewhere; several of them are counted in one float, exactly."""
+def counted(own: Tensor, among: Among) -> Merging:
+    """In how many tables each number is not 0; several of these counts are added in one float, exactly."""
     bits, n = among.count.bit_length(), own.shape[-1]
     each = (52 if own.dtype == torch.float64 else 23) // bits
     shifts = bits * torch.arange(each, device=own.device)
     padded = torch.nn.functional.pad((own != 0).to(torch.int64), (0, -n % each))
     yield _nothing(own)
-    counted = yield (_rows(padded, each) << shifts).sum(-1).to(own.dtype)
+    counts = yield (_rows(padded, each) << shifts).sum(-1).to(own.dtype)
     yield _nothing(own)
-    found = (counted.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)
-    return (found > 0).flatten(-2)[..., :n].to(own.dtype)
+    found = (counts.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)
+    return found.flatten(-2)[..., :n].to(own.dtype)
+
+
+def flagged(own: Tensor, among: Among) -> Merging:
+    """1 where a number is not 0 in any table, 0 elsewhere."""
+    counts = yield from counted(own, among)
+    return (counts > 0).to(own.dtype)
 
 
 def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None = None) -> Merge:
@@ -145,7 +152,7 @@ def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None
 
 
 def once(merge: Merge, width: int) -> Merge:
-    """Rows that are the same in every table count once, others merge.
+    """Rows that are the same in every table count once, others merge. Where all are the same, they are not sent.
 
     Args:
         merge: How the others merge.
@@ -154,11 +161,27 @@ def once(merge: Merge, width: int) -> Merge:
 
     def merging(own: Tensor, among: Among) -> Merging:
         rows = _rows(own, width)
-        marks = _marks(rows)
-        others, high, low = yield from together([merge(own, among), largest(marks, among), smallest(marks, among)])
-        return torch.where((high == low)[..., None], rows, others.view_as(rows)).reshape(own.shape)
+        marks, others = _marks(rows), merge(own, among)
+        sent = next(others)
+        found = yield torch.cat((sent.flatten(), marks.flatten(), -marks.flatten()))
+        high, low = found[sent.numel() :].view(2, *marks.shape)
+        same = high == -low
+        if bool(same.all()):  # as each table knows: nothing more is sent
+            yield _nothing(own)
+            yield _nothing(own)
+            return own
+        merged = yield from _continued(others, found[: sent.numel()].view_as(sent))
+        return torch.where(same[..., None], rows, merged.view_as(rows)).reshape(own.shape)
 
     return merging
+
+
+def _continued(merging: Merging, largest_of_all: Tensor) -> Merging:
+    """The rest of a merge, from the result of its maximum on."""
+    sums = yield merging.send(largest_of_all)
+    more = yield merging.send(sums)
+    (merged,) = _ended([merging], [more])
+    return merged
 
 
 def _marks(rows: Tensor) -> Tensor:
@@ -185,19 +208,30 @@ def paired(merge: Callable[[Tensor, Tensor], Tensor]) -> Merge:
 def together(mergings: Sequence[Merging]) -> Generator[Tensor, Tensor, list[Tensor]]:
     """Several merges that share their reductions."""
     sent = [next(merging) for merging in mergings]
-    merged: list[Tensor] = []
-    while True:
-        reduced = yield torch.cat([tensor.reshape(-1) for tensor in sent])
-        parts = torch.split(reduced, [tensor.numel() for tensor in sent])
-        answers = [part.view(tensor.shape) for part, tensor in zip(parts, sent, strict=True)]
-        sent = []
-        for merging, answer in zip(mergings, answers, strict=True):
-            try:
-                sent.append(merging.send(answer))
-            except StopIteration as done:  # of all of them at once, after the third
-                merged.append(done.value)
-        if merged:
-            return merged
+    for _ in REDUCTIONS[:-1]:
+        answers = _split((yield _joined(sent)), sent)
+        sent = [merging.send(answer) for merging, answer in zip(mergings, answers, strict=True)]
+    return _ended(mergings, _split((yield _joined(sent)), sent))
+
+
+def _joined(sent: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in sent])
+
+
+def _split(reduced: Tensor, sent: Sequence[Tensor]) -> list[Tensor]:
+    parts = torch.split(reduced, [tensor.numel() for tensor in sent])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, sent, strict=True)]
+
+
+def _ended(mergings: Sequence[Generator[Tensor, Tensor, T]], answers: Sequence[Tensor]) -> list[T]:
+    """What merges return for the results of the last reduction."""
+    merged: list[T] = []
+    for merging, answer in zip(mergings, answers, strict=True):
+        try:
+            merging.send(answer)
+        except StopIteration as done:
+            merged.append(done.value)
+    return merged
 
 
 def _nothing(like: Tensor) -> Tensor:
@@ -234,15 +268,15 @@ def merge_windows(stretches: Stretches, earlier: Tensor, later: Tensor) -> Tenso
 
 def _in_process(mergings: Sequence[Merging]) -> Tensor:
     sent = [next(merging) for merging in mergings]
-    try:
-        for reduction in REDUCTIONS:
-            stacked = torch.stack(sent)
-            reduced = stacked.amax(0) if reduction == "max" else stacked.sum(0)
-            sent = [merging.send(reduced) for merging in mergings]
-    except StopIteration as done:
-        merged: Tensor = done.value
-        return merged
-    raise AssertionError("a merge ends after the last reduction")
+    for reduction in REDUCTIONS[:-1]:
+        reduced = _reduced(sent, reduction)
+        sent = [merging.send(reduced) for merging in mergings]
+    return _ended(mergings, [_reduced(sent, REDUCTIONS[-1])] * len(mergings))[0]
+
+
+def _reduced(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    stacked = torch.stack(list(tensors))
+    return stacked.amax(0) if reduction == "max" else stacked.sum(0)
 
 
 def over_ranks(tables: Sequence[tuple[Stretches, Tensor]], among: Among, all_reduce: AllReduce) -> list[Tensor]:
@@ -255,15 +289,12 @@ def over_ranks(tables: Sequence[tuple[Stretches, Tensor]], among: Among, all_red
     """
     merging = together([_merging(stretches, packed, among) for stretches, packed in tables])
     sent = next(merging)
-    try:
-        for reduction in REDUCTIONS:
-            if sent.numel():
-                all_reduce(sent, reduction)
+    for turn, reduction in enumerate(REDUCTIONS, start=1):
+        if sent.numel():
+            all_reduce(sent, reduction)
+        if turn < len(REDUCTIONS):
             sent = merging.send(sent)
-    except StopIteration as done:
-        merged: list[Tensor] = done.value
-        return merged
-    raise AssertionError("a merge ends after the last reduction")
+    return _ended([merging], [sent])[0]
 
 
 def all_ranks() -> Among | None:

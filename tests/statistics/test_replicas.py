@@ -1,0 +1,105 @@
+"""Numbers that say whether ranks hold the same parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.replicas import TOLERANCE, RankDifference, ReplicaTable, rank_difference, weight_marks
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture
+def path() -> None:
+    """No kernels here: one path is enough."""
+
+
+def packed(weights: Any = (1.0, 1.0, 1.0), gradients: Any = (), step: int = 3) -> Tensor:
+    table = ReplicaTable(3)
+    if len(gradients):
+        table.add_gradients(torch.arange(len(gradients)), torch.tensor(gradients), step)
+    table.add_weights(range(3), [torch.full((5,), weight) for weight in weights])
+    return table.pack()
+
+
+def merged(*tables: Tensor) -> RankDifference | None:
+    return rank_difference(merge_ranks((ReplicaTable(3).stretch,), tables), NAMES)
+
+
+def test_ranks_that_agree() -> None:
+    assert merged(*[packed(gradients=[0.5, 0.0, math.nan])] * 64) is None
+    assert merged(packed(), packed((1.0, 1.0, math.nan))) is None  # NaN is for other rules
+    nearly = 1.0 + TOLERANCE / 2
+    assert merged(packed(gradients=[0.5, 0.5, 0.5]), packed((1.0, nearly, 1.0), [0.5 * nearly, 0.5, 0.5])) is None
+
+
+def test_the_first_parameter_that_differs() -> None:
+    found = merged(packed(gradients=[0.5, 0.5]), packed((1.0, 1.0, 2.0), [0.5, 0.4]), packed(gradients=[0.5, 0.5]))
+    assert found == RankDifference("b", "gradients", pytest.approx(0.2), 1, 1, 3)
+    found = merged(packed(gradients=[0.5, 0.5]), packed((1.0, 1.0, 2.0), [0.5, 0.5]))
+    assert found == RankDifference("c", "weights", pytest.approx(0.5), 0, 1, 3)
+    assert merged(packed(gradients=[0.0]), packed(gradients=[0.1])) == RankDifference("a", "gradients", 1.0, 1, 0, 3)
+
+
+def test_what_is_not_compared() -> None:
+    one, other = packed(gradients=[0.5, 0.5]), packed(gradients=[0.5, 0.1], step=4)
+    assert merged(one, other) is None  # other steps
+    table = ReplicaTable(3)
+    table.add_gradients(torch.arange(3), torch.ones(3), 3)
+    assert bool((table.pack()[:6] == -math.inf).all())  # nothing is to be alike, as under local SGD
+    table.add_weights([1], [torch.ones(2)])
+    assert torch.isfinite(table.pack()[:6]).tolist() == [False, True, False] * 2
+    table.grow(4)
+    table.reset()
+    assert len(table.pack()) == 2 * 9
+    assert not torch.isfinite(table.pack()[:8]).any()
+    table.add_weights([], [])
+    assert not torch.isfinite(table.pack()[:8]).any()
+
+
+def test_the_worst_of_two_windows() -> None:
+    stretches = (ReplicaTable(3).stretch,)
+    fine, wrong = packed(gradients=[0.5, 0.5]), merge_ranks(stretches, [packed(gradients=[0.5, 0.5]), packed(gradients=[0.5, 0.1])])
+    other_steps = merge_ranks(stretches, [packed((1.0, 3.0, 1.0), [0.5]), packed(gradients=[0.1], step=9)])
+    for one, other in ((fine, wrong), (wrong, fine)):
+        assert rank_difference(merge_windows(stretches, one, other), NAMES) == rank_difference(wrong, NAMES)
+    both = merge_windows(stretches, other_steps, wrong)
+    assert both.shape == fine.shape
+    assert rank_difference(both, NAMES) == RankDifference("b", "gradients", pytest.approx(0.8), 1, 1, 3)
+    again = merge_windows(stretches, other_steps, other_steps)
+    assert rank_difference(again, NAMES) == RankDifference("b", "weights", pytest.approx(2 / 3), 0, 1, 3)
+
+
+SHAPES = [(3,), (), (0,), (40, 30), (8, 3, 3, 3), (200, 7)]
+
+
+def test_marks_differ_as_much_as_the_weights() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    weights[4] = weights[4].to(memory_format=torch.channels_last)
+    before = weight_marks(weights)
+    assert torch.equal(before, weight_marks([weight.clone() for weight in weights]))
+    for share in (1e-3, 0.1):
+        moved = [weight + share * torch.randn(weight.shape, generator=generator) for weight in weights]
+        scaled = [weight * (1 + share) for weight in weights]
+        for change in (moved, scaled):
+            distance = (weight_marks(change) - before).abs()
+            assert distance[2] == 0
+            assert bool((distance[[0, 1, 3, 4, 5]] > share / 50).all())
+            assert bool((distance < 50 * share).all())
+    flipped = [-weight for weight in weights]
+    assert bool(((weight_marks(flipped) - before).abs()[[0, 1, 3, 4, 5]] > 1e-3).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
+def test_marks_of_any_dtype(dtype: torch.dtype) -> None:
+    parameters = [nn.Parameter(torch.ones((4, 4), dtype=dtype)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(6, 4).T)]
+    marks = weight_marks(parameters)
+    assert (marks.dtype, marks.requires_grad) == (torch.float64, False)
+    assert marks[1].item() == pytest.approx(math.log(math.sqrt(3)) + sum(math.cos(1 + i) for i in range(3)) / math.sqrt(3))
