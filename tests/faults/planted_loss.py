@@ -52,7 +52,7 @@ class Jolted(Supervised):
 def lr_jolt(seed: int, planted: bool = True) -> Built:
     at = 2 * PER_EPOCH + 20 + 5 * seed
     module = Jolted(at if planted else -9, 100.0, nets.mlp(init=nn.init.kaiming_normal_), adam(2e-3))
-    expected = Expected(("loss_spike", "update_too_large"), batch=at, epoch=2)
+    expected = Expected(("loss_spike", "update_spike", "update_too_large"), batch=at, epoch=2)
     return Built(module, small_batches(seed), {"max_epochs": 3}, expected)
 
 
@@ -93,7 +93,9 @@ class FallingRate(Supervised):
 def lr_below_zero(seed: int, planted: bool = True) -> Built:
     module = FallingRate((2 if planted else 4) * PER_EPOCH, nets.cnn(), adam())
     loaders = data.loaders(data.images(), 16, seed)
-    return Built(module, loaders, {"max_epochs": 4}, Expected(("loss_diverging", "loss_spike"), batch=2 * PER_EPOCH + 1, epoch=2))
+    return Built(
+        module, loaders, {"max_epochs": 4}, Expected(("loss_diverging", "loss_spike", "lr_zero"), batch=2 * PER_EPOCH + 1, epoch=2)
+    )
 
 
 class Masked(Supervised):
