@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import (
+    Alert,
     BatchCounts,
     BatchRepeated,
     EvalMode,
@@ -25,6 +26,7 @@ from lightning_hooks.alerts import (
     UnregisteredModules,
     VectorDecay,
 )
+from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.statistics import ParameterGradientStats
 from lightning_hooks.statistics.loss import LossReport
 
@@ -262,3 +264,13 @@ def test_a_report_with_a_setup_survives_json() -> None:
     plain = given.to_dict()
     del plain["model_setup"]
     assert GradientFlowReport.from_dict(plain).model_setup == ModelSetup()
+
+
+def test_a_loss_over_no_label_follows_from_the_labels() -> None:
+    given = report(loss=NAN, labels=LabelCounts(10, 1, 100, 60))
+    nan = Alert("loss_nonfinite", "the loss", 1.0, 0.0, 0, 40, "critical")
+    (roots,) = in_order_of_cause([replace(given, alerts=(nan, *LabelsIgnored()(given)))]).of_report
+    assert [(alert.kind, alert.cause) for alert in roots] == [
+        ("labels_ignored", ""),
+        ("loss_nonfinite", "labels_ignored at the data"),
+    ]
