@@ -80,10 +80,13 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     root = (v / _corrections(betas[1], steps, counts, v)).sqrt_()
     had = g != 0
     flags = torch.stack(((root < eps) & had, had)).to(g.dtype)
+    sizes = [p.numel() for p in local]
+    if sizes == counts:  # all elements are there, and stand for themselves
+        sizes = counts = [sum(sizes)]
     # Norms of all tensors in one call; those of order 1 count flags.
     norms = torch.stack(torch._foreach_norm(torch.split(g / root.clamp_(min=eps), counts))).to(row_dtype(v.device))
     numbers = torch.stack(torch._foreach_norm([part for row in flags for part in torch.split(row, counts)], 1)).to(norms.dtype)
-    return _Part(torch.cat((norms.square(), numbers)).view(3, -1), [p.numel() for p in local], counts)
+    return _Part(torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts)
 
 
 def _comparable(moment: Any, parameter: Tensor) -> bool:
@@ -103,7 +106,8 @@ def _comparable(moment: Any, parameter: Tensor) -> bool:
 
 def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, list[int]]:
     """The samples of tensors, one after the other, in float32 at least, and how many values are of each."""
-    flat = [as_real(plain_values(t)).reshape(-1)[::stride] for t, stride in zip(tensors, strides, strict=True)]
+    plain = [as_real(plain_values(tensor)).reshape(-1) for tensor in tensors]
+    flat = [values if stride == 1 else values[::stride] for values, stride in zip(plain, strides, strict=True)]
     joined = torch.cat(flat)
     return joined if joined.dtype == torch.float64 else joined.float(), [part.numel() for part in flat]
 
