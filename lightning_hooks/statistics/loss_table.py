@@ -231,8 +231,6 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     both = torch.tensor([[value, ranks] for _, value, ranks in entries], dtype=sums.dtype).view(-1, 2).T
     merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, : len(entries)] = both
     top = torch.cat((torch.stack((*bounds[:, :2], largest)).amax(0), bounds[:, 2:].amax(0)))
-    if bounds[0, 2] > -math.inf:
-        top[2:] = bounds[0, 2:]  # the earlier window's was first
     merged_known = known[0].clone()
     merged_known[0], merged_known[2] = batches + more, len(entries)
     merged_known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS] = torch.tensor(

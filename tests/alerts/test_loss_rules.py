@@ -150,6 +150,13 @@ def test_what_does_not_diverge(case: str, window: int) -> None:
     assert not found(LossDiverging(), reports(losses, window, optimized=case != "manual"))
 
 
+def test_a_loss_that_falls_again_does_not_diverge() -> None:
+    before = np.concatenate((np.linspace(2, 0.3, 300), np.linspace(0.3, 0.35, 100)))
+    risen, falls = (np.concatenate((before, 1.5 + slope * np.linspace(0, 1, 64))) for slope in (0.5, -0.5))
+    assert len(found(LossDiverging(), reports(risen, 464))) == 1
+    assert not found(LossDiverging(), reports(falls, 464))  # the whole of the last 128 batches still has a trend upwards
+
+
 def test_the_trend_is_that_of_mann_and_kendall() -> None:
     rng = np.random.default_rng(0)
     for n in (64, 100, 256):
