@@ -14,6 +14,7 @@ from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, append
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.trackers import Trackers, coloured, some
 
 COLUMNS = (
@@ -98,7 +99,8 @@ class AlertDelivery:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        whole = [member.so_far() for member in members]
+        tables = merged(*(member.live for member in members))
+        whole = [member.so_far(table) for member, table in zip(members, tables, strict=True)]
         reports: list[Any] = []
         for member, report in zip(members, whole, strict=True):
             alerts = member.urgent(report)

@@ -265,12 +265,16 @@ class Member:
         """Whether the window under way is complete, as far as its batches count."""
         return self.windows.is_full(self.batches)
 
-    def finish_window(self, epoch_ends: bool) -> None:
-        """Make the window's report, with what its own rules find."""
+    def finish_window(self, merged_table: Tensor, epoch_ends: bool) -> None:
+        """Make the window's report, with what its own rules find.
+
+        Args:
+            merged_table: Its table, of all ranks.
+            epoch_ends: Whether the epoch ends with it.
+        """
         began, collector = time.perf_counter(), self.live
-        collector.window_end()
         warn_of_faults(self.name, self.faults)
-        packed, counts = split(collector, merged(collector)[0].to("cpu"))  # the one copy to the host
+        packed, counts = split(collector, merged_table.to("cpu"))  # the one copy to the host
         table = collector.histograms
         self.histograms = {} if table is None else table.read(counts, collector.value_scale)
         cost, stride = self.sampling.window_end(self.batches)
@@ -302,9 +306,9 @@ class Member:
         self.alerting.end_epoch()
         return several
 
-    def so_far(self) -> Any:
-        """A report of the window so far, of all ranks, without alerts. It waits for the device."""
-        packed, _ = split(self.live, merged(self.live)[0].to("cpu"))
+    def so_far(self, merged_table: Tensor) -> Any:
+        """A report of the window so far, without alerts, of its table of all ranks. It waits for the device."""
+        packed, _ = split(self.live, merged_table.to("cpu"))
         return self.live.read(packed, self.host.epoch, self.host.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:

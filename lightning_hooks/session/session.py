@@ -20,7 +20,7 @@ from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
-from lightning_hooks.session.rank_merge import check_ranks_agree
+from lightning_hooks.session.rank_merge import check_ranks_agree, merged
 from lightning_hooks.session.run_record import RunRecord
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
@@ -206,7 +206,10 @@ class Session:
     def _end_windows(self, members: Sequence[Member], epoch_ends: bool = False) -> None:
         """The windows of some members end: make the reports, and log, judge, publish and record them."""
         for member in members:
-            member.finish_window(epoch_ends)
+            member.live.window_end()
+        tables = merged(*(member.live for member in members))
+        for member, table in zip(members, tables, strict=True):
+            member.finish_window(table, epoch_ends)
         self.publisher.log(members)
         try:
             self.delivery.window_end(members)

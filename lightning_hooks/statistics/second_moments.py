@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
 from lightning_hooks.statistics.gradients import spacing
+from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.rows import row_dtype
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
@@ -115,7 +116,7 @@ def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor,
 def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[int], like: Tensor) -> Tensor | float:
     """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
     if not isinstance(beta, Tensor) and not any(isinstance(step, Tensor) and not step.is_cpu for step in steps):
-        known = {float(step) for step in steps}
+        known = {number(step) if isinstance(step, Tensor) else float(step) for step in steps}
         if len(known) == 1:
             return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))
     # Steps that live on the device, as fused and capturable optimizers keep them, stay there.

@@ -281,7 +281,7 @@ def clip_by_rank(rank: int) -> dict[str, Any]:
 # Cases with trouble on rank 1 at its second batch. In early_gradient the NaN is in the loss, elsewhere aside of it.
 ON_ALERT = {"stop": "stop", "raise": "raise", "early_stop": "stop", "early_raise": "raise", "early_gradient": "stop"}
 BY_RANK = ("branches", "nodes", "apart")
-CASES = ("even", "uneven", "one_rank_only", "prune", "clip_by_rank", *ON_ALERT, *BY_RANK)
+CASES = ("even", "windows", "uneven", "one_rank_only", "prune", "clip_by_rank", *ON_ALERT, *BY_RANK)
 
 
 def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
@@ -297,6 +297,7 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
         histograms=True,
         on_alert=ON_ALERT.get(case, "log"),
         check_every_n_steps=2 if case.startswith("early") else None,
+        report_every_n_steps=2 if case == "windows" else None,
     )
     counting = CountCollectives()
     counting.wrap(Adapter)  # whose epoch end is that of all monitors
@@ -320,6 +321,7 @@ def run_case(case: str, world: int, rank: int = 0) -> dict[str, Any]:
         counting.unwrap()
     return {
         "reports": [monitor.report for monitor in ours],
+        "windows": [list(monitor.history) for monitor in ours],
         "histograms": [monitor.histograms for monitor in ours],
         "collectives": counting.counts,
         "epochs": ours[0].report.epoch + 1 if ours[0].report else 0,

@@ -100,7 +100,7 @@ def test_whoever_clips_and_whatever_steps(only: str) -> None:
     trainer([flow], **kwargs).fit(model, loader())
     trainer([], limit_train_batches=4, **kwargs).fit(same, loader())
     assert same_state(model, same)
-    assert [(alert.kind, alert.batch) for alert in seen] == [("nonfinite", 4)]
+    assert [(alert.kind, alert.batch) for alert in seen if alert.severity != "info"] == [("nonfinite", 4)]
     assert not flow.faults.errors
 
 

@@ -41,7 +41,21 @@ def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
         assert_same(flow.parameters, one_flow.parameters, "parameters", rel=1e-4)
         assert_same(clip, one_clip, "clip", rel=1e-4)
     assert everything(ranks[0]["reports"]) == everything(ranks[1]["reports"])  # to the last bit
-    assert ranks[0]["collectives"] == [8]  # a maximum and two sums per monitor in one epoch; of clips one sum
+    assert ranks[0]["collectives"] == [3]  # a maximum and two sums of all monitors together
+
+
+def test_windows_of_two_ranks_equal_those_of_one_process(two_ranks: Any) -> None:
+    ranks, single = two_ranks["windows"], run_case("windows", world=1)
+    assert everything(ranks[0]["windows"]) == everything(ranks[1]["windows"])
+    for found, expected in zip(ranks[0]["windows"], single["windows"], strict=True):
+        assert [(report.window, report.step) for report in found] == [(0, 2), (1, 3)]
+        for report, one in zip(found, expected, strict=True):
+            table = next(name for name in ("sites", "modules", "optimizers") if hasattr(one, name))
+            assert_same(getattr(report, table), getattr(one, table), table, skip=PER_CALL, rel=1e-4, tiny=1e-6)
+    for report, one in zip(ranks[0]["reports"], single["reports"], strict=True):  # of the epoch
+        assert report.window is None
+        table = next(name for name in ("sites", "modules", "optimizers") if hasattr(one, name))
+        assert_same(getattr(report, table), getattr(one, table), table, skip=PER_CALL, rel=1e-4, tiny=1e-6)
 
 
 def agreement(flow: Any) -> float:
