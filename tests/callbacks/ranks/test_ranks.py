@@ -39,6 +39,7 @@ def test_two_ranks_equal_one_process(case: str, two_ranks: Any) -> None:
         assert_same(features, one_features, "features", skip=PER_CALL)
         assert_same(flow.modules, one_flow.modules, "modules", skip=PER_CALL)
         assert_same(flow.parameters, one_flow.parameters, "parameters", rel=1e-4)
+        assert_same(flow.optimizers, one_flow.optimizers, "optimizers", rel=1e-4)
         assert_same(clip, one_clip, "clip", rel=1e-4)
     assert everything(ranks[0]["reports"]) == everything(ranks[1]["reports"])  # to the last bit
     assert ranks[0]["collectives"] == [3]  # a maximum and two sums of all monitors together
