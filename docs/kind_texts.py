@@ -119,6 +119,19 @@ FORMULAS: dict[str, str] = {
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold}\n"
     "      or learning rate * weight_decay (decoupled) > {UpdateTooLarge.decay}",
+    "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
+    "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
+    "update_spike": "usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
+    "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
+    "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
+    "weights_growing": "alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"
+    "      after {WeightsGrowing.min_windows} windows",
+    "second_moment_stale": "stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
+    "alert if stale_fraction > {SecondMomentStale.threshold}",
+    "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
+    "      with more than {LrZero.left} of them left\n"
+    "      or is below {LrZero.initial} * initial_lr after half of them, and still at the foot of its warm-up",
+    "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
     "eval_mode": "alert if a dropout or batch norm and the module around it are in eval mode, at the start and before the backward pass\n"
@@ -189,6 +202,12 @@ SEVERITIES: dict[str, str] = {
     "update_too_small": "warning",
     "not_updated": "warning",
     "update_too_large": "warning",
+    "updates_lost": "warning",
+    "update_spike": "warning",
+    "weights_growing": "warning",
+    "second_moment_stale": "warning",
+    "lr_zero": "warning; info for a rate that has always been 0",
+    "optimizer_settings": "warning; info for a large eps that does not decide the steps",
     "not_optimized": "warning; info while the parameter gets no gradient, or without any optimizer",
     "double_softmax": "warning",
     "eval_mode": "warning; info where only the module itself is in eval mode",
