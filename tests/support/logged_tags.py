@@ -25,6 +25,9 @@ PARAMETER_GRADIENTS = [
 OPTIMIZER = ["gradient_flow/0-SGD/lr", "gradient_flow/0-SGD/update_rms"]
 
 
+LOSS = [f"loss/{stat}" for stat in ("mean", "std", "min", "max", "last", "nonfinite_steps")]
+
+
 CLIP = [
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max"),
     *("coefficient", "nonfinite_steps", "skipped_steps"),
@@ -44,6 +47,7 @@ def logged_tags() -> set[str]:
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in ("norm", "update_ratio", "weight_norm")),
         "gradient_flow/total_norm",
         *OPTIMIZER,
+        *LOSS,
         *(f"gradient_clip/{s}" for s in CLIP),
     }
 
@@ -61,6 +65,7 @@ def expected_tags() -> set[str]:
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
         *OPTIMIZER,
+        *LOSS,
         "gradient_flow/total_norm",
         *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
         *(f"gradient_clip/{s}" for s in CLIP),

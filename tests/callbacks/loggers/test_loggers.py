@@ -61,6 +61,8 @@ def value_of(reports: list[Any], tag: str) -> float:
         return getattr(clip.optimizers["0-SGD"], stat)
     if tag == "gradient_flow/total_norm":
         return flow.total_norm
+    if system == "loss":
+        return getattr(flow.loss, stat)
     if site == "0-SGD":
         return max(flow.optimizers[site].lr) if stat == "lr" else getattr(flow.optimizers[site], stat)
     return getattr(flow.modules.get(site) or flow.parameters[site], stat)
@@ -137,7 +139,7 @@ def test_the_sequence_of_writes_to_a_logger() -> None:
     logger = Collecting()
     trainer(monitors(summary=False), logger=logger, max_epochs=2).fit(Classifier(mlp()), loader())
     ours = [(step, sorted({tag.split("/")[0] for tag in row})) for step, row in logger.rows if "epoch" not in row]
-    assert ours == [(s, [system]) for s in (6, 13) for system in ("features", "gradient_flow", "gradient_clip")]
+    assert ours == [(s, systems) for s in (6, 13) for systems in (["features"], ["gradient_flow", "loss"], ["gradient_clip"])]
 
 
 def test_a_logger_that_raises_is_reported_once_and_the_others_go_on() -> None:
