@@ -132,7 +132,7 @@ class Recorder(Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         squares = torch.zeros((), dtype=torch.float64)
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p in self.index):  # the model's
             i = self.index[parameter]
             self.before[i] = parameter.detach().clone()
             if parameter.grad is None:
@@ -149,7 +149,7 @@ class Recorder(Callback):
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.steps += 1
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p in self.index):  # the model's
             i = self.index[parameter]
             if i not in self.before:
                 continue
