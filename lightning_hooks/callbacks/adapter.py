@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, ClassVar
 from weakref import ref
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self, override
 
-from lightning_hooks.callbacks import lightning_api
 from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.epoch_log import EpochLog
 from lightning_hooks.callbacks.lightning_api import callbacks_of
-from lightning_hooks.callbacks.progress_bar import printing
-from lightning_hooks.callbacks.run_folder import TemporaryFolder, run_folder
-from lightning_hooks.collectors.host import Host
+from lightning_hooks.callbacks.lightning_host import LightningHost
+from lightning_hooks.callbacks.run_folder import TemporaryFolder
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
@@ -183,185 +175,6 @@ class _First(EitherPackage):
             ours = [callback for callback in under_way if isinstance(callback, EitherPackage) and callback is not self]
             others = [callback for callback in under_way if not isinstance(callback, EitherPackage)]
             under_way[:] = [self, *ours, *others]
-
-
-class LightningHost(Host):
-    """A Lightning Trainer, as a session sees it.
-
-    Args:
-        trainer: The trainer.
-        pl_module: The model.
-        adapter: What holds the trainer's loggers.
-    """
-
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, adapter: Adapter) -> None:
-        self._trainer, self._model = ref(trainer), ref(pl_module)
-        self._adapter = adapter
-        self._log = EpochLog()
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer."""
-        found = self._trainer()
-        assert found is not None, "the trainer is gone"
-        return found
-
-    @property
-    @override
-    def model(self) -> LightningModule:
-        found = self._model()
-        if found is None:
-            raise ReferenceError("the model is gone")
-        return found
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    @override
-    def epoch(self) -> int:
-        return self.trainer.current_epoch
-
-    @property
-    @override
-    def global_step(self) -> int:
-        return self.trainer.global_step
-
-    @property
-    @override
-    def log_step(self) -> int:
-        return lightning_api.log_step(self.trainer)
-
-    @property
-    @override
-    def world_size(self) -> int:
-        return self.trainer.world_size
-
-    @property
-    @override
-    def data_parallel_size(self) -> int:
-        return lightning_api.data_parallel_size(self.trainer)
-
-    @override
-    def replicated_parameters(self) -> Sequence[nn.Parameter]:
-        return lightning_api.replicated_parameters(self.trainer, self.model)
-
-    @property
-    @override
-    def is_global_zero(self) -> bool:
-        return self.trainer.is_global_zero
-
-    @property
-    @override
-    def automatic_optimization(self) -> bool:
-        return self.model.automatic_optimization
-
-    @property
-    @override
-    def accumulation(self) -> int:
-        return self.trainer.accumulate_grad_batches
-
-    @property
-    @override
-    def optimizers(self) -> Sequence[Any]:
-        return self.trainer.optimizers
-
-    @property
-    @override
-    def loss_scaler(self) -> Any:
-        return lightning_api.loss_scaler(self.trainer)
-
-    @property
-    @override
-    def clip_norm(self) -> float | None:
-        return lightning_api.configured_norm(self.trainer, self.model)
-
-    @override
-    def may_clip(self) -> bool:
-        return lightning_api.may_clip(self.trainer, self.model)
-
-    @override
-    def check_gradients(self, who: str) -> None:
-        lightning_api.check_gradients(self.trainer, self.model, who)
-
-    @property
-    @override
-    def batches_per_epoch(self) -> float:
-        return lightning_api.batches_per_epoch(self.trainer)
-
-    @property
-    @override
-    def epoch_ends(self) -> bool:
-        return lightning_api.epoch_ends(self.trainer)
-
-    @property
-    @override
-    def planned_steps(self) -> int | None:
-        return lightning_api.planned_steps(self.trainer, self.model)
-
-    @property
-    @override
-    def trackers(self) -> Trackers:
-        return self._adapter.trackers
-
-    @property
-    @override
-    def training_metrics(self) -> Mapping[str, Any]:
-        return self.trainer.logged_metrics
-
-    @property
-    @override
-    def metrics(self) -> Mapping[str, Any]:
-        return self.trainer.callback_metrics
-
-    @override
-    def watched_tags(self) -> set[str]:
-        return lightning_api.watched_tags(self.trainer)
-
-    @override
-    def log(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        self._log.write(who, self.trainer, self.trackers, scalars, logged)
-
-    @override
-    def show_progress(self, values: Mapping[str, Any]) -> None:
-        self.trainer.progress_bar_metrics.update(values)
-
-    @override
-    def printing(self) -> AbstractContextManager[None]:
-        return printing(self.trainer)
-
-    @override
-    def info(self, message: str) -> None:
-        rank_zero_info(message)
-
-    @override
-    def stop(self) -> None:
-        self.trainer.should_stop = True
-
-    @override
-    def folder(self, report_dir: Any) -> Path | None:
-        return run_folder(self.trainer, report_dir, self.trackers, self._adapter.temporary_folder)
-
-    @override
-    def keep_temporary(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
-        temporary = self._adapter.temporary_folder
-        if not temporary.holds(file):
-            return str(file)
-        if everything:
-            return f"{file.name} is among {kept_in[0]}."
-        temporary.keep()
-        return str(file)
-
-    @override
-    def description(self) -> dict[str, Any]:
-        trainer = self.trainer
-        return {
-            "max_epochs": trainer.max_epochs,
-            "precision": str(trainer.precision),
-            "accelerator": type(trainer.accelerator).__name__,
-        }
 
 
 def _fault(tracker: str, error: Exception) -> None:

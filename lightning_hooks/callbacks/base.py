@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.adapter import Adapter
 from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.epoch_log import EpochLog
 from lightning_hooks.callbacks.lightning_api import epoch_ends
+from lightning_hooks.callbacks.lightning_host import EpochLog
 from lightning_hooks.collectors.warn import warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.checks import check_count

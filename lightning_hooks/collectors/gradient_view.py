@@ -6,13 +6,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
 
 from lightning_hooks.alerts import GradientFlowReport
-from lightning_hooks.collectors.collector import Written
+from lightning_hooks.collectors.collector import Collector, Written
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
-from lightning_hooks.statistics import ParameterTable
+from lightning_hooks.reports.alert import GRADIENT_KINDS
+from lightning_hooks.reports.windows import Report
+from lightning_hooks.statistics import GradientTable, ParameterTable
 from lightning_hooks.statistics.loss import LOSS_STATS
+from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins, of_model
 
@@ -134,3 +139,58 @@ class GradientView:
         ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
         rows = [(name, s.rms, s.norm, s.zero_fraction, s.nonfinite_fraction) for name, s in ends]
         return [*lines, Table(("module", "rms", "norm", "zeros", "NaN, inf"), rows)]
+
+
+class GradientSites(Collector[GradientFlowReport]):
+    """The sites of gradients, and what is shown of them.
+
+    Attributes:
+        modules: The table of the gradients at module outputs.
+        parameters: That of the parameters' gradients.
+        view: How they are shown.
+    """
+
+    prefix: ClassVar[str] = "gradient_flow"
+    report_type: ClassVar[type[Report] | None] = GradientFlowReport
+    kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
+    ranking: ClassVar[tuple[str, ...]] = RANKING
+    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
+    histogram_of: ClassVar[str] = "gradient"
+    modules: GradientTable
+    parameters: ParameterTable
+    view: GradientView
+
+    @override
+    def silent_sites(self) -> list[str]:
+        pending = self.modules.pending
+        return never_recorded(self.modules.names, self.modules.rows, *([] if pending is None else pending.records()))
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return [*self.modules.names, *self.parameters.names]
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return len(self.modules.names)
+
+    @override
+    def scalars(self, report: GradientFlowReport) -> dict[str, float]:
+        return self.view.scalars(report)
+
+    @override
+    def not_logged_by_default(self) -> set[str]:
+        return self.view.not_logged_by_default()
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        return self.view.charts(written)
+
+    @override
+    def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
+        return self.view.figures(reports, written, last)
+
+    @override
+    def summary_lines(self, report: GradientFlowReport) -> list[str]:
+        return self.view.summary_lines(report)

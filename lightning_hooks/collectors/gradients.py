@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert, GradientFlowReport
 from lightning_hooks.collectors.checks import StepChecks
-from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, owners
-from lightning_hooks.collectors.gradient_view import RANKING, GradientView
+from lightning_hooks.collectors.gradient_view import GradientSites, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
 from lightning_hooks.collectors.optimizer_watch import OptimizerWatch
@@ -23,33 +23,21 @@ from lightning_hooks.collectors.replica_watch import ReplicaWatch
 from lightning_hooks.collectors.setup_checks import SetupChecks
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.reports.alert import GRADIENT_KINDS
 from lightning_hooks.reports.setups import ParameterSetup
-from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
 from lightning_hooks.statistics.loss_table import LOSS_STRETCH, N_LOSS_NUMBERS
 from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
 from lightning_hooks.statistics.replicas import rank_difference
-from lightning_hooks.statistics.rows import N_COLUMNS, merged_rows, never_recorded
-from lightning_hooks.trackers.layout import Layout
-
-if TYPE_CHECKING:
-    from lightning_hooks.collectors.collector import Figures
+from lightning_hooks.statistics.rows import N_COLUMNS, merged_rows
 
 
-class GradientCollector(Collector[GradientFlowReport]):
+class GradientCollector(GradientSites):
     """The gradients at module outputs and of parameters, updates of weights, optimizers, the loss, how parameters are set up."""
 
-    prefix: ClassVar[str] = "gradient_flow"
-    report_type: ClassVar[type[Report] | None] = GradientFlowReport
-    kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
-    ranking: ClassVar[tuple[str, ...]] = RANKING
-    logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
     records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds the graph when it recomputes
     watches_steps: ClassVar[bool] = True
     checks_early: ClassVar[bool] = True
-    histogram_of: ClassVar[str] = "gradient"
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         super().__init__(context, state)
@@ -199,21 +187,6 @@ class GradientCollector(Collector[GradientFlowReport]):
         return stride if shards is None else shards.agreed(stride)
 
     @override
-    def silent_sites(self) -> list[str]:
-        pending = self.modules.pending
-        return never_recorded(self.modules.names, self.modules.rows, *([] if pending is None else pending.records()))
-
-    @property
-    @override
-    def names(self) -> list[str]:
-        return [*self.modules.names, *self.parameters.names]
-
-    @property
-    @override
-    def n_modules(self) -> int:
-        return len(self.modules.names)
-
-    @override
     def pack(self) -> Tensor:
         table, parameters = self.modules, self.parameters
         called = positions(table.calls, len(table.names), table.rows)
@@ -310,23 +283,3 @@ class GradientCollector(Collector[GradientFlowReport]):
             "optimizers": self.optimizers.state(),
             "checks": self._setup_checks.state_dict(),
         }
-
-    @override
-    def scalars(self, report: GradientFlowReport) -> dict[str, float]:
-        return self.view.scalars(report)
-
-    @override
-    def not_logged_by_default(self) -> set[str]:
-        return self.view.not_logged_by_default()
-
-    @override
-    def charts(self, written: Written) -> Layout:
-        return self.view.charts(written)
-
-    @override
-    def figures(self, reports: Sequence[GradientFlowReport], written: Written, last: bool) -> Figures:
-        return self.view.figures(reports, written, last)
-
-    @override
-    def summary_lines(self, report: GradientFlowReport) -> list[str]:
-        return self.view.summary_lines(report)

@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """A part of a curve without a gap."""
 
     points: list[str]  # as SVG has them: ``x,y`` pairs, in order
@@ -56,7 +56,7 @@ class Curve:
 
     line: Line
     level: float | None  # the height of a threshold from edge to edge; None for a curve
-    stretches: list[Stretch]
+    stretches: list[Segment]
     marked: bool  # whether each point has a mark
 
 
@@ -136,7 +136,7 @@ def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
             places.append([])
     top = line.top or [math.nan] * len(xs)
     stretches = [
-        Stretch(
+        Segment(
             [f"{xs[i]},{_height(line.values[i], axis)}" for i in stretch],
             [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(stretch) if math.isfinite(top[i])],
         )

@@ -4,62 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_hooks.alerts import Alert, AlertError, RuleBook
+from lightning_hooks.alerts import Alert, RuleBook
 from lightning_hooks.collectors.checks import Early, checked
 from lightning_hooks.collectors.collector import Collector, Context
-from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.warn import warn, warn_of_faults, warn_of_tracing
-from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.collectors.warn import warn_of_faults, warn_of_tracing
+from lightning_hooks.hooks import Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
-from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.overhead import Overhead
+from lightning_hooks.session.member_context import MemberContext, Parts
+from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.publishing import Publishing
 from lightning_hooks.session.rank_merge import merged, split
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.unfinished import load_window, save_window
 from lightning_hooks.session.windows import Windows, window_length
-from lightning_hooks.statistics.histograms import Histogram, HistogramTable
+from lightning_hooks.statistics.histograms import Histogram
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
 
 
-class Parts(Protocol):
-    """What a member needs of the session."""
-
-    host: Host
-    probe: StepProbe
-    hooks: ModuleHooks
-
-    @property
-    def overheads(self) -> list[Overhead]:
-        """What each member costs."""
-
-    def judge_urgent(self) -> bool:
-        """Apply the urgent rules of all members."""
-
-    def watch_steps(self, member: Member) -> None:
-        """Hand the events of optimizer steps to a member."""
-
-    def release(self, member: Member) -> None:
-        """Remove what a member registered."""
-
-    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
-        """Warn that sites run in graphs that were compiled before the hooks came."""
-
-
-class Member:
+class Member(MemberContext):
     """One collector in a session. Outside of a run it keeps the settings, the last reports and what a checkpoint holds.
 
     Args:
@@ -105,76 +78,6 @@ class Member:
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
 
-    # What a collector asks of it.
-
-    @property
-    def _session(self) -> Parts:
-        assert self.session is not None, "training is over"
-        return self.session
-
-    @property
-    def host(self) -> Host:
-        """The training loop."""
-        return self._session.host
-
-    @property
-    def steps(self) -> StepProbe:
-        """The optimizers."""
-        return self._session.probe
-
-    @property
-    def gate(self) -> Gate:
-        """Whether the batch under way is sampled."""
-        return self.sampling.gate
-
-    @property
-    def meter(self) -> Meter | None:
-        """Where the time of hooks is added up."""
-        return None if self.sampling.overhead is None else self.sampling.overhead.meter
-
-    @property
-    def book(self) -> RuleBook:
-        """The rules in force."""
-        return self.alerting.book
-
-    @property
-    def live(self) -> Collector[Any]:
-        """The collector."""
-        assert self.collector is not None, "training has not started"
-        return self.collector
-
-    def select(self) -> list[tuple[str, nn.Module]]:
-        """Return the (name, module) pairs to observe."""
-        return select_modules(self.host.model, self.settings.modules)
-
-    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
-        """Call ``recorder`` with each output of a module, in sampled batches."""
-        safe = guarded(recorder, name, self.faults, when=self.gate, meter=self.meter)
-        self._session.hooks.add(self, name, module, safe)
-
-    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
-        """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
-        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter)
-
-    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
-        """Make the table of the histograms that the user asks for; None for none."""
-        return self.publishing.histogram_table(names, self.host, loss_scaled)
-
-    def judge_urgent(self) -> bool:
-        """Apply the urgent rules of all members now; return whether the run is to stop."""
-        return self._session.judge_urgent()
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Within this block an error warns that this monitor starts afresh: what a checkpoint holds harms no training."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name
-            warn(
-                f"{self.name}: its state in the checkpoint cannot be read ({type(error).__name__}: {error}), perhaps "
-                "because another version wrote it. It starts afresh; training is not affected."
-            )
-
     # A run.
 
     def attach(self, session: Parts) -> None:
@@ -197,7 +100,7 @@ class Member:
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
         if self.kind.watches_steps:
-            session.watch_steps(self)
+            self._watch_steps()
         self.collector = collector = self._new(self, state)
         check_sites(self.name, self.book, collector.names)
         with self.loading():
@@ -206,6 +109,23 @@ class Member:
                 self.batches, self.sampled_batches = window
         if self._regions and not IN_GRAPHS and session.hooks.of(self):
             warn_of_tracing()
+
+    def _watch_steps(self) -> None:
+        """Hand the events of optimizer steps to the collector.
+
+        Raises:
+            RuntimeError: If parameters are sharded in a way that does not say how.
+        """
+        self.host.check_gradients(self.name)
+
+        def safe(name: str) -> Callable[[Any], Any]:
+            def call(value: Any) -> None:
+                getattr(self.live, name)(value)
+
+            return self.guard(call, f"optimizer step ({name})", self.meter)
+
+        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
+        self.steps.subscribe(self, observer)
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""

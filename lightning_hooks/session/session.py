@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
@@ -77,23 +76,6 @@ class Session:
         self.probe.unsubscribe(member)
         self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
-
-    def watch_steps(self, member: Member) -> None:
-        """Hand the events of optimizer steps to a member's collector.
-
-        Raises:
-            RuntimeError: If parameters are sharded in a way that does not say how.
-        """
-        self.host.check_gradients(member.name)
-
-        def safe(name: str) -> Callable[[Any], Any]:
-            def call(value: Any) -> None:
-                getattr(member.live, name)(value)
-
-            return member.guard(call, f"optimizer step ({name})", member.meter)
-
-        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
-        self.probe.subscribe(member, observer)
 
     @property
     def overheads(self) -> list[Overhead]:

@@ -1,0 +1,125 @@
+"""What a collector asks of its member in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import nn
+
+from lightning_hooks.alerts import AlertError, RuleBook
+from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.session.alerting import Alerting
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.overhead import Overhead
+from lightning_hooks.session.publishing import Publishing
+from lightning_hooks.session.sampling import Sampling
+from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.step_probe import StepProbe
+from lightning_hooks.statistics.histograms import HistogramTable
+
+
+class Parts(Protocol):
+    """What a member needs of the session."""
+
+    host: Host
+    probe: StepProbe
+    hooks: ModuleHooks
+
+    @property
+    def overheads(self) -> list[Overhead]:
+        """What each member costs."""
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members."""
+
+    def release(self, member: Any) -> None:
+        """Remove what a member registered."""
+
+    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
+        """Warn that sites run in graphs that were compiled before the hooks came."""
+
+
+class MemberContext:
+    """The :class:`~lightning_hooks.collectors.collector.Context` of a collector, but for what counts its batches."""
+
+    name: str
+    settings: Settings
+    session: Parts | None
+    collector: Collector[Any] | None
+    sampling: Sampling
+    alerting: Alerting
+    publishing: Publishing
+    faults: Faults
+
+    @property
+    def _session(self) -> Parts:
+        assert self.session is not None, "training is over"
+        return self.session
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+        return self._session.host
+
+    @property
+    def steps(self) -> StepProbe:
+        """The optimizers."""
+        return self._session.probe
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the batch under way is sampled."""
+        return self.sampling.gate
+
+    @property
+    def meter(self) -> Meter | None:
+        """Where the time of hooks is added up."""
+        return None if self.sampling.overhead is None else self.sampling.overhead.meter
+
+    @property
+    def book(self) -> RuleBook:
+        """The rules in force."""
+        return self.alerting.book
+
+    @property
+    def live(self) -> Collector[Any]:
+        """The collector."""
+        assert self.collector is not None, "training has not started"
+        return self.collector
+
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+        return select_modules(self.host.model, self.settings.modules)
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
+        safe = guarded(recorder, name, self.faults, when=self.gate, meter=self.meter)
+        self._session.hooks.add(self, name, module, safe)
+
+    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
+        """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
+        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter)
+
+    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
+        """Make the table of the histograms that the user asks for; None for none."""
+        return self.publishing.histogram_table(names, self.host, loss_scaled)
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all members now; return whether the run is to stop."""
+        return self._session.judge_urgent()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within this block an error warns that this monitor starts afresh: what a checkpoint holds harms no training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name
+            warn(
+                f"{self.name}: its state in the checkpoint cannot be read ({type(error).__name__}: {error}), perhaps "
+                "because another version wrote it. It starts afresh; training is not affected."
+            )
