@@ -47,10 +47,7 @@ class Session:
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
         self._records: dict[Path, RunRecord] = {}
-        self._warned_of_compiled = False
-        self._closed = self._warned_of_ending = False
-
-    # Members.
+        self._warned_of_compiled = self._warned_of_ending = self._closed = False
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
