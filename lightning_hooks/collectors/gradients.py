@@ -67,12 +67,11 @@ class GradientCollector(GradientSites):
             self._checks = StepChecks(context.early, steps.names, host.world_size, look, device, faults)
         self.optimizers = OptimizerWatch(context)
         self._watch = SetupWatch(steps.names, None if host.global_step else model)
-        with context.loading():
-            self._watch.load(state.get("setups", {}))
-            self.optimizers.load(state.get("optimizers", {}))
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         with context.loading():
+            self._watch.load(state.get("setups", {}))
+            self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
         self._look_at_loss = context.guard(OutputNodes.find_squashed, "the loss's graph")
