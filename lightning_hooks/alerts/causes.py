@@ -86,7 +86,9 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
             _root(node).follows.append(node)
     ordered: list[list[Alert]] = [[] for _ in reports]
     roots = []
-    for node in sorted((node for node in nodes if node.cause is None), key=_rank):
+    for node in sorted(
+        (node for node in nodes if node.cause is None), key=lambda node: (node.alert.severity == "info", _rank(node))
+    ):
         alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
         earlier = _earlier_step(node, reports)
         if earlier:

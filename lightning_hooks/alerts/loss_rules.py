@@ -26,7 +26,7 @@ class LossNonfinite(Rule):
 
     Lightning's ``EarlyStopping(check_finite=True)`` ends a training at such a value: the gradients are NaN, and so are all weights
     after one step. Every batch is looked at, sampled or not, so the batch is exact. A loss scaler skips such a step: if the loss
-    is finite again at the end of the window, the alert is an info.
+    is finite again at the end of the window, or is in half of its batches or more, the alert is an info.
     """
 
     kind: ClassVar[str] = "loss_nonfinite"
@@ -36,13 +36,14 @@ class LossNonfinite(Rule):
         loss = report.loss
         if loss is None or not loss.nonfinite_steps:
             return
-        skipped = loss.scaled and bool(loss.recent) and math.isfinite(loss.recent[-1])
+        again = bool(loss.recent) and math.isfinite(loss.recent[-1])
+        skipped = loss.scaled and (again or loss.nonfinite_steps <= loss.count)
         yield self.alert(
             report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
             f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
             f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}. "
             + (
-                "The loss scaler skips such a step, and the loss is finite again."
+                "The loss scaler skips such steps, and the loss is finite in others."
                 if skipped
                 else "One step with it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an "
                 "empty mask, or outputs of the model that are not finite."

@@ -400,7 +400,7 @@ def test_an_overflow_under_a_loss_scaler_is_no_fault(fused: bool) -> None:
     trainer(ours, plugins=amp(1024.0)).fit(model, loader())
     assert len(model.losses) == 7
     assert ours[2].report.optimizers["0-Adam"].skipped_steps == 1
-    assert [monitor.report.alerts for monitor in ours[:2]] == [(), ()]
+    assert [alert for monitor in ours[:2] for alert in monitor.report.alerts if alert.severity != "info"] == []
 
 
 # On an accelerator numbers come later: here a device that takes its time.

@@ -134,7 +134,7 @@ def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> 
     model = Reviving(dying().net, lr=0.0)
     trainer(monitors(every_n_steps=1, summary=False), logger=logger, max_epochs=4).fit(model, loader())
     lines = (tmp_path / "tb/version_0/lightning_hooks/alerts.jsonl").read_text().splitlines()
-    raised, cleared = [json.loads(line) for line in lines]
+    raised, cleared = [line for line in map(json.loads, lines) if line["kind"] != "lr_zero"]
     assert (raised["event"], raised["monitor"], raised["kind"], raised["site"]) == ("raised", "features", "dead", "net.1")
     assert (raised["epoch"], raised["severity"], raised["value"], raised["since_step"]) == (0, "critical", 1.0, 7)
     assert raised["consequences"] == ["zero at net.0.weight", "zero at net.0.bias", "zero at net.2.weight"]
@@ -173,7 +173,7 @@ def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCap
     reported = [r.message for r in caplog.records if r.message.startswith("[")]
     assert len(reported) == 1
     assert reported[0].endswith("Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
-    assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts] == [
+    assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts if a.kind != "lr_zero"] == [
         (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
     ]
 
@@ -201,6 +201,7 @@ def test_rules_are_changed_muted_and_added() -> None:
     assert [(a.kind, a.severity) for m in ours for a in m.report.alerts if not a.cause] == [
         ("wide", "warning"),
         ("zero", "critical"),
+        ("lr_zero", "info"),
     ]
     assert run.callback_metrics["features/alerts/dead"] == 0
     assert run.callback_metrics["features/alerts/wide"] == 1

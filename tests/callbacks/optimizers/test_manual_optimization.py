@@ -231,4 +231,4 @@ def test_a_step_skipped_in_a_gan_is_not_committed_by_the_other_optimizer() -> No
     clip, flow = ours[2].report, ours[1].report
     assert [(s.steps, s.skipped_steps) for s in clip.optimizers.values()] == [(6, 1), (7, 0)]
     assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
-    assert [alert.kind for alert in flow.alerts] == []
+    assert [alert.kind for alert in flow.alerts if alert.severity != "info"] == []

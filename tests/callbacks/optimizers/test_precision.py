@@ -99,10 +99,10 @@ def test_overflow_steps_are_skipped_kept_out_of_the_means_and_raise_no_alert(at:
     assert close(stats.norm_before, flow.total_norm, 1e-9)
     assert all(s.nonfinite_fraction == 0 and s.calls == 6 for s in flow.modules.values())
     assert all((s.steps, s.nonfinite_steps) == (6, 0) for s in flow.parameters.values())
-    assert [*features.alerts, *flow.alerts, *clip.alerts] == []
+    assert [a for a in (*features.alerts, *flow.alerts, *clip.alerts) if a.severity != "info"] == []
 
 
-def test_many_overflows_are_reported_as_steps_skipped_and_as_nothing_else() -> None:
+def test_many_overflows_are_reported_as_steps_skipped() -> None:
     class Overflowing(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = super().training_step(batch, batch_idx)
@@ -110,7 +110,8 @@ def test_many_overflows_are_reported_as_steps_skipped_and_as_nothing_else() -> N
 
     torch.manual_seed(0)
     features, flow, clip = fit(Overflowing(mlp()), amp(2.0**16))
-    assert [alert.kind for alert in (*features.alerts, *flow.alerts, *clip.alerts)] == ["steps_skipped"]
+    assert [a.kind for a in (*features.alerts, *flow.alerts)] == ["loss_nonfinite"]  # here the loss itself is
+    assert [a.kind for a in clip.alerts] == ["steps_skipped"]
     assert clip.alerts[0].value == pytest.approx(6 / 7)
 
 
