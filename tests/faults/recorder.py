@@ -116,7 +116,7 @@ class Recorder(Callback):
     def _forward(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
-            if not self.recording_batch or not isinstance(output, Tensor) or not output.is_floating_point():
+            if not self.recording_batch or not isinstance(output, Tensor) or not (output.is_floating_point() and output.dim()):
                 return
             given = next((a for a in args if isinstance(a, Tensor)), None)
             self.outputs[index] = output_statistics(module, given, output)
@@ -186,6 +186,8 @@ class Recorder(Callback):
     def _close(self) -> None:
         for handle in self.handles:
             handle.remove()
+        if not self.rows:  # training ended before its first batch did
+            return
         outputs, gradients, parameters = (np.stack(part) for part in zip(*self.rows, strict=True))
         self.recording = Recording(
             self.sites, self.types, self.names, outputs, gradients, parameters,
