@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.past import is_scale_free
+from lightning_hooks.alerts.past import has_converged, is_scale_free
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.optimizers import GroupSettings
@@ -34,8 +34,7 @@ class SecondMomentStale(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        first = history[0] if history else report
-        if not report.total_norm > self.converged * first.total_norm:
+        if has_converged(report, history, self.converged):
             return
         for name, stats in report.optimizers.items():
             if stats.stale_fraction is None or stats.stale_fraction <= self.threshold or not any(rate > 0 for rate in stats.lr):
@@ -76,7 +75,7 @@ class LrZero(Rule):
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         planned, first = report.planned_steps, history[0] if history else report
-        if not report.total_norm > self.converged * first.total_norm:
+        if has_converged(report, history, self.converged):
             return
         for name, stats in report.optimizers.items():
             groups = [group for group in stats.groups if group.lr is not None]

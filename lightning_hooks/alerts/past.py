@@ -21,6 +21,12 @@ def all_scale_free(report: GradientFlowReport) -> bool:
     return bool(names) and all(map(is_scale_free, names))
 
 
+def has_converged(report: GradientFlowReport, history: Sequence[GradientFlowReport], share: float) -> bool:
+    """Whether the total gradient norm is at most this share of that of the training's first window, or not known."""
+    first = history[0] if history else report
+    return not report.total_norm > share * first.total_norm
+
+
 def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> bool:
     """Whether the loss is lower than in the training's first window; in that one there is nothing to compare with, and it may be.
 

@@ -44,9 +44,6 @@ RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
 ``"-dead at encoder.*"``; or a function from a report to alerts."""
 
 
-JUDGES: tuple[Judges, ...] = ("window", "epoch")
-
-
 class Candidate(NamedTuple):
     """An alert, and in how many reports it must be found before it counts."""
 
@@ -97,10 +94,8 @@ class RuleBook:
     @property
     def kinds_of_epochs(self) -> frozenset[str]:
         """The kinds that only rules which judge epochs raise."""
-        kinds = {
-            judges: {rule.kind for rule in self.rules if _judges(rule) == judges and isinstance(rule, Rule)} for judges in JUDGES
-        }
-        return frozenset(kinds["epoch"] - kinds["window"])
+        rules = [rule for rule in self.rules if isinstance(rule, Rule)]
+        return frozenset(rule.kind for rule in rules) - {rule.kind for rule in rules if rule.judges == "window"}
 
     def judge(
         self,

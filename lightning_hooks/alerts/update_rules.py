@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import is_scale_free
+from lightning_hooks.alerts.past import has_converged, is_scale_free
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
@@ -52,8 +52,7 @@ class UpdateTooSmall(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer none of whose weights moves."""
-        first = history[0] if history else report
-        if not report.total_norm > self.converged * first.total_norm:
+        if has_converged(report, history, self.converged):
             return
         by_optimizer: dict[str, dict[str, float]] = {}
         for name, ratio in weight_ratios(report).items():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_hooks.alerts.past import has_converged
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.alerts.update_rules import weight_ratios
 from lightning_hooks.reports.alert import Alert
@@ -37,8 +38,7 @@ class UpdatesLost(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight, the one that loses most first."""
-        first = history[0] if history else report
-        if not report.total_norm > self.converged * first.total_norm:
+        if has_converged(report, history, self.converged):
             return
         lost = {
             name: stats.lost_fraction

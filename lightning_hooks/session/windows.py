@@ -100,8 +100,12 @@ class Windows:
             The table that rules which judge epochs are to be applied to; None if they wait for more windows.
         """
         self.index += 1
+        began_together = self.long.table is self.epoch.table
         self.epoch.add(collector, table, batches)
-        self.long.add(collector, table, batches)
+        if began_together:  # both are of the same windows, which are merged once
+            self.long = Merged(self.epoch.table, self.long.batches + batches)
+        else:
+            self.long.add(collector, table, batches)
         if self.long.batches < ENOUGH and not epoch_ends:
             return None
         found = self.long.table

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.faults import data, nets
 from tests.faults.planted_numbers import amp
-from tests.faults.tasks import Adversarial, Manual, Supervised, Variational, adam, adamw, cross_entropy, regression, sgd
+from tests.faults.tasks import Adversarial, Manual, Supervised, Variational, adam, adamw, cross_entropy, pretrained, regression, sgd
 from tests.faults.zoo import Built, Expected, healthy
 
 EPOCHS = {"max_epochs": 3}
@@ -65,14 +65,7 @@ def cnn_plain(seed: int) -> Built:
 @healthy("CNN", "a backbone trained on the digits 0 to 4, frozen; a new head learns 5 to 9", reaches=0.7)
 def frozen_backbone(seed: int) -> Built:
     x, y, v, w = data.images()
-    net = nets.cnn()
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    low = x[y < 5], y[y < 5]
-    for _ in range(3):
-        for batch in torch.randperm(len(low[0])).split(64):
-            optimizer.zero_grad()
-            cross_entropy(net(low[0][batch]), low[1][batch]).backward()
-            optimizer.step()
+    net = pretrained(nets.cnn())
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     net.head = nn.Linear(32, 5)

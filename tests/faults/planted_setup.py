@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.faults import data, nets
-from tests.faults.tasks import Supervised, adam, cross_entropy
+from tests.faults.tasks import Supervised, adam, pretrained
 from tests.faults.zoo import Built, Expected, broken, fault, healthy, worse
 
 EPOCHS = {"max_epochs": 3}
@@ -57,19 +57,6 @@ class NeverBack(Supervised):
 def never_back_in_train_mode(seed: int, planted: bool = True) -> Built:
     expected = Expected(("eval_mode",), ("net", "net.norm*"), batch=22, epoch=1)
     return Built(NeverBack(nets.cnn(), planted), data.loaders(data.images(), 64, seed), EPOCHS, expected)
-
-
-def pretrained(net: nn.Module, scale: float = 1.0) -> nn.Module:
-    """The net after some training on the digits 0 to 4."""
-    x, y, _, _ = data.images(scale / 16)
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    low = x[y < 5], y[y < 5]
-    for _ in range(3):
-        for batch in torch.randperm(len(low[0])).split(64):
-            optimizer.zero_grad()
-            cross_entropy(net(low[0][batch]), low[1][batch]).backward()
-            optimizer.step()
-    return net
 
 
 class Frozen(Supervised):

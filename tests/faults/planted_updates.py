@@ -92,7 +92,7 @@ class WritesBack(torch.optim.Adam):
         return loss
 
 
-@fault("MLP", "an encoder whose own optimizer writes an old copy over it, beside a decoder that trains", reaches=0.8, hurts=None)
+@fault("MLP", "an encoder whose own optimizer writes an old copy over it, next to a decoder that trains", reaches=0.8, hurts=None)
 def encoder_written_back(seed: int, planted: bool = True) -> Built:
     return digits(Restored(nets.mlp(), planted, 4), seed, Expected(("not_updated",), ("net.fc0*", "net.fc1*", "net")), max_epochs=4)
 
