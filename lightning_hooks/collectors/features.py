@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import FeatureReport
 from lightning_hooks.collectors.checks import BatchChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.feature_parts import FeaturePart, FeatureParts
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
@@ -65,6 +66,8 @@ class FeatureCollector(Collector[FeatureReport]):
             checks = BatchChecks(context.early, host.world_size, context.judge_urgent)
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.device)
+        parts: list[FeaturePart] = [self._inputs]
+        self._parts = FeatureParts(parts)
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
         self._gains: dict[str, float] = {}  # of the weights that training started from
@@ -109,20 +112,20 @@ class FeatureCollector(Collector[FeatureReport]):
         unmeasured = self.table.unmeasured
         counts = [self.context.sampled_batches, self.context.batches]
         known = torch.tensor([*counts, *(name in unmeasured for name in self.names)], dtype=features.dtype)
-        return torch.cat((known.to(features.device, non_blocking=True), order, self._inputs.pack(), features))
+        return torch.cat((known.to(features.device, non_blocking=True), order, self._parts.pack(features), features))
 
     @override
     def unpack(self, packed: Tensor) -> None:
-        known, order, inputs, features = self._parts(packed)
+        known, order, parts, features = self._split(packed)
         self.table.order = dict.fromkeys(sites_in_order(order))
         self.table.unmeasured.update(self._named(known[2:]))
-        self._inputs.unpack(inputs)
+        self._parts.unpack(parts)
         self.table.unpack(features)
 
-    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Numbers of batches and sites without numbers, order of calls, inputs, features: of one rank or of all."""
+    def _split(self, packed: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of batches and sites without numbers, order of calls, parts, features: of one rank or of all."""
         n = len(self.names)
-        sizes = 2 + n, n, self._inputs.length
+        sizes = 2 + n, n, self._parts.length
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     def _named(self, without: Tensor) -> set[str]:
@@ -134,19 +137,18 @@ class FeatureCollector(Collector[FeatureReport]):
     def stretches(self) -> Stretches:
         n = len(self.names)
         known = Stretch(2, largest, added), Stretch(n, flagged)
-        return *known, order_stretch(n), *self._inputs.stretches, *self.table.stretches
+        return *known, order_stretch(n), *self._parts.stretches, *self.table.stretches
 
     @override
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
-        *others, features = self._parts(earlier)  # rectifiers may have more units by the later window
+        *others, features = self._split(earlier)  # rectifiers may have more units by the later window
         widened = torch.cat((*others, self.table.widened(features, later.shape[0] - earlier.shape[0])))
         return super().merge_windows(widened, later)
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
-        known, calls, rows, features = self._parts(packed)
+        known, calls, parts, features = self._split(packed)
         unmeasured = self._named(known[2:])
-        inputs, same = self._inputs.read(rows)
         sites, silent = self.table.read(features)
         order = self.table.called(sites_in_order(calls))
         return FeatureReport(
@@ -157,19 +159,17 @@ class FeatureCollector(Collector[FeatureReport]):
             int(known[0]),
             int(known[1]),
             order=order,
-            inputs=inputs,
-            input_place=self._inputs.place,
-            same_samples=same,
             initial_gains=dict(self._gains),
             initial_roles=dict(self._roles),
             shared=dict(self._shared),
             unmeasured=tuple(name for name in silent if name in unmeasured),
+            **self._parts.read(parts),
         )
 
     @override
     def reset(self) -> None:
         self.table.reset()
-        self._inputs.reset()
+        self._parts.reset()
         if self._checks is not None:
             self._checks[0].reset()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
+from lightning_hooks.statistics.feature_stats import feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.reduction import Stretch, Stretches, largest
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
@@ -71,11 +71,6 @@ class InputTable:
         self._kernels.record(self._rows, line, values, self._clock)
         return values
 
-    @property
-    def length(self) -> int:
-        """How many numbers :meth:`pack` gives."""
-        return self._rows.numel() + 1
-
     def pack(self) -> Tensor:
         """Return everything as one vector."""
         return torch.cat((self._same, self._rows.flatten()))
@@ -90,18 +85,17 @@ class InputTable:
         """How the packed vectors of ranks and of windows merge; samples are the same if they are in each of them."""
         return Stretch(1, largest), Stretch(self._rows.numel(), merged_rows)
 
-    def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], bool | None]:
+    def read(self, packed: Tensor) -> dict[str, Any]:
         """Name the numbers of a packed vector on the host.
 
         Returns:
-            ``training`` and ``validation`` to the statistics of the inputs, where there were some; and whether all samples
-            compared were the same to the bit, None if none were compared.
+            ``inputs``: ``training`` and ``validation`` to the statistics of the inputs, where there were some; ``input_place``:
+            where in the batch they are; ``same_samples``: whether all samples compared were the same to the bit, None if none were.
         """
         rows = packed[1:].view(-1, N_COLUMNS).tolist()
         same = packed[0].item()
-        return {
-            part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]
-        }, same < 2 if same else None
+        inputs = {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
+        return {"inputs": inputs, "input_place": self.place, "same_samples": same < 2 if same else None}
 
     def reset(self) -> None:
         """Start a new epoch."""

@@ -26,7 +26,8 @@ def test_moments_of_both_parts() -> None:
     for batch in val:
         inputs.validate({"y": torch.rand(6, 1), "x": [batch]})
     assert inputs.place == "['x'][0]"
-    found, same = inputs.read(inputs.pack())
+    read = inputs.read(inputs.pack())
+    found, same = read["inputs"], read["same_samples"]
     for part, batches in (("training", train), ("validation", val)):
         values = torch.cat(batches).double()
         stats = found[part]
@@ -43,7 +44,7 @@ def same_of(*batches: Any) -> bool | None:
     inputs = table()
     for batch in batches:
         inputs.train(batch, compare=True)
-    return inputs.read(inputs.pack())[1]
+    return inputs.read(inputs.pack())["same_samples"]
 
 
 def nearly(n: int, at: int) -> Tensor:
@@ -77,7 +78,8 @@ def test_the_largest_tensor_is_the_input_and_stays_it() -> None:
     inputs.train([torch.zeros(4, 9), torch.ones(4, 5)], compare=False)
     inputs.validate([torch.zeros(4, 2)])  # has none there
     inputs.validate([torch.zeros(4, 2), torch.arange(4)])
-    found, same = inputs.read(inputs.pack())
+    read = inputs.read(inputs.pack())
+    found, same = read["inputs"], read["same_samples"]
     assert (inputs.place, found["training"].mean, found["training"].calls, same) == ("[1]", 1.0, 2, None)
     assert list(found) == ["training"]
 
@@ -91,21 +93,21 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     right.train(torch.ones(8, 3), compare=True)
     merged = merge_ranks(left.stretches, (left.pack(), right.pack()))
     both = left.read(merged)
-    assert both[1] is False  # on one rank they differ
-    assert both[0]["training"].count == 48
+    assert both["same_samples"] is False  # on one rank they differ
+    assert both["inputs"]["training"].count == 48
     alone = merge_ranks(right.stretches, (right.pack(), table().pack()))
-    assert right.read(alone)[1] is True
+    assert right.read(alone)["same_samples"] is True
     halves = [table(), table()]
     for half, part in zip(halves, (x[:8], x[8:]), strict=True):
         half.train(part, compare=True)
-    assert left.read(merge_ranks(left.stretches, [half.pack() for half in halves]))[0]["training"].rms == pytest.approx(
-        one.read(one.pack())[0]["training"].rms
+    assert left.read(merge_ranks(left.stretches, [half.pack() for half in halves]))["inputs"]["training"].rms == pytest.approx(
+        one.read(one.pack())["inputs"]["training"].rms
     )
     again = table()
     again.unpack(one.pack())
-    assert again.read(again.pack()) == one.read(one.pack())
+    assert again.read(again.pack()) == one.read(one.pack()) | {"input_place": ""}
     again.reset()
-    assert again.read(again.pack()) == ({}, None)
+    assert again.read(again.pack()) == {"inputs": {}, "input_place": "", "same_samples": None}
 
 
 def test_places() -> None:
