@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from lightning_hooks.reports.feature_kinds import OF_FEATURES
+from lightning_hooks.reports.kind import Kind
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -16,76 +18,8 @@ def gravity(severity: str) -> int:
     return len(SEVERITIES) - 1 - SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of alert.
-
-    Attributes:
-        title: What is wrong, in a few plain words.
-        advice: What to try, as short imperatives without a full stop, the most likely remedy first.
-        measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
-    """
-
-    title: str
-    advice: tuple[str, ...]
-    measures: Literal["share", "number", "nothing"] = "number"
-
-
 KINDS: dict[str, Kind] = {
-    "dead": Kind(
-        "Dead units",
-        (
-            "Try a lower learning rate or a warm-up",
-            "Check the layer's bias and initialisation",
-            "Use a LeakyReLU or GELU in its place",
-        ),
-        "share",
-    ),
-    "saturated": Kind(
-        "Saturated activations",
-        (
-            "Normalise the inputs",
-            "Put a normalisation layer before it",
-            "Try a smaller initialisation",
-        ),
-        "share",
-    ),
-    "constant": Kind(
-        "Outputs that do not vary",
-        ("Check the data that reaches it and the layers before it",),
-    ),
-    "nonfinite": Kind(
-        "NaN or infinite values",
-        (
-            "Check the inputs of that batch and this module's operation",
-            "Try a lower learning rate or gradient clipping",
-        ),
-    ),
-    "silent": Kind(
-        "Modules that were not measured",
-        (
-            "Remove it if it is not used",
-            "Call it as module(x) instead of module.forward(x)",
-            "Call torch.compiler.reset() before fit if the model was compiled earlier",
-        ),
-        "nothing",
-    ),
-    "poor_init": Kind(
-        "Initial weights unlike those of similar layers",
-        ("Use the initialisation of the other layers",),
-    ),
-    "shared": Kind(
-        "One layer used in several places",
-        (
-            "Make each its own: [make_layer() for _ in range(n)]",
-            "Where weights are shared on purpose, mute this with rules=['-shared']",
-        ),
-        "nothing",
-    ),
-    "validation_shift": Kind(
-        "Validation data unlike the training data",
-        ("Use the same transforms and units for training and validation",),
-    ),
+    **OF_FEATURES,
     "vanishing": Kind(
         "Vanishing gradients",
         (

@@ -1,0 +1,63 @@
+"""The kinds of alerts on what modules put out, and on what is inside modern models."""
+
+from __future__ import annotations
+
+from lightning_hooks.reports.kind import Kind
+
+OF_FEATURES: dict[str, Kind] = {
+    "dead": Kind(
+        "Dead units",
+        (
+            "Try a lower learning rate or a warm-up",
+            "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place",
+        ),
+        "share",
+    ),
+    "saturated": Kind(
+        "Saturated activations",
+        (
+            "Normalise the inputs",
+            "Put a normalisation layer before it",
+            "Try a smaller initialisation",
+        ),
+        "share",
+    ),
+    "constant": Kind(
+        "Outputs that do not vary",
+        ("Check the data that reaches it and the layers before it",),
+    ),
+    "nonfinite": Kind(
+        "NaN or infinite values",
+        (
+            "Check the inputs of that batch and this module's operation",
+            "Try a lower learning rate or gradient clipping",
+        ),
+    ),
+    "silent": Kind(
+        "Modules that were not measured",
+        (
+            "Remove it if it is not used",
+            "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier",
+        ),
+        "nothing",
+    ),
+    "poor_init": Kind(
+        "Initial weights unlike those of similar layers",
+        ("Use the initialisation of the other layers",),
+    ),
+    "shared": Kind(
+        "One layer used in several places",
+        (
+            "Make each its own: [make_layer() for _ in range(n)]",
+            "Where weights are shared on purpose, mute this with rules=['-shared']",
+        ),
+        "nothing",
+    ),
+    "validation_shift": Kind(
+        "Validation data unlike the training data",
+        ("Use the same transforms and units for training and validation",),
+    ),
+}
+"""A part of :data:`~lightning_hooks.reports.kinds.KINDS`."""
