@@ -59,6 +59,8 @@ class Dead(Rule):
 class Saturated(Rule):
     """A bounded activation that sits at its bounds.
 
+    Calls of ``softmax`` are not judged: the distributions of a classifier may be certain, and attention has rules of its own.
+
     Attributes:
         threshold: Share of its values, in [0, 1]. Half is the share the hook literature and SageMaker's rules flag.
     """
@@ -71,10 +73,12 @@ class Saturated(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
-        last = next(reversed(report.sites), None)  # a confident classifier's last activation is meant to be there
-        for site, stats in report.sites.items():
+        sites = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
+        last = next(reversed(sites), None)  # a confident classifier's last activation is meant to be there
+        for site, stats in sites.items():
             if stats.saturated_fraction is not None and stats.saturated_fraction > self.threshold:
-                severity: Severity = "info" if site == last else "warning"
+                of_model = site in report.functions and "/" not in site  # for a metric, perhaps
+                severity: Severity = "info" if site == last or of_model else "warning"
                 yield self.alert(
                     report, site, stats.saturated_fraction, self.threshold, severity,
                     f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "

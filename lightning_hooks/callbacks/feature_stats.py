@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from lightning_hooks.alerts import FeatureReport
-from lightning_hooks.callbacks.monitor import SiteMonitor
+from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 
 
-class FeatureStatsMonitor(SiteMonitor[FeatureReport]):
+class FeatureStatsMonitor(Monitor[FeatureReport]):
     """Logs exact epoch statistics of module outputs, and finds dead, saturated, constant and non-finite layers.
 
     Statistics pool every value of the sampled batches, of all calls and all ranks: they are those of the concatenated data, not
@@ -21,8 +23,11 @@ class FeatureStatsMonitor(SiteMonitor[FeatureReport]):
     ``features/model/<stat>_median`` and ``features/model/<stat>_worst``, over all modules; and ``features/alerts/<kind>``, the
     number of alerts. Loggers get what ``logged`` says.
 
-    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, for outputs of modules alone. ``report`` is the last
-    epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
+    Calls of functions are sites as modules are: ``blocks.3.attn/sdpa``, ``mlp/relu``, ``relu_1`` for the second call of the model
+    itself.
+
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, for outputs of modules and functions alone. ``report`` is
+    the last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -31,3 +36,40 @@ class FeatureStatsMonitor(SiteMonitor[FeatureReport]):
     """
 
     collector: ClassVar[type[Collector[Any]]] = FeatureCollector
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        logged: Logged = "auto",
+        max_overhead: float | None = None,
+        report_dir: ReportDir = "auto",
+        histograms: Histograms = False,
+        figures: bool | int = False,
+        check_every_n_steps: int | None = None,
+        progress_bar: bool = False,
+        functional: bool = True,
+    ) -> None:
+        super().__init__(
+            Settings(
+                modules=modules,
+                every_n_steps=every_n_steps,
+                report_every_n_steps=report_every_n_steps,
+                on_alert=on_alert,
+                rules=rules,
+                summary=summary,
+                logged=logged,
+                max_overhead=max_overhead,
+                report_dir=report_dir,
+                histograms=histograms,
+                figures=figures,
+                check_every_n_steps=check_every_n_steps,
+                progress_bar=progress_bar,
+                functional=functional,
+            )
+        )

@@ -32,6 +32,7 @@ def monitors(
     figures: bool | int = False,
     check_every_n_steps: int | None = None,
     progress_bar: bool = False,
+    functional: bool = True,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 
@@ -63,7 +64,7 @@ def monitors(
         "histograms": histograms,
         "check_every_n_steps": check_every_n_steps,
     }
-    features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, **of_sites)
+    features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, functional=functional, **of_sites)
     gradients = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=gradient_tags, **of_sites)
     clipping = GradientClipMonitor(rules=handed[ClipReport], **shared)
     clipping.selection = features.selection  # so that a checkpoint distinguishes two lists

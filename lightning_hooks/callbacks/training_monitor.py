@@ -53,6 +53,9 @@ class TrainingMonitor(SessionCallback):
         check_every_n_steps: Look for values that are not finite every n steps within the window, so that ``stop`` and ``raise`` can
             act before it ends. None for at its end only.
         progress_bar: Whether the progress bar shows the number of alerts and the share of clipped steps.
+        functional: Whether calls of functions (attention, activations, normalisations, embeddings, ``cross_entropy``) are sites
+            as modules are, named after the module that makes them, such as ``blocks.3.attn/sdpa``. Patterns in ``modules`` select
+            them by these names, or with their module. They are not seen under ``torch.compile``.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -81,6 +84,7 @@ class TrainingMonitor(SessionCallback):
         figures: bool | int = False,
         check_every_n_steps: int | None = None,
         progress_bar: bool = False,
+        functional: bool = True,
     ) -> None:
         super().__init__()
         self._parts = monitors(
@@ -97,6 +101,7 @@ class TrainingMonitor(SessionCallback):
             figures=figures,
             check_every_n_steps=check_every_n_steps,
             progress_bar=progress_bar,
+            functional=functional,
         )
 
     @property

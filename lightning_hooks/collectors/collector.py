@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_hooks.alerts import RULES, Alert
 from lightning_hooks.alerts.rulebook import RuleBook, RuleLike
 from lightning_hooks.collectors.checks import Early
+from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded
@@ -99,6 +100,20 @@ class Context(Protocol):
 
     def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
         """Call ``recorder`` with each output of a module, in sampled batches."""
+
+    @property
+    def functional(self) -> Functional | None:
+        """The calls of functions in this run; None under ``torch.compile``, which does not show them."""
+
+    @property
+    def records_functional(self) -> bool:
+        """Whether the user wants the calls of functions as sites."""
+
+    def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
+        """Whether the user selects the calls at a site, which ``module`` makes."""
+
+    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None]) -> None:
+        """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
 
     def guard(self, function: Callable[..., Any], site: str) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
@@ -205,6 +220,9 @@ class Collector(ABC, Generic[R]):
 
     def on_changed(self, kept: Kept) -> None:
         """There are new parameters, at the end of the names, or other optimizers than before."""
+
+    def renumbered(self) -> None:
+        """Ranks have numbered the sites of functional calls anew: what was recorded of them does not count."""
 
     def window_end(self) -> None:
         """The window ends: note what only this rank knows."""

@@ -16,6 +16,7 @@ from lightning_hooks.alerts import FeatureReport
 from lightning_hooks.collectors.checks import BatchChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.feature_parts import FeaturePart, FeatureParts
+from lightning_hooks.collectors.functional_features import FunctionalFeatures
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
@@ -59,7 +60,8 @@ class FeatureCollector(Collector[FeatureReport]):
         super().__init__(context, state)
         host = context.host
         sites = context.select()
-        self.table = FeatureTable(sites, host.model, host.device)
+        functional = context.functional if context.records_functional else None
+        self.table = FeatureTable(sites, host.model, host.device, 0 if functional is None else functional.capacity)
         self.histograms = self.table.histograms = context.new_histograms(self.table.names)
         self._checks = None
         if context.early is not None:
@@ -77,6 +79,10 @@ class FeatureCollector(Collector[FeatureReport]):
             self._gains = initial_gains(sites)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
+        self._functional = None if functional is None else FunctionalFeatures(context, self.table)
+        if self._functional is not None and "functional" in state:
+            with context.loading():
+                self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, _FeatureRecorder(self.table, index))
 
@@ -98,57 +104,70 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def silent_sites(self) -> list[str]:
-        return never_recorded(self.table.names, self.table.rows)
+        n = self.table.n_modules
+        return never_recorded(self.names[:n], self.table.rows[:n])
 
     @property
     @override
     def names(self) -> list[str]:
         return self.table.names
 
+    @property
+    @override
+    def n_modules(self) -> int:
+        return self.table.n_modules
+
+    @override
+    def renumbered(self) -> None:
+        if self._functional is not None:
+            self._functional.renumbered()
+
     @override
     def pack(self) -> Tensor:
-        features = self.table.pack(self.table.capacity if self.context.host.world_size > 1 else None)
-        order = positions(self.table.order, len(self.names), features)
-        unmeasured = self.table.unmeasured
-        counts = [self.context.sampled_batches, self.context.batches]
-        known = torch.tensor([*counts, *(name in unmeasured for name in self.names)], dtype=features.dtype)
+        table = self.table
+        features = table.pack(table.capacity if self.context.host.world_size > 1 else None)
+        order = positions(table.order, len(table.rows), features)
+        counts = [self.context.sampled_batches, self.context.batches, len(table.rectifiers)]
+        unmeasured = [table.named.get(line) in table.unmeasured for line in range(len(table.rows))]
+        known = torch.tensor([*counts, *unmeasured], dtype=features.dtype)
         return torch.cat((known.to(features.device, non_blocking=True), order, self._parts.pack(features), features))
 
     @override
     def unpack(self, packed: Tensor) -> None:
         known, order, parts, features = self._split(packed)
         self.table.order = dict.fromkeys(sites_in_order(order))
-        self.table.unmeasured.update(self._named(known[2:]))
+        self.table.unmeasured.update(self._named(known[3:]))
         self._parts.unpack(parts)
         self.table.unpack(features)
 
     def _split(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Numbers of batches and sites without numbers, order of calls, parts, features: of one rank or of all."""
-        n = len(self.names)
-        sizes = 2 + n, n, self._parts.length
+        n = len(self.table.rows)
+        sizes = 3 + n, n, self._parts.length
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     def _named(self, without: Tensor) -> set[str]:
         """The sites that were called and put out no number."""
-        return {name for name, found in zip(self.names, without.tolist(), strict=True) if found}
+        return {self.table.named[line] for line, found in enumerate(without.tolist()) if found and line in self.table.named}
 
     @property
     @override
     def stretches(self) -> Stretches:
-        n = len(self.names)
-        known = Stretch(2, largest, added), Stretch(n, flagged)
+        n = len(self.table.rows)
+        known = Stretch(2, largest, added), Stretch(1, largest), Stretch(n, flagged)
         return *known, order_stretch(n), *self._parts.stretches, *self.table.stretches
 
     @override
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
-        *others, features = self._split(earlier)  # rectifiers may have more units by the later window
-        widened = torch.cat((*others, self.table.widened(features, later.shape[0] - earlier.shape[0])))
+        known, *others, features = self._split(earlier)  # there may be more rectifiers, with more units, by the later window
+        size = features.shape[0] + later.shape[0] - earlier.shape[0]
+        widened = torch.cat((known, *others, self.table.widened(features, size, int(known[2]))))
         return super().merge_windows(widened, later)
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
         known, calls, parts, features = self._split(packed)
-        unmeasured = self._named(known[2:])
+        unmeasured = self._named(known[3:])
         sites, silent = self.table.read(features)
         order = self.table.called(sites_in_order(calls))
         return FeatureReport(
@@ -163,6 +182,7 @@ class FeatureCollector(Collector[FeatureReport]):
             initial_roles=dict(self._roles),
             shared=dict(self._shared),
             unmeasured=tuple(name for name in silent if name in unmeasured),
+            functions={} if self._functional is None else self._functional.functions,
             **self._parts.read(parts),
         )
 
@@ -175,7 +195,8 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return self.lasting_state()
+        functional = {} if self._functional is None else {"functional": self._functional.state_dict()}
+        return self.lasting_state() | functional
 
     @override
     def lasting_state(self) -> dict[str, Any]:
@@ -186,8 +207,10 @@ class FeatureCollector(Collector[FeatureReport]):
         names, found = self.names, report.sites
         return {
             **stat_scalars(self.prefix, names, found, LOGGED),
-            **stat_scalars(self.prefix, [names[index] for index in self.table.rectifiers], found, ["dead_fraction"]),
-            **stat_scalars(self.prefix, [names[index] for index in self.table.saturation], found, ["saturated_fraction"]),
+            **stat_scalars(self.prefix, [self.table.named[index] for index in self.table.rectifiers], found, ["dead_fraction"]),
+            **stat_scalars(
+                self.prefix, [self.table.named[index] for index in self.table.saturation], found, ["saturated_fraction"]
+            ),
             **model_scalars(self.prefix, found.values(), self._model_statistics()),
         }
 

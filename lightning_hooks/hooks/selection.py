@@ -83,7 +83,7 @@ def describe_selector(modules: ModuleSelector | None) -> str:
     return getattr(modules, "__qualname__", type(modules).__qualname__)
 
 
-def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module]]:
+def select_modules(root: nn.Module, modules: ModuleSelector | None = None, *, calls: bool = False) -> list[tuple[str, nn.Module]]:
     """Select modules of ``root`` in the order of ``named_modules()``; the root itself is never selected.
 
     Names are those of the uncompiled, unwrapped model: ``torch.compile``, checkpoint and FSDP prefixes are dropped.
@@ -91,7 +91,8 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
     Args:
         root: The model.
         modules: The selector; None takes every leaf that computes something: no pass-through modules (dropout,
-            identity, flatten), no losses, no torchmetrics metrics.
+            identity, flatten), no losses, no torchmetrics metrics. Patterns with a slash are on names of functional calls.
+        calls: Whether functional calls may be all that is selected.
 
     Returns:
         (name, module) pairs; a module with two names appears once.
@@ -126,11 +127,45 @@ def select_modules(root: nn.Module, modules: ModuleSelector | None = None) -> li
                 "It is called with (name, module) and returns True for the modules to observe."
             )
         return chosen
-    entries: list[str | type[nn.Module]] = [modules] if isinstance(modules, str | type) else list(modules)  # type: ignore[arg-type]
+    every = _entries(modules)
+    entries = [entry for entry in every if not _is_of_calls(entry)]
+    if not entries and not calls:
+        raise ValueError(
+            f"modules={modules!r} selects functional calls only, and modules are observed here. Name modules as well; functional "
+            "calls have feature statistics: FeatureStatsMonitor."
+        )
     for entry in entries:
         if not any(_matches(entry, name, module) for name, module in named):
             raise ValueError(_no_match(entry, root, named))
     return [(name, module) for name, module in named if any(_matches(entry, name, module) for entry in entries)]
+
+
+def selects_call(modules: ModuleSelector | None, name: str, caller: str, module: nn.Module) -> bool:
+    """Whether a selector takes a functional call: by its own name or by its module.
+
+    Args:
+        modules: The selector; None takes every call.
+        name: Such as ``blocks.3.attn/sdpa``.
+        caller: The name of the module that makes it.
+        module: That module.
+    """
+    if modules is None:
+        return True
+    if not isinstance(modules, str | Sequence) and not _is_module_type(modules):
+        predicate: Callable[[str, nn.Module], bool] = modules  # type: ignore[assignment]  # narrowed by check_selector
+        return bool(predicate(caller, module))
+    for entry in _entries(modules):
+        if _matches(entry, name, module) or (isinstance(entry, str) and _matches(entry, caller, module)):
+            return True
+    return False
+
+
+def _entries(modules: ModuleSelector) -> list[str | type[nn.Module]]:
+    return [modules] if isinstance(modules, str | type) else list(modules)  # type: ignore[arg-type]
+
+
+def _is_of_calls(entry: str | type[nn.Module]) -> bool:
+    return isinstance(entry, str) and "/" in entry
 
 
 def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

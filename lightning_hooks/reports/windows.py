@@ -33,7 +33,7 @@ class FeatureReport(PlainReport):
     """Feature statistics of one window.
 
     Attributes:
-        sites: Module name to its statistics, in the order of their first call; only modules that were called.
+        sites: Module name, or name of a functional call, to its statistics, in the order of their first call; only what was called.
         silent: Selected modules whose hook never ran in a sampled batch, on any rank.
         unmeasured: Of these, the modules that were called and whose output holds no floating-point number, on any rank.
         sampled_batches: Training batches that were sampled, on the rank with the most.
@@ -47,6 +47,7 @@ class FeatureReport(PlainReport):
             fan-in.
         initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
             that no other is like.
+        functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
         shared: Modules that one parent holds under several names: the first name to the others.
     """
 
@@ -68,6 +69,7 @@ class FeatureReport(PlainReport):
     initial_roles: dict[str, str] = field(default_factory=dict)
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unmeasured: tuple[str, ...] = ()
+    functions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
 
 from lightning_hooks.alerts import AlertError, RuleBook
 from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.session.alerting import Alerting
+from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.publishing import Publishing
@@ -29,6 +33,7 @@ class Parts(Protocol):
     host: Host
     probe: StepProbe
     hooks: ModuleHooks
+    calls: FunctionalCalls
 
     @property
     def overheads(self) -> list[Overhead]:
@@ -94,12 +99,33 @@ class MemberContext:
 
     def select(self) -> list[tuple[str, nn.Module]]:
         """Return the (name, module) pairs to observe."""
-        return select_modules(self.host.model, self.settings.modules)
+        return select_modules(self.host.model, self.settings.modules, calls=self.settings.functional)
 
     def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
         """Call ``recorder`` with each output of a module, in sampled batches."""
         safe = guarded(recorder, name, self.faults, when=self.gate, meter=self.meter)
         self._session.hooks.add(self, name, module, safe)
+
+    @property
+    def functional(self) -> FunctionalCalls | None:
+        """The calls of functions in this run; None under ``torch.compile``, which does not show them."""
+        return self._session.calls if self._session.calls.available() else None
+
+    @property
+    def records_functional(self) -> bool:
+        """Whether the user wants the calls of functions as sites."""
+        return self.settings.functional
+
+    def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
+        """Whether the user selects the calls at a site, which ``module`` makes."""
+        return selects_call(self.settings.modules, site.name, site.module, module)
+
+    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None]) -> None:
+        """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
+        calls = self.functional
+        if calls is not None:
+            new = partial(guarded, recorder, on_fault=self.faults, meter=self.meter)
+            calls.add(self, functions, self.gate, lambda site: new(site=site))
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

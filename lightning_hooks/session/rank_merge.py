@@ -15,9 +15,9 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, all_ranks, all_reduce, merged_over_ranks
 
 
-def merged(*collectors: Collector[Any]) -> list[Tensor]:
-    """The tables of all ranks, each with the histograms behind it: three collectives for all of them."""
-    return merged_over_ranks(*map(_packed, collectors))
+def merged(*collectors: Collector[Any], others: Sequence[tuple[Stretches, Tensor]] = ()) -> list[Tensor]:
+    """The tables of all ranks, each with the histograms behind it, and other numbers: three collectives for all of them."""
+    return merged_over_ranks(*map(_packed, collectors), *others)
 
 
 def check_ranks_agree(name: str, collector: Collector[Any]) -> None:

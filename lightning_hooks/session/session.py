@@ -14,12 +14,13 @@ from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.delivery import AlertDelivery
+from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
-from lightning_hooks.session.rank_merge import check_ranks_agree, merged
+from lightning_hooks.session.rank_merge import check_ranks_agree
 from lightning_hooks.session.run_record import RunRecord
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
@@ -36,6 +37,7 @@ class Session:
     Attributes:
         members: The collectors with their settings, in the order in which they joined.
         hooks: The forward hooks.
+        calls: The calls of functions.
         probe: The optimizers' steps.
     """
 
@@ -43,6 +45,7 @@ class Session:
         self.host = host
         self.members: list[Member] = []
         self.hooks = ModuleHooks()
+        self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
@@ -70,6 +73,7 @@ class Session:
 
     def release(self, member: Member) -> None:
         """Remove what a member registered."""
+        self.calls.release(member)
         self.probe.unsubscribe(member)
         self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
@@ -106,6 +110,7 @@ class Session:
         for member in self.members:
             member.batch_start(batch_idx, batch)
         self.hooks.gate.start(any(member.gate.sampled for member in self.members))
+        self.calls.start()
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
@@ -122,6 +127,7 @@ class Session:
             for member in self.members:
                 member.gate.resume()
         self.probe.after_backward()
+        self.calls.after_backward()
         for member in self.members:
             member.live.after_backward()
 
@@ -143,6 +149,9 @@ class Session:
         Raises:
             AlertError: As :meth:`epoch_end`.
         """
+        if self.calls.batch_end():
+            for member in self.members:
+                member.live.renumbered()
         for member in self.members:
             member.batch_end(outputs)
         self.hooks.gate.stop()
@@ -174,6 +183,7 @@ class Session:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
+        self.calls.stop()
         for member in self.members:
             member.skip_batch()
         self.hooks.gate.stop()
@@ -186,7 +196,7 @@ class Session:
         """The windows of some members end: make the reports, and log, judge, publish and record them."""
         for member in members:
             member.live.window_end()
-        tables = merged(*(member.live for member in members))
+        tables = self.calls.merged([member.live for member in members])
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
         self.publisher.log(members)
@@ -238,6 +248,7 @@ class Session:
             return
         self._closed = True
         members: Sequence[Member] = self.members
+        self.calls.stop()
         with suppress(ReferenceError):  # a model that is gone has no hooks left
             self.hooks.remove_all(self.host.model)
         for member in list(members):

@@ -52,6 +52,7 @@ class Settings:
     check_every_n_steps: int | None = None
     progress_bar: bool = False
     report_every_n_steps: ReportEvery = "auto"
+    functional: bool = False
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
@@ -68,7 +69,7 @@ class Settings:
         folder = self.report_dir
         if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
-        check_bools(progress_bar=self.progress_bar)
+        check_bools(progress_bar=self.progress_bar, functional=self.functional)
         self._check_window()
         self._check_histograms()
         self._check_figures()

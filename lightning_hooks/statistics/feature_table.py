@@ -27,11 +27,15 @@ class FeatureTable:
         sites: (name, module) of each site, in order. The modules are read and not kept.
         root: The model they are from.
         device: Where the rows live.
+        spare: Lines for sites that are only known when they are first called: :meth:`add_site`.
     """
 
-    def __init__(self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.names = [name for name, _ in sites]
-        self.rows = empty_table(len(sites), device)
+    def __init__(
+        self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu", spare: int = 0
+    ) -> None:
+        self.named = {index: name for index, (name, _) in enumerate(sites)}
+        self.n_modules = len(sites)
+        self.rows = empty_table(len(sites) + spare, device)
         self._kernels = kernels_for(self.rows.device.type)
         self.clock = Clock(device)
         self.order: dict[int, None] = {}  # sites, as they were first called
@@ -44,6 +48,7 @@ class FeatureTable:
         self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
         self.histograms: HistogramTable | None = None
         self.capacity = most_units(root)
+        self._widths = {_units_of(module) for module in root.modules()}
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
             if is_rectifier(module):
@@ -55,13 +60,41 @@ class FeatureTable:
             if spec is not None:
                 self.saturation[index] = spec
 
+    @property
+    def names(self) -> list[str]:
+        """The sites known by now."""
+        return list(self.named.values())
+
+    def add_site(self, index: int, name: str, rectifies: bool, saturation: Saturation | None) -> None:
+        """Use a spare line for a site.
+
+        Args:
+            index: The line.
+            name: The site's.
+            rectifies: Whether it gives exactly zero for a unit that does not fire.
+            saturation: Where it saturates; None if it has no bounds.
+        """
+        self.named[index] = name
+        if rectifies:
+            self.rectifiers[index] = None
+        if saturation is not None:
+            self.saturation[index] = saturation
+
+    def drop_spare(self) -> None:
+        """Forget the sites of the spare lines, and their numbers."""
+        self.rows[self.n_modules :].copy_(empty_table(len(self.rows) - self.n_modules, self.rows.device))
+        tables: tuple[dict[int, Any], ...] = (self.named, self.rectifiers, self.saturation, self.fired, self.order)
+        for table in tables:
+            for index in [index for index in table if index >= self.n_modules]:
+                del table[index]
+
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
         self.order.setdefault(index)
         self._before = self.producers.get(index, self._before)
         found = self._values_in(output)
         if not found:
-            self.unmeasured.add(self.names[index])
+            self.unmeasured.add(self.named[index])
         for position, values in enumerate(found):
             if self.histograms is not None:
                 self.histograms.add(index, values)
@@ -99,6 +132,8 @@ class FeatureTable:
             return None
         dim = unit_dimension(values, self._units_last(index, values))
         n = values.shape[dim] if values.dim() else 1
+        if index >= self.n_modules and (values.dim() < 2 or n not in self._widths):
+            return None  # not of a layer's units: the hinge of a loss, for instance
         known = self._known(index, n, values.device)
         return Units(n, dim, None if index in self._all_fired else known[:n])
 
@@ -152,19 +187,29 @@ class FeatureTable:
         """How the packed tables of ranks and of windows merge."""
         return Stretch(self.rows.numel(), merged_rows), Stretch(REST, _fired_anywhere)
 
-    def widened(self, packed: Tensor, more: int) -> Tensor:
-        """A packed table with room for more units of each rectifier, ``more`` numbers in all."""
-        if not more:
+    def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
+        """A packed table with room for more rectifiers, and more units of each.
+
+        Args:
+            packed: The table.
+            size: How many numbers it is to have.
+            rectifiers: How many rectifiers it has.
+        """
+        n_rows = self.rows.numel()
+        if packed.shape[0] == size or not self.rectifiers:
             return packed
-        rows, units = torch.split(packed, [self.rows.numel(), packed.shape[0] - self.rows.numel()])
-        units = nn.functional.pad(units.view(len(self.rectifiers), -1), (0, more // len(self.rectifiers)))
-        return torch.cat((rows, units.flatten()))
+        rows, units = torch.split(packed, [n_rows, packed.shape[0] - n_rows])
+        wider = units.new_zeros((len(self.rectifiers), (size - n_rows) // len(self.rectifiers)))
+        if rectifiers:
+            old = units.view(rectifiers, -1)
+            wider[:rectifiers, : old.shape[1]] = old
+        return torch.cat((rows, wider.flatten()))
 
     def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], tuple[str, ...]]:
         """Name the numbers of a packed table on the host.
 
         Returns:
-            The statistics of the sites that were called, and the names of those that were not.
+            The statistics of the sites that were called, and the names of the modules that were not.
         """
         split = self.rows.numel()
         rows = packed[:split].view(-1, N_COLUMNS).tolist()
@@ -172,9 +217,10 @@ class FeatureTable:
         lines = {index: line for line, index in enumerate(self.rectifiers)}
         sites: dict[str, FeatureStats] = {}
         silent: list[str] = []
-        for index, (name, row) in enumerate(zip(self.names, rows, strict=True)):
+        for index, name in self.named.items():
+            row = rows[index]
             if not row[Column.CALLS]:
-                silent.append(name)
+                silent += [name] if index < self.n_modules else []
                 continue
             dead = None
             n_units = int(row[Column.UNITS])
@@ -185,7 +231,7 @@ class FeatureTable:
 
     def reset(self) -> None:
         """Start a new epoch."""
-        self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        self.rows.copy_(empty_table(len(self.rows), self.rows.device))
         if self.histograms is not None:
             self.histograms.reset()
         self._all_fired.clear()
@@ -199,7 +245,7 @@ class FeatureTable:
         Args:
             order: The sites that were called, first called first, on whichever rank.
         """
-        known = {self.names[index]: None for index in order}
+        known = {self.named[index]: None for index in order}
         return (*known, *(name for name in self.names if name not in known))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -112,6 +113,27 @@ def saturation_of(module: nn.Module) -> Saturation | None:
     if found is not None and found.reads == "input" and getattr(module, "inplace", False):
         return None
     return found
+
+
+_FUNCTIONS: dict[str, Saturation] = {
+    "sigmoid": Saturation(0.01, 0.99),
+    "tanh": Saturation(-0.98, 0.98),
+    "gelu": Saturation(-3.07, None, reads="input"),
+    "silu": Saturation(-6.26, None, reads="input"),
+}
+
+
+def saturation_of_call(function: str, arguments: Mapping[str, Any]) -> Saturation | None:
+    """As :func:`saturation_of`, of a call of a function.
+
+    Args:
+        function: Its name, such as ``sigmoid``.
+        arguments: By name.
+    """
+    if function == "softmax":
+        dim = arguments.get("dim")
+        return Saturation(None, 0.99, dim=-1 if dim is None else dim)
+    return None if arguments.get("inplace") else _FUNCTIONS.get(function)
 
 
 def _from_arguments(module: nn.Module) -> Saturation | None:

@@ -163,7 +163,7 @@ class Within(Plain):
 def test_what_is_compiled_within_a_step_is_recorded_whether_or_not_that_step_is_sampled(first: int) -> None:
     def reports(first: int) -> list[Any]:
         torch.manual_seed(0)
-        ours = monitors(every_n_steps=4, summary=False)
+        ours = monitors(every_n_steps=4, summary=False, functional=False)
         trainer(ours, max_epochs=2).fit(Within(first), loader(n=96))
         return [callback.report for callback in ours[:3]]
 
