@@ -23,6 +23,7 @@ from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.reports.alert import FEATURE_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
+from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
 from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.order import in_order, order_stretch, positions, sites_in_order
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from lightning_hooks.collectors.collector import Figures
 
-LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
+LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
 VALIDATION_BATCHES = 4
 """Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
 
@@ -49,7 +50,7 @@ class FeatureCollector(Collector[FeatureReport]):
     kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
-        *("mean", "max", "min"),
+        *("mean", "max", "min", "kurtosis"),
     )
     logged_by_default: ClassVar[tuple[str, ...] | None] = (
         *("mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"),
@@ -90,6 +91,7 @@ class FeatureCollector(Collector[FeatureReport]):
     def batch_start(self, batch: Any) -> None:
         if self.context.gate.sampled:
             self.table.clock.set(self.context.batch)
+            self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
             self._train_input(batch, compare=self.context.sampled_batches == 1)
 
     @override

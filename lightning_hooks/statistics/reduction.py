@@ -14,6 +14,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from lightning_hooks.statistics.moments import moved
+
 T = TypeVar("T")
 Reduction = Literal["max", "sum"]
 
@@ -97,17 +99,18 @@ def latest(own: Tensor, among: Among) -> Merging:
 
 
 def pooled(own: Tensor, _among: Among) -> Merging:
-    """Counts, means and sums of squared deviations from them, ``(…, 3)``, of all values together.
+    """Counts, means and sums of powers of deviations from them (squares, third powers, …), of all values together.
 
-    By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances" (1979), which does not cancel: each table's deviations are moved to the common mean before they are added.
+    ``(…, 3)`` up to squares. By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise
+    algorithm for computing sample variances" (1979), and of its extension to higher powers by Pébay (2008), which do not cancel:
+    each table's deviations are moved to the common mean before they are added.
     """
-    count, mean, m2 = own.unbind(-1)
+    count, mean, *sums = own.unbind(-1)
     yield _nothing(own)
     total, weighted = yield torch.stack((count, count * mean))
     common = weighted / total.clamp(min=1)
-    squares = yield m2 + count * (mean - common) ** 2
-    return torch.stack((total, common, squares), -1)
+    powers = yield torch.stack(moved(count, mean - common, sums))
+    return torch.stack((total, common, *powers), -1)
 
 
 def counted(own: Tensor, among: Among) -> Merging:

@@ -14,11 +14,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.moments import moved
 from lightning_hooks.statistics.reduction import by_columns, largest, pooled, smallest
 
 
 class Column(IntEnum):
-    """What each number of a row holds. MEAN, M2, MIN, MAX and norms are over finite values only."""
+    """What each number of a row holds. Means, moments, extremes and norms are over finite values only."""
 
     CALLS = 0
     COUNT = 1  # finite values
@@ -34,8 +35,15 @@ class Column(IntEnum):
     NORM_MAX = 11
     UNITS = 12  # units of a rectifier
     FIRST_NONFINITE = 13  # index of the first training batch with a NaN or infinite value; +inf if none
+    MOMENT_COUNT = 14  # finite values of the calls of which higher moments were recorded; so the four that follow
+    MOMENT_MEAN = 15
+    MOMENT_M2 = 16
+    MOMENT_M3 = 17  # sum of third powers of deviations from MOMENT_MEAN
+    MOMENT_M4 = 18  # sum of fourth powers
 
 
+MOMENTS = slice(Column.MOMENT_COUNT, Column.MOMENT_M4 + 1)
+"""The columns of the higher moments: of some calls only, with their own count and mean."""
 N_COLUMNS = len(Column)
 ROW_BYTES = 8 * N_COLUMNS  # where rows are float64
 
@@ -121,9 +129,11 @@ def merge(rows: Tensor) -> Tensor:
         Shape ``(…, n_columns)``.
     """
     _, mean, m2 = pool(rows[..., Column.COUNT], rows[..., Column.MEAN], rows[..., Column.M2])
+    moments = pool(*rows[..., MOMENTS].unbind(-1))
     merged = rows.sum(0)  # right for the counts; the columns that do not add follow
     merged[..., Column.MEAN] = mean
     merged[..., Column.M2] = m2
+    merged[..., MOMENTS] = torch.stack(moments, -1)
     for column in (Column.MIN, Column.FIRST_NONFINITE):
         merged[..., column] = rows[..., column].amin(0)
     for column in (Column.MAX, Column.NORM_MAX, Column.UNITS):
@@ -134,6 +144,7 @@ def merge(rows: Tensor) -> Tensor:
 merged_rows = by_columns(
     (
         (pooled, (Column.COUNT, Column.MEAN, Column.M2)),
+        (pooled, range(MOMENTS.start, MOMENTS.stop)),
         (smallest, (Column.MIN, Column.FIRST_NONFINITE)),
         (largest, (Column.MAX, Column.NORM_MAX, Column.UNITS)),
     ),
@@ -142,24 +153,23 @@ merged_rows = by_columns(
 """How the rows of several tables merge, as :func:`merge` does."""
 
 
-def pool(count: Tensor, mean: Tensor, m2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pool counts, means and sums of squared deviations along the first dimension.
+def pool(count: Tensor, mean: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+    """Pool counts, means and sums of powers of deviations along the first dimension.
 
     By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances" (1979), which does not cancel.
+    sample variances" (1979), and of its extension to higher powers by Pébay (2008), which do not cancel.
 
     Args:
         count: How many values each has, ``(k, …)``.
         mean: Their means.
-        m2: Their sums of squared deviations from it.
+        sums: Their sums of squared deviations from it; then of third powers, and so on.
 
     Returns:
-        The three of all values together, ``(…)``.
+        The same of all values together, ``(…)``.
     """
     total = count.sum(0)
     pooled = (count * mean).sum(0) / total.clamp(min=1)
-    deviation = mean - pooled
-    return total, pooled, (m2 + count * deviation * deviation).sum(0)
+    return total, pooled, *(each.sum(0) for each in moved(count, mean - pooled, sums))
 
 
 def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
@@ -175,5 +185,8 @@ def scaled(rows: Tensor, factor: Tensor | float) -> Tensor:
     result = rows.clone()
     for column in (Column.MEAN, Column.MIN, Column.MAX, Column.NORM, Column.NORM_MAX):
         result[..., column] *= factor
-    result[..., Column.M2] *= factor * factor
+    result[..., Column.MOMENT_MEAN] *= factor
+    for power, columns in ((2, (Column.M2, Column.MOMENT_M2)), (3, (Column.MOMENT_M3,)), (4, (Column.MOMENT_M4,))):
+        for column in columns:
+            result[..., column] *= factor**power
     return result

@@ -39,6 +39,29 @@ def test_each_epoch_starts_again() -> None:
     assert_stats(monitor.report.sites["net.0"], reference_stats(recorder.outputs["net.0"][-7:]))
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_kurtosis_is_that_of_every_fourth_sampled_batch(every: int, precision: Any) -> None:
+    build, shape, names = NETS["mlp"]
+    torch.manual_seed(0)
+    monitor, recorder = FeatureStatsMonitor(every_n_steps=every, summary=False), Recorder(names, every)
+    trainer([recorder, monitor], precision=precision).fit(Classifier(build()), loader(shape, n=112))
+    for name in names:
+        values = np.concatenate([output.ravel() for output in recorder.outputs[name][::4]])
+        deviations = values - values.mean()
+        expected = (deviations**4).mean() / (deviations**2).mean() ** 2
+        assert monitor.report.sites[name].kurtosis == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_kurtosis_of_a_constant_is_unknown() -> None:
+    net = nn.Sequential(nn.Linear(8, 3), nn.Identity())
+    nn.init.zeros_(net[0].weight)
+    nn.init.zeros_(net[0].bias)
+    monitor = FeatureStatsMonitor(modules="net.0", summary=False)
+    trainer([monitor], limit_train_batches=1).fit(Classifier(net), loader())
+    assert monitor.report.sites["net.0"].kurtosis is None
+
+
 class Shifted(nn.Module):
     """Adds a constant a thousand times the spread."""
 

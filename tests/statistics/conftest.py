@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.moments import kurtosis_of
 from lightning_hooks.statistics.rows import Column
 
 
@@ -13,6 +14,9 @@ def reference_row(*tensors):
     calls = [tensor.detach().double().contiguous().numpy().ravel() for tensor in tensors]
     values = np.concatenate(calls) if calls else np.zeros(0)
     kept = values[np.isfinite(values)]
+    deviations = kept - kept.mean() if kept.size else kept
+    with np.errstate(over="ignore"):
+        powers = [(deviations**power).sum() for power in (2, 3, 4)]
     norms = [float(np.sqrt(np.square(call[np.isfinite(call)]).sum())) for call in calls]
     return {
         Column.CALLS: len(calls),
@@ -25,6 +29,11 @@ def reference_row(*tensors):
         Column.NONFINITE: values.size - kept.size,
         Column.NORM: sum(norms),
         Column.NORM_MAX: max(norms, default=0.0),
+        Column.MOMENT_COUNT: kept.size,
+        Column.MOMENT_MEAN: kept.mean() if kept.size else 0.0,
+        Column.MOMENT_M2: powers[0],
+        Column.MOMENT_M3: powers[1],
+        Column.MOMENT_M4: powers[2],
     }
 
 
@@ -45,6 +54,27 @@ def assert_row():
         assert np.sqrt(row[Column.M2] / max(row[Column.COUNT], 1)) == pytest.approx(std, rel=rel, abs=rounding)
         for column in (Column.NORM, Column.NORM_MAX):
             assert row[column] == pytest.approx(expected[column], rel=rel)
+
+    return check
+
+
+@pytest.fixture
+def assert_moments():
+    """Compare the higher moments of a row with the reference, relative to what their absolute powers add up to."""
+
+    def check(row, *tensors, rel=1e-5):
+        expected = reference_row(*tensors)
+        row = row.tolist()
+        count, m2, m4 = (expected[column] for column in (Column.MOMENT_COUNT, Column.MOMENT_M2, Column.MOMENT_M4))
+        rounding = 1e-14 * abs(expected[Column.MEAN])
+        assert row[Column.MOMENT_COUNT] == count
+        assert row[Column.MOMENT_MEAN] == pytest.approx(row[Column.MEAN], rel=1e-12)
+        assert row[Column.MOMENT_M2] == pytest.approx(row[Column.M2], rel=1e-9)
+        assert row[Column.MOMENT_M3] == pytest.approx(expected[Column.MOMENT_M3], abs=rel * np.sqrt(m2 * m4) + count * rounding**3)
+        assert row[Column.MOMENT_M4] == pytest.approx(m4, rel=rel, abs=count * rounding**4)
+        found = kurtosis_of(count, row[Column.MOMENT_M2], row[Column.MOMENT_M4])
+        if m2 > count * rounding**2 and np.isfinite(m4) and m4 > 1e-300:
+            assert found == pytest.approx(count * m4 / m2**2, rel=rel)
 
     return check
 

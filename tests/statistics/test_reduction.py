@@ -40,7 +40,7 @@ from lightning_hooks.statistics.reduction import (
     pooled,
     smallest,
 )
-from lightning_hooks.statistics.rows import N_COLUMNS, Column, empty_table, merge, merged_rows
+from lightning_hooks.statistics.rows import MOMENTS, N_COLUMNS, Column, empty_table, merge, merged_rows
 from tests.session.test_session import Loop
 
 WORLD = 64
@@ -83,6 +83,8 @@ def row(values: np.ndarray) -> Tensor:
         found[Column.MEAN], found[Column.M2] = values.mean(), ((values - values.mean()) ** 2).sum()
         found[Column.MIN], found[Column.MAX], found[Column.ZEROS] = values.min(), values.max(), (values == 0).sum()
         found[Column.NORM] = found[Column.NORM_MAX] = np.linalg.norm(values)
+        powers = [((values - values.mean()) ** power).sum() for power in (2, 3, 4)]
+        found[MOMENTS] = torch.tensor([values.size, values.mean(), *powers], dtype=found.dtype)
         found[Column.UNITS], found[Column.FIRST_NONFINITE] = values.size % 7, values.size % 5
     return found
 
@@ -108,7 +110,12 @@ def test_rows_are_those_of_all_values(world: int) -> None:
             assert math.sqrt(m2 / values.size) == pytest.approx(std, rel=1e-9, abs=tiny)
         assert mean == pytest.approx(before[site, Column.MEAN].item(), rel=0, abs=tiny)
         assert m2 == pytest.approx(before[site, Column.M2].item(), rel=1e-12)
-        others = [column for column in Column if column not in (Column.MEAN, Column.M2, Column.NORM)]
+        centred = values - (values.mean() if values.size else 0)
+        m3, m4 = (float((centred**power).sum()) for power in (3, 4))
+        assert found[Column.MOMENT_M3].item() == pytest.approx(m3, abs=1e-6 * values.size * std**3)
+        assert found[Column.MOMENT_M4].item() == pytest.approx(m4, rel=1e-6)
+        moved = (Column.MEAN, Column.M2, Column.NORM, *list(Column)[MOMENTS.start + 1 :])
+        others = [column for column in Column if column not in moved]
         assert torch.equal(found[others], before[site, others])
     assert torch.equal(merge_ranks((Stretch(REST, merged_rows),), tables)[Column.COUNT :: N_COLUMNS], before[:, Column.COUNT])
 
@@ -260,7 +267,7 @@ def test_what_is_sent_does_not_grow_with_the_ranks(world: int, alike: bool) -> N
     """At most 6 MB under DDP for 10 000 modules and 20 000 parameters, without the flags of units, in three collectives."""
     few, many = sent(100, world, alike), sent(200, world, alike)
     assert len(few) == len(many) == 3
-    assert sum(many) + 98 * (sum(many) - sum(few)) <= (6e6 if alike else 7.2e6)
+    assert sum(many) + 98 * (sum(many) - sum(few)) <= (6e6 if alike else 8e6)
 
 
 @pytest.mark.parametrize("world", [2, 64, 1024])

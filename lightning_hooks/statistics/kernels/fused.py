@@ -53,15 +53,16 @@ class FusedKernels(Kernels):
         new_call: bool = True,
         bounds: Bounds | None = None,
         units: Units | None = None,
+        moments: bool = False,
     ) -> bool:
         order, unit_dim = values, 0 if units is None else units.dim
         if units is not None and not values.is_contiguous():
             order, unit_dim = values.movedim(unit_dim, -1), values.dim() - 1  # channels_last
         readable = order.is_contiguous() if units is not None else dense(order)
         if not (readable and values.numel() and values.device == table.device and values.dtype in _TYPES):
-            return super().record(table, index, values, clock, new_call, bounds, units)
+            return super().record(table, index, values, clock, new_call, bounds, units, moments)
         of_output = bounds if bounds is not None and bounds.values is values else None
-        self._launch(table[index], order, clock or Clock(values.device), new_call, of_output, units, unit_dim)
+        self._launch(table[index], order, clock or Clock(values.device), new_call, of_output, units, unit_dim, moments)
         if bounds is not None and of_output is None:
             table[index, Column.SATURATED] += self.beyond(bounds)
             table[index, Column.SATURABLE] += bounds.total
@@ -76,6 +77,7 @@ class FusedKernels(Kernels):
         bounds: Bounds | None,
         units: Units | None,
         unit_dim: int,
+        moments: bool,
     ) -> None:
         n = values.numel()
         programs = min(PROGRAMS, -(-n // (BLOCK * _SHARE)))
@@ -97,6 +99,7 @@ class FusedKernels(Kernels):
             WIDE=values.dtype == torch.float64,
             BOUNDS=bounds is not None,
             UNITS=fired is not None,
+            MOMENTS=moments,
         )
         self._kernels.into_row[(1,)](
             found,
@@ -106,6 +109,7 @@ class FusedKernels(Kernels):
             int(new_call),
             float(0 if units is None else units.n),
             0 if bounds is None else bounds.total,
+            MOMENTS=moments,
             PROGRAMS=1 << (programs - 1).bit_length(),
             **self._columns,
         )
@@ -117,5 +121,5 @@ def load() -> FusedKernels | None:
         return None
     found = FusedKernels()
     device = torch.device("cuda", torch.cuda.current_device())
-    found.record(empty_table(1, device), 0, torch.ones(4, device=device))
+    found.record(empty_table(1, device), 0, torch.ones(4, device=device), moments=True)
     return found

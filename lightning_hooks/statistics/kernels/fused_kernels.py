@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-PARTIAL = 8
-"""Numbers of a partial: count, mean, M2, min, max, zeros, nonfinite, saturated."""
+PARTIAL = 10
+"""Numbers of a partial: count, mean, M2, min, max, zeros, nonfinite, saturated, M3, M4."""
 
 
 @triton.jit
@@ -27,6 +27,7 @@ def partials(
     WIDE: tl.constexpr,  # noqa: N803
     BOUNDS: tl.constexpr,  # noqa: N803
     UNITS: tl.constexpr,  # noqa: N803
+    MOMENTS: tl.constexpr,  # noqa: N803
 ):
     """Summarise a share of the values in each program: one read of them."""
     working = tl.float64 if WIDE else tl.float32
@@ -41,6 +42,14 @@ def partials(
     pivot = first.to(working)
     shift = tl.zeros([BLOCK], dtype=tl.float64)
     square = tl.zeros([BLOCK], dtype=tl.float64)
+    # Third and fourth powers are of deviations in units of those of the first values: float64 is slow on many devices.
+    cube = tl.zeros([BLOCK], dtype=working)
+    fourth = tl.zeros([BLOCK], dtype=working)
+    unit_of = 1.0
+    if MOMENTS:
+        spread = tl.max(tl.where(finite, tl.abs(x - pivot), 0.0), axis=0)
+        unit_of = tl.where(spread > 1e-37, spread, 1.0)
+    inverse = 1.0 / unit_of
     lowest = tl.full([BLOCK], float("inf"), dtype=working)
     highest = tl.full([BLOCK], float("-inf"), dtype=working)
     count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -55,6 +64,11 @@ def partials(
         deviation = tl.where(finite, x - pivot, 0.0).to(tl.float64)  # in float64 their squares neither overflow nor vanish
         shift += deviation
         square += deviation * deviation
+        if MOMENTS:
+            scaled = tl.where(finite, x - pivot, 0.0) * inverse
+            scaled_square = scaled * scaled
+            cube += scaled_square * scaled
+            fourth += scaled_square * scaled_square
         lowest = tl.minimum(lowest, tl.where(finite, x, float("inf")))
         highest = tl.maximum(highest, tl.where(finite, x, float("-inf")))
         count += finite.to(tl.int32)
@@ -67,7 +81,7 @@ def partials(
             tl.store(known_ptr + unit, tl.full([BLOCK], 1, dtype=tl.int8), mask=inside & (x != 0.0))  # all write the same
     total = tl.sum(count.to(tl.float64), axis=0)
     moved = tl.sum(shift, axis=0) / tl.maximum(total, 1.0)
-    out = out_ptr + program * 8
+    out = out_ptr + program * 10
     tl.store(out, total)
     tl.store(out + 1, pivot.to(tl.float64) + moved)
     tl.store(out + 2, tl.maximum(tl.sum(square, axis=0) - moved * moved * total, 0.0))
@@ -76,6 +90,15 @@ def partials(
     tl.store(out + 5, tl.sum(zeros.to(tl.float64), axis=0))
     tl.store(out + 6, tl.sum(bad.to(tl.float64), axis=0))
     tl.store(out + 7, tl.sum(beyond.to(tl.float64), axis=0))
+    if MOMENTS:  # moved from the pivot to the mean, as native.c does
+        to = unit_of.to(tl.float64)
+        thirds = tl.sum(cube.to(tl.float64), axis=0) * to * to * to
+        fourths = tl.sum(fourth.to(tl.float64), axis=0) * to * to * to * to
+        squares = tl.sum(square, axis=0)
+        sums = moved * total
+        tl.store(out + 8, thirds - moved * (3.0 * squares - 2.0 * moved * sums))
+        central = fourths - moved * (4.0 * thirds - moved * (6.0 * squares - 3.0 * moved * sums))
+        tl.store(out + 9, tl.maximum(central, 0.0))
 
 
 @triton.jit
@@ -102,17 +125,24 @@ def into_row(
     NORM_MAX: tl.constexpr,  # noqa: N803
     UNITS: tl.constexpr,  # noqa: N803
     FIRST_NONFINITE: tl.constexpr,  # noqa: N803
+    MOMENT_COUNT: tl.constexpr,  # noqa: N803
+    MOMENT_MEAN: tl.constexpr,  # noqa: N803
+    MOMENT_M2: tl.constexpr,  # noqa: N803
+    MOMENT_M3: tl.constexpr,  # noqa: N803
+    MOMENT_M4: tl.constexpr,  # noqa: N803
+    MOMENTS: tl.constexpr,  # noqa: N803
 ):
     """Merge the partials (Chan, Golub and LeVeque 1979), and the row with them: one program."""
     lanes = tl.arange(0, PROGRAMS)
     there = lanes < programs
-    part = partial_ptr + lanes * 8
+    part = partial_ptr + lanes * 10
     count = tl.load(part, mask=there, other=0.0)
     mean = tl.load(part + 1, mask=there, other=0.0)
     total = tl.sum(count, axis=0)
     center = tl.sum(count * mean, axis=0) / tl.maximum(total, 1.0)
     away = tl.where(count > 0, mean - center, 0.0)
-    m2 = tl.sum(tl.load(part + 2, mask=there, other=0.0) + count * away * away, axis=0)
+    squares = tl.load(part + 2, mask=there, other=0.0)
+    m2 = tl.sum(squares + count * away * away, axis=0)
     bad = tl.sum(tl.load(part + 6, mask=there, other=0.0), axis=0)
     norm = tl.sqrt(m2 + total * center * center)
     known = tl.load(row_ptr + COUNT)
@@ -139,3 +169,26 @@ def into_row(
     tl.store(row_ptr + UNITS, tl.maximum(tl.load(row_ptr + UNITS), units))
     first = tl.load(row_ptr + FIRST_NONFINITE)
     tl.store(row_ptr + FIRST_NONFINITE, tl.where(bad > 0, tl.minimum(first, tl.load(now_ptr)), first))
+    if MOMENTS:  # Pebay (2008), as in moments.py
+        thirds = tl.load(part + 8, mask=there, other=0.0)
+        fourths = tl.load(part + 9, mask=there, other=0.0)
+        m3 = tl.sum(thirds + away * (3.0 * squares + away * away * count), axis=0)
+        m4 = tl.sum(fourths + away * (4.0 * thirds + away * (6.0 * squares + away * away * count)), axis=0)
+        had = tl.load(row_ptr + MOMENT_COUNT)
+        had_m2 = tl.load(row_ptr + MOMENT_M2)
+        had_m3 = tl.load(row_ptr + MOMENT_M3)
+        had_m4 = tl.load(row_ptr + MOMENT_M4)
+        had_mean = tl.load(row_ptr + MOMENT_MEAN)
+        together = had + total
+        gap = center - had_mean
+        up = gap * total / tl.maximum(together, 1.0)
+        down = gap * had / tl.maximum(together, 1.0)
+        known_m3 = had_m3 - up * (3.0 * had_m2 + up * up * had)
+        new_m3 = m3 + down * (3.0 * m2 + down * down * total)
+        known_m4 = had_m4 - up * (4.0 * had_m3 - up * (6.0 * had_m2 + up * up * had))
+        new_m4 = m4 + down * (4.0 * m3 + down * (6.0 * m2 + down * down * total))
+        tl.store(row_ptr + MOMENT_COUNT, together)
+        tl.store(row_ptr + MOMENT_MEAN, had_mean + up)
+        tl.store(row_ptr + MOMENT_M2, had_m2 + m2 + gap * down * total)
+        tl.store(row_ptr + MOMENT_M3, known_m3 + new_m3)
+        tl.store(row_ptr + MOMENT_M4, known_m4 + new_m4)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
-from lightning_hooks.statistics.rows import Clock, ParameterColumn
+from lightning_hooks.statistics.rows import MOMENTS, Clock, ParameterColumn, pool
 
 CHUNK = 1 << 17
 """Values handled at a time: the chunk stays in the cache between kernels, and float32 sums stay short and exact."""
@@ -54,6 +54,8 @@ class HostSummary(NamedTuple):
     zeros: int
     nonfinite: int
     norm: float
+    m3: float = 0.0
+    m4: float = 0.0
 
 
 _EMPTY = HostSummary(0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
@@ -72,16 +74,22 @@ class HostKernels(Kernels):
         new_call: bool = True,
         bounds: Bounds | None = None,
         units: Units | None = None,
+        moments: bool = False,
     ) -> bool:
         if not values.is_cpu or torch.compiler.is_compiling():  # a graph holds no numbers of the host
-            return super().record(table, index, values, clock, new_call, bounds, units)
+            return super().record(table, index, values, clock, new_call, bounds, units, moments)
         now = 0 if clock is None else clock.batch
         at_bound, boundable = (0, 0) if bounds is None else (int(self.beyond(bounds)), bounds.total)
         if units is not None:
             self.mark(values, units)
-        new = summarize_on_host(values)
+        new = summarize_on_host(values, moments)
         with _ROWS:
-            _enter(table.numpy()[index], new, now, at_bound, boundable, 0 if units is None else units.n, new_call)
+            row = table.numpy()[index]
+            _enter(row, new, now, at_bound, boundable, 0 if units is None else units.n, new_call)
+            if moments and new.finite:
+                known = torch.from_numpy(row[MOMENTS])
+                both = torch.stack((known, known.new_tensor((new.finite, new.mean, new.m2, new.m3, new.m4))))
+                known.copy_(torch.stack(pool(*both.unbind(-1))))
         return units is not None and units.fired is not None and bool(units.fired.numpy().all())
 
     @override
@@ -147,14 +155,15 @@ class HostKernels(Kernels):
 
 def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable: int, units: int, new_call: bool) -> None:
     # In Python's numbers: to read and write single entries of an array costs more than the arithmetic. The order is Column's.
-    (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = row.tolist()
+    known = row[: MOMENTS.start].tolist()
+    (calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, first) = known
     if new.finite:
         total = count + new.finite
         delta = new.mean - mean
         mean += delta * (new.finite / total)
         m2 += new.m2 + delta * delta * (count * new.finite / total)
         count = total
-    row[:] = (
+    row[: MOMENTS.start] = (
         calls + new_call,
         count,
         mean,
@@ -172,7 +181,7 @@ def _enter(row: np.ndarray, new: HostSummary, now: int, at_bound: int, boundable
     )
 
 
-def summarize_on_host(values: Tensor) -> HostSummary:
+def summarize_on_host(values: Tensor, moments: bool = False) -> HostSummary:
     """Summarise a plain CPU tensor of any floating dtype, shape and strides."""
     n = values.numel()
     if n == 0:
@@ -185,7 +194,7 @@ def summarize_on_host(values: Tensor) -> HostSummary:
         array = chunk.numpy()
         part, chunk_total = _square_and_total(chunk, array)
         if not math.isfinite(part) and not np.isfinite(array).all():  # it also overflows
-            return _with_nonfinite(flat)
+            return _with_nonfinite(flat, moments)
         chunk_low, chunk_high = float(np.minimum.reduce(array)), float(np.maximum.reduce(array))
         low, high = min(low, chunk_low), max(high, chunk_high)
         total += chunk_total
@@ -198,7 +207,8 @@ def summarize_on_host(values: Tensor) -> HostSummary:
     if m2 * _CANCELLATION < square or not _SQUARES_SAFE[0] < peak < _SQUARES_SAFE[1]:
         mean, m2 = _careful(flat, mean, n) if peak else (0.0, 0.0)
         square = m2 + n * mean * mean
-    return HostSummary(n, mean, m2, low, high, zeros, 0, math.sqrt(square))
+    found = HostSummary(n, mean, m2, low, high, zeros, 0, math.sqrt(square))
+    return _with_moments(found, flat) if moments else found
 
 
 def _square_and_total(chunk: Tensor, array: np.ndarray[Any, Any]) -> tuple[float, float]:
@@ -246,7 +256,7 @@ def _careful(flat: Tensor, pivot: float, n: int) -> tuple[float, float]:
     return pivot + shift / n, max(m2 - shift * shift / n, 0.0)
 
 
-def _with_nonfinite(flat: Tensor) -> HostSummary:
+def _with_nonfinite(flat: Tensor, moments: bool) -> HostSummary:
     """The rare way, for tensors that hold NaN or infinite values."""
     array = flat.numpy()
     kept = array[np.isfinite(array)].astype(np.float64)
@@ -254,7 +264,7 @@ def _with_nonfinite(flat: Tensor) -> HostSummary:
         return _EMPTY._replace(nonfinite=array.size)
     mean = float(kept.mean())
     m2 = float(np.square(kept - mean).sum())
-    return HostSummary(
+    found = HostSummary(
         finite=kept.size,
         mean=mean,
         m2=m2,
@@ -264,6 +274,18 @@ def _with_nonfinite(flat: Tensor) -> HostSummary:
         nonfinite=array.size - kept.size,
         norm=math.sqrt(m2 + kept.size * mean * mean),
     )
+    return _with_moments(found, torch.from_numpy(kept)) if moments else found
+
+
+def _with_moments(found: HostSummary, finite: Tensor) -> HostSummary:
+    """A summary with the third and fourth moments, in float64."""
+    m3 = m4 = 0.0
+    for chunk in _chunks(finite):
+        deviation = chunk.to(torch.float64) - found.mean
+        square = deviation * deviation
+        m3 += number(torch.dot(square, deviation))
+        m4 += number(torch.dot(square, square))
+    return found._replace(m3=m3, m4=m4)
 
 
 def _norms(tensors: Sequence[Tensor]) -> Iterator[float]:

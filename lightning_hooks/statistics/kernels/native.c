@@ -47,7 +47,8 @@ enum {
 };
 
 /* The columns of rows.py, in its order. */
-enum { CALLS, COUNT, MEAN, M2, MIN, MAX, ZEROS, NONFINITE, SATURATED, SATURABLE, NORM, NORM_MAX, UNITS, FIRST_NONFINITE, COLUMNS };
+enum { CALLS, COUNT, MEAN, M2, MIN, MAX, ZEROS, NONFINITE, SATURATED, SATURABLE, NORM, NORM_MAX, UNITS, FIRST_NONFINITE,
+       MOMENT_COUNT, MOMENT_MEAN, MOMENT_M2, MOMENT_M3, MOMENT_M4, COLUMNS };
 
 /* What the library was built from, and whether it reads float16. */
 uint32_t source(void) { return SOURCE; }
@@ -57,7 +58,8 @@ int reads_half(void) { return 1; }
 int reads_half(void) { return 0; }
 #endif
 
-typedef struct { double n, mean, m2, low, high, zeros, nonfinite; } part;
+/* m2, m3 and m4: sums of powers of the deviations from the mean. */
+typedef struct { double n, mean, m2, m3, m4, low, high, zeros, nonfinite; } part;
 
 static inline uint32_t bits32(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 static inline uint64_t bits64(double x) { uint64_t b; memcpy(&b, &x, 8); return b; }
@@ -66,6 +68,19 @@ static inline int finite64(double x) { return (bits64(x) & 0x7ff0000000000000u) 
 static inline int number32(float x) { return (bits32(x) & 0x7fffffffu) <= 0x7f800000u; } /* not a NaN */
 static inline int number64(double x) { return (bits64(x) & 0x7fffffffffffffffu) <= 0x7ff0000000000000u; }
 static inline float widen_bf16(uint16_t v) { uint32_t b = (uint32_t)v << 16; float x; memcpy(&x, &b, 4); return x; }
+
+/* Sums of the powers of n values' deviations from a pivot, as those from their mean. */
+static inline void center(double n, double s1, double s2, double s3, double s4, part *out) {
+    double d = n ? s1 / n : 0, m2 = s2 - s1 * d, m4 = s4 - d * (4 * s3 - d * (6 * s2 - 3 * d * s1));
+    out->m2 = m2 > 0 ? m2 : 0, out->m3 = s3 - d * (3 * s2 - 2 * d * s1), out->m4 = m4 > 0 ? m4 : 0;
+}
+
+/* Third and fourth powers of deviations from a mean, as those from a point that lies `by` below it: Pebay, "Formulas for robust,
+ * one-pass parallel computation of covariances and arbitrary-order statistical moments" (2008). */
+static inline double moved_m3(double n, double m2, double m3, double by) { return m3 + by * (3 * m2 + by * by * n); }
+static inline double moved_m4(double n, double m2, double m3, double m4, double by) {
+    return m4 + by * (4 * m3 + by * (6 * m2 + by * by * n));
+}
 
 /* A block, value by value: exact whatever it holds. */
 static void careful_block(const double *x, int n, part *out) {
@@ -79,26 +94,32 @@ static void careful_block(const double *x, int n, part *out) {
         if (x[i] > high) high = x[i];
         zeros += (bits64(x[i]) << 1) == 0;
     }
-    double mean = count ? sum / count * 4 : 0, m2 = 0;
-    for (int i = 0; i < n; i++)
-        if (finite64(x[i])) m2 += (x[i] - mean) * (x[i] - mean);
-    out->n = count, out->mean = mean, out->m2 = m2, out->low = low, out->high = high;
+    double mean = count ? sum / count * 4 : 0, m2 = 0, m3 = 0, m4 = 0;
+    for (int i = 0; i < n; i++) {
+        if (!finite64(x[i])) continue;
+        double y = x[i] - mean, square = y * y;
+        m2 += square, m3 += square * y, m4 += square * square;
+    }
+    out->n = count, out->mean = mean, out->m2 = m2, out->m3 = m3, out->m4 = m4, out->low = low, out->high = high;
     out->zeros = zeros, out->nonfinite = n - count;
 }
 
 /* Four streams at once: one alone would wait for each sum before it begins the next. Deviations are from a pivot near the mean,
- * most often the mean of the block before; where it was not near, they are taken again, from the mean. */
-#define DEFINE_BLOCK(NAME, STORED, T, WIDEN, FINITE, HUGE_VALUE, TINY, LARGE)                                        \
-    WIDTHS static void NAME(const STORED *p, int n, double around, part *out) {                                            \
-        T pivot = (T)around, s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0};                                               \
+ * most often the mean of the block before; where it was not near, they are taken again, from the mean. With MORE third and fourth
+ * powers are added up as well; where these leave the range of the type, they are taken again too, of smaller or larger numbers. */
+#define DEFINE_BLOCK(NAME, MORE, STORED, T, WIDEN, FINITE, HUGE_VALUE, TINY, LARGE, NEAR_ZERO, FAR)                 \
+    WIDTHS static void NAME(const STORED *p, int n, double around, part *out) {                                     \
+        T pivot = (T)around, scale = 1;                                                                             \
+        T s[4] = {0, 0, 0, 0}, q[4] = {0, 0, 0, 0}, c[4] = {0, 0, 0, 0}, f[4] = {0, 0, 0, 0};                       \
         T l[4] = {HUGE_VALUE, HUGE_VALUE, HUGE_VALUE, HUGE_VALUE};                                                  \
         T h[4] = {-HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE, -HUGE_VALUE};                                              \
         int z[4] = {0, 0, 0, 0}, quarter = n / 4;                                                                   \
         for (int i = 0; i < quarter; i++) {                                                                         \
-            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) TAKE(WIDEN(p[i + k * quarter]), k, T)               \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) TAKE(WIDEN(p[i + k * quarter]), k, T, MORE)         \
         }                                                                                                           \
-        for (int i = 4 * quarter; i < n; i++) TAKE(WIDEN(p[i]), 0, T)                                               \
+        for (int i = 4 * quarter; i < n; i++) TAKE(WIDEN(p[i]), 0, T, MORE)                                         \
         T shift = (s[0] + s[1]) + (s[2] + s[3]), square = (q[0] + q[1]) + (q[2] + q[3]);                            \
+        T cube = (c[0] + c[1]) + (c[2] + c[3]), fourth = (f[0] + f[1]) + (f[2] + f[3]);                             \
         T low = l[0], high = h[0];                                                                                  \
         for (int k = 1; k < 4; k++) low = l[k] < low ? l[k] : low, high = h[k] > high ? h[k] : high;                \
         T peak = -low > high ? -low : high;                                                                         \
@@ -109,42 +130,53 @@ static void careful_block(const double *x, int n, part *out) {
             return;                                                                                                 \
         }                                                                                                           \
         double rest = (double)square - (double)shift * shift / n;                                                   \
-        if (rest * CANCELLATION < (double)square) {                                                                 \
-            pivot += shift / n, shift = 0, square = 0;                                                              \
+        int extreme = MORE && peak > 0 && (peak < NEAR_ZERO || peak > FAR);                                         \
+        if (rest * CANCELLATION < (double)square || extreme) {                                                      \
+            pivot += shift / n, scale = extreme ? peak : 1, shift = 0, square = 0, cube = 0, fourth = 0;            \
+            T inverse = 1 / scale;                                                                                  \
             for (int i = 0; i < n; i++) {                                                                           \
-                T y = WIDEN(p[i]) - pivot;                                                                          \
+                T y = (WIDEN(p[i]) - pivot) * inverse, y2 = y * y;                                                  \
                 shift += y;                                                                                         \
-                square += y * y;                                                                                    \
+                square += y2;                                                                                       \
+                if (MORE) cube += y2 * y, fourth += y2 * y2;                                                        \
             }                                                                                                       \
-            rest = (double)square - (double)shift * shift / n;                                                      \
         }                                                                                                           \
-        out->n = n, out->mean = (double)pivot + (double)shift / n, out->m2 = rest > 0 ? rest : 0;                   \
+        double to = scale;                                                                                          \
+        center(n, shift, square, cube, fourth, out);                                                                \
+        out->n = n, out->mean = (double)pivot + to * shift / n;                                                     \
+        out->m2 *= to * to, out->m3 *= to * to * to, out->m4 *= to * to * to * to;                                  \
         out->low = low, out->high = high, out->zeros = (z[0] + z[1]) + (z[2] + z[3]), out->nonfinite = 0;           \
     }
-#define TAKE(VALUE, K, T)                                                                                            \
+#define TAKE(VALUE, K, T, MORE)                                                                                     \
     {                                                                                                               \
-        T x = VALUE, y = x - pivot;                                                                                 \
+        T x = VALUE, y = x - pivot, y2 = y * y;                                                                     \
         s[K] += y;                                                                                                  \
-        q[K] += y * y;                                                                                              \
+        q[K] += y2;                                                                                                 \
+        if (MORE) c[K] += y2 * y, f[K] += y2 * y2;                                                                  \
         l[K] = x < l[K] ? x : l[K];                                                                                 \
         h[K] = x > h[K] ? x : h[K];                                                                                 \
         z[K] += x == 0;                                                                                             \
     }
 
+#define DEFINE_BLOCKS(NAME, ...) DEFINE_BOTH(NAME, __VA_ARGS__)
+#define DEFINE_BOTH(NAME, ...) DEFINE_BLOCK(block_##NAME, 0, __VA_ARGS__) DEFINE_BLOCK(moments_##NAME, 1, __VA_ARGS__)
 #define SAME(x) (x)
-DEFINE_BLOCK(block_f32, float, float, SAME, finite32, FLT_MAX, 1e-15f, 1e15f)
-DEFINE_BLOCK(block_f64, double, double, SAME, finite64, DBL_MAX, 1e-120, 1e120)
-DEFINE_BLOCK(block_bf16, uint16_t, float, widen_bf16, finite32, FLT_MAX, 1e-15f, 1e15f)
+#define F32_RANGES FLT_MAX, 1e-15f, 1e15f, 1e-8f, 1e8f
+#define F64_RANGES DBL_MAX, 1e-120, 1e120, 1e-60, 1e60
+DEFINE_BLOCKS(f32, float, float, SAME, finite32, F32_RANGES)
+DEFINE_BLOCKS(f64, double, double, SAME, finite64, F64_RANGES)
+DEFINE_BLOCKS(bf16, uint16_t, float, widen_bf16, finite32, F32_RANGES)
 #ifdef HAS_F16
-DEFINE_BLOCK(block_f16, _Float16, float, (float), finite32, FLT_MAX, 1e-15f, 1e15f)
+DEFINE_BLOCKS(f16, _Float16, float, (float), finite32, F32_RANGES)
 #endif
 
-static void block(const void *data, int64_t start, int n, int type, double around, part *out) {
-    if (type == F32) block_f32((const float *)data + start, n, around, out);
-    else if (type == F64) block_f64((const double *)data + start, n, around, out);
-    else if (type == BF16) block_bf16((const uint16_t *)data + start, n, around, out);
+#define READ(NAME, STORED) (more ? moments_##NAME : block_##NAME)((const STORED *)data + start, n, around, out)
+static void block(const void *data, int64_t start, int n, int type, int more, double around, part *out) {
+    if (type == F32) READ(f32, float);
+    else if (type == F64) READ(f64, double);
+    else if (type == BF16) READ(bf16, uint16_t);
 #ifdef HAS_F16
-    else block_f16((const _Float16 *)data + start, n, around, out);
+    else READ(f16, _Float16);
 #endif
 }
 
@@ -165,7 +197,7 @@ static double first_value(const void *data, int64_t n, int type) {
 }
 
 /* What is read in blocks, and by whom: each thread reads a share of the blocks and adds up its own part. */
-typedef struct { const void *data; int64_t n; int type; double a, b; } task;
+typedef struct { const void *data; int64_t n; int type; double a, b; int more; } task;
 typedef void reader(const task *, int64_t from, int64_t to, part *found);
 typedef struct { const task *what; reader *read; int64_t blocks; part *found; } job;
 
@@ -186,7 +218,7 @@ static void read_share(void *data) {
 }
 
 static part read_all(const task *what, reader *read) {
-    part found[THREADS], sum = {0, 0, 0, DBL_MAX, -DBL_MAX, 0, 0};
+    part found[THREADS], sum = {0, 0, 0, 0, 0, DBL_MAX, -DBL_MAX, 0, 0};
     int64_t blocks = blocks_of(what->n);
     if (blocks < PARALLEL_BLOCKS || !GOMP_parallel || !omp_get_max_threads || !omp_get_num_threads || !omp_get_thread_num) {
         read(what, 0, blocks, &sum);
@@ -198,48 +230,62 @@ static part read_all(const task *what, reader *read) {
     GOMP_parallel(read_share, &j, threads, 0);
     for (int t = 0; t < threads; t++) {
         const part *p = &found[t];
-        sum.n += p->n, sum.mean += p->mean, sum.m2 += p->m2, sum.zeros += p->zeros, sum.nonfinite += p->nonfinite;
+        sum.n += p->n, sum.mean += p->mean, sum.m2 += p->m2, sum.m3 += p->m3, sum.m4 += p->m4;
+        sum.zeros += p->zeros, sum.nonfinite += p->nonfinite;
         sum.low = p->low < sum.low ? p->low : sum.low, sum.high = p->high > sum.high ? p->high : sum.high;
     }
     return sum;
 }
 
-/* Sums of deviations from a pivot, in `mean`, and of their squares, in `m2`. */
+/* Sums of deviations from a pivot, in `mean`, and of their powers, in `m2` to `m4`. */
 static void read_moments(const task *what, int64_t from, int64_t to, part *found) {
     double pivot = what->a, around = fabs(pivot) < NEAR ? pivot : 0;
     for (int64_t b = from; b < to; b++) {
         part p;
-        block(what->data, b * BLOCK, block_size(what->n, b), what->type, around, &p);
+        block(what->data, b * BLOCK, block_size(what->n, b), what->type, what->more, around, &p);
         around = fabs(p.mean) < NEAR ? p.mean : 0;
         double away = p.mean - pivot;
         found->n += p.n, found->zeros += p.zeros, found->nonfinite += p.nonfinite;
         found->mean += p.n * away;
         found->m2 += p.n ? p.m2 + p.n * away * away : 0;
+        if (what->more && p.n) found->m3 += moved_m3(p.n, p.m2, p.m3, away), found->m4 += moved_m4(p.n, p.m2, p.m3, p.m4, away);
         found->low = p.low < found->low ? p.low : found->low;
         found->high = p.high > found->high ? p.high : found->high;
     }
 }
 
 /* Means are taken from a value of the tensor's own, so that their squares do not cancel. */
-static part whole(const void *data, int64_t n, int type) {
+static part whole(const void *data, int64_t n, int type, int more) {
     double pivot = first_value(data, n, type);
     if (n <= BLOCK) {
         part p;
-        block(data, 0, (int)n, type, fabs(pivot) < NEAR ? pivot : 0, &p);
+        block(data, 0, (int)n, type, more, fabs(pivot) < NEAR ? pivot : 0, &p);
         return p;
     }
-    task what = {data, n, type, pivot, 0};
+    task what = {data, n, type, pivot, 0, more};
     part p = read_all(&what, read_moments);
-    double shift = p.n ? p.mean / p.n : 0, m2 = p.m2 - p.mean * shift;
-    p.mean = pivot + shift, p.m2 = m2 > 0 ? m2 : 0;
+    center(p.n, p.mean, p.m2, p.m3, p.m4, &p);
+    p.mean = pivot + (p.n ? p.mean / p.n : 0);
     return p;
 }
 
 /* The summary of n values, without a row to put it into: needs no lock. */
-void measure(const void *data, int64_t n, int type, part *found) { *found = whole(data, n, type); }
+void measure(const void *data, int64_t n, int type, int more, part *found) { *found = whole(data, n, type, more); }
+
+/* Merge a summary's moments into those of a row. */
+static void add_moments(const part *p, double *row) {
+    double count = row[MOMENT_COUNT], m2 = row[MOMENT_M2], m3 = row[MOMENT_M3], m4 = row[MOMENT_M4], total = count + p->n;
+    double delta = p->mean - row[MOMENT_MEAN], above = delta * (p->n / total), below = delta * (count / total);
+    row[MOMENT_COUNT] = total;
+    row[MOMENT_MEAN] += above;
+    row[MOMENT_M2] = m2 + p->m2 + delta * below * p->n;
+    row[MOMENT_M3] = moved_m3(count, m2, m3, -above) + moved_m3(p->n, p->m2, p->m3, below);
+    row[MOMENT_M4] = moved_m4(count, m2, m3, m4, -above) + moved_m4(p->n, p->m2, p->m3, p->m4, below);
+}
 
 /* Merge a summary into a row, by the pairwise update of Chan, Golub and LeVeque (1979). */
-static void into_row(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
+static void into_row(const part *found, int more, double *row, double calls, double now, double units, double saturated,
+                     double saturable) {
     part p = *found;
     row[CALLS] += calls;
     row[SATURATED] += saturated;
@@ -249,6 +295,7 @@ static void into_row(const part *found, double *row, double calls, double now, d
     row[NONFINITE] += p.nonfinite;
     if (p.nonfinite > 0 && now < row[FIRST_NONFINITE]) row[FIRST_NONFINITE] = now;
     if (p.n == 0) return;
+    if (more) add_moments(&p, row);
     double count = row[COUNT], total = count + p.n, delta = p.mean - row[MEAN];
     row[MEAN] += delta * (p.n / total);
     row[M2] += p.m2 + (count ? delta * delta * (count * p.n / total) : 0);
@@ -260,15 +307,15 @@ static void into_row(const part *found, double *row, double calls, double now, d
     if (norm > row[NORM_MAX]) row[NORM_MAX] = norm;
 }
 
-void merge(const part *found, double *row, double calls, double now, double units, double saturated, double saturable) {
-    into_row(found, row, calls, now, units, saturated, saturable);
+void merge(const part *found, int more, double *row, double calls, double now, double units, double saturated, double saturable) {
+    into_row(found, more, row, calls, now, units, saturated, saturable);
 }
 
 /* Both, in one call. */
-void accumulate(const void *data, int64_t n, int type, double *row, double calls, double now, double units, double saturated,
-                double saturable) {
-    part p = whole(data, n, type);
-    into_row(&p, row, calls, now, units, saturated, saturable);
+void accumulate(const void *data, int64_t n, int type, int more, double *row, double calls, double now, double units,
+                double saturated, double saturable) {
+    part p = whole(data, n, type, more);
+    into_row(&p, more, row, calls, now, units, saturated, saturable);
 }
 
 #define DEFINE_BEYOND(NAME, STORED, T, WIDEN, NUMBER)                                                                \
@@ -302,7 +349,7 @@ static void read_beyond(const task *what, int64_t from, int64_t to, part *found)
 
 /* How many values are at or below low, or at or above high; a bound that is not given is DBL_MAX away. */
 int64_t beyond(const void *data, int64_t n, int type, double low, double high) {
-    task what = {data, n, type, low, high};
+    task what = {data, n, type, low, high, 0};
     return (int64_t)read_all(&what, read_beyond).n;
 }
 
@@ -366,7 +413,7 @@ static void read_squares(const task *what, int64_t from, int64_t to, part *found
             }
         }
         part p;
-        block(what->data, b * BLOCK, n, what->type, 0, &p);
+        block(what->data, b * BLOCK, n, what->type, 0, 0, &p);
         found->m2 += p.m2 + p.n * p.mean * p.mean, found->zeros += p.zeros, found->nonfinite += p.nonfinite;
     }
 }
@@ -375,7 +422,7 @@ static void read_squares(const task *what, int64_t from, int64_t to, part *found
  * a value is not finite. */
 void norms(const int64_t *addresses, const int64_t *sizes, int64_t k, int type, double *norm, double *zeros) {
     for (int64_t t = 0; t < k; t++) {
-        task what = {(const void *)(intptr_t)addresses[t], sizes[t], type, zeros != 0, 0};
+        task what = {(const void *)(intptr_t)addresses[t], sizes[t], type, zeros != 0, 0, 0};
         part p = read_all(&what, read_squares);
         norm[t] = p.nonfinite > 0 ? (double)NAN : sqrt(p.m2);
         if (zeros) zeros[t] = p.zeros;

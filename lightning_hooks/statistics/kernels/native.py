@@ -33,7 +33,7 @@ REMEDY = "Install lightning_hooks again, or in a checkout run `python hatch_buil
 _ROW_BYTES = 8 * N_COLUMNS
 _BOUNDLESS = torch.finfo(torch.float64).max
 _LARGE = 1 << 16  # values from which the interpreter is let go while they are read
-_Part = ctypes.c_double * 7  # the summary of a tensor, as native.c keeps it
+_Part = ctypes.c_double * 9  # the summary of a tensor, as native.c keeps it
 
 
 class _Located(NamedTuple):
@@ -79,11 +79,11 @@ class NativeKernels(HostKernels):
             raise OSError("it was built from another native.c")
         address, integer, real, kind = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
         self._accumulate = at_once.accumulate
-        self._accumulate.argtypes = (address, integer, kind, address, real, real, real, real, real)
+        self._accumulate.argtypes = (address, integer, kind, kind, address, real, real, real, real, real)
         self._measure = freely.measure
-        self._measure.argtypes = (address, integer, kind, address)
+        self._measure.argtypes = (address, integer, kind, kind, address)
         self._merge = at_once.merge
-        self._merge.argtypes = (address, address, real, real, real, real, real)
+        self._merge.argtypes = (address, kind, address, real, real, real, real, real)
         self._beyond = freely.beyond
         self._beyond.argtypes, self._beyond.restype = (address, integer, kind, real, real), integer
         self._fired = at_once.fired
@@ -120,21 +120,22 @@ class NativeKernels(HostKernels):
         new_call: bool = True,
         bounds: Bounds | None = None,
         units: Units | None = None,
+        moments: bool = False,
     ) -> bool:
         kind = self._kind(values)
         if kind is None:
-            return super().record(table, index, values, clock, new_call, bounds, units)
+            return super().record(table, index, values, clock, new_call, bounds, units, moments)
         n, row, count, complete = values.numel(), table.data_ptr() + index * _ROW_BYTES, 0, False
         if units is not None:
             count, complete = units.n, units.fired is not None and self._mark(values, kind, units)
         at_bound, boundable = (0, 0) if bounds is None else (self.beyond(bounds), bounds.total)
         entered = (new_call, 0 if clock is None else clock.batch, count, at_bound, boundable)
         if n < _LARGE:
-            self._accumulate(values.data_ptr(), n, kind, row, *entered)
+            self._accumulate(values.data_ptr(), n, kind, moments, row, *entered)
         else:
             found = _Part()  # while values are read other threads run, perhaps in the same layer: the row is for one at a time
-            self._measure(values.data_ptr(), n, kind, found)
-            self._merge(found, row, *entered)
+            self._measure(values.data_ptr(), n, kind, moments, found)
+            self._merge(found, moments, row, *entered)
         return complete
 
     def _mark(self, values: Tensor, kind: int, units: Units) -> bool:
@@ -243,7 +244,7 @@ def load() -> NativeKernels | None:
     for each in (found, HostKernels()):  # before anything relies on it
         rows.append(empty_table(1))
         values = torch.tensor([0.0, 1.0, -3.0, math.nan, math.inf, 4.0])
-        each.record(rows[-1], 0, values, bounds=Bounds(values, -2.0, 3.0, 6))
+        each.record(rows[-1], 0, values, bounds=Bounds(values, -2.0, 3.0, 6), moments=True)
     if not torch.allclose(rows[0], rows[1]):
         raise OSError("it computes wrong numbers")
     return found

@@ -83,6 +83,7 @@ class Kernels:
         new_call: bool = True,
         bounds: Bounds | None = None,
         units: Units | None = None,
+        moments: bool = False,
     ) -> bool:
         """Merge the summary of ``values`` into row ``index`` of ``table``, in place.
 
@@ -94,11 +95,12 @@ class Kernels:
             new_call: False for the second and later tensors of one call's output.
             bounds: Of an activation that has some; ``values`` are not empty then.
             units: Of a rectifier; ``values`` are not empty then.
+            moments: Whether the third and fourth moments are recorded too; that costs about a quarter more.
 
         Returns:
             Whether the host knows that all units have fired.
         """
-        row = summarize(values)
+        row = summarize(values, moments)
         if bounds is not None:
             row[Column.SATURATED] = self.beyond(bounds)
             row[Column.SATURABLE] = bounds.total
@@ -220,16 +222,17 @@ def _spread(tensors: Sequence[Tensor], strides: Sequence[int]) -> list[Tensor]:
     return [values if values.dtype in (torch.float32, torch.float64) else values.float() for values in flat]
 
 
-def summarize(values: Tensor) -> Tensor:
+def summarize(values: Tensor, moments: bool = False) -> Tensor:
     """Summarise one tensor as a row, without a host sync, on any device.
 
     Two passes: the mean, then the deviations from it, both over finite values and summed in the row's dtype.
 
     Args:
         values: Floating point, any shape, also empty.
+        moments: Whether to take the third and fourth moments too.
 
     Returns:
-        Shape ``(n_columns,)``; the saturation columns are 0.
+        Shape ``(n_columns,)``; the saturation columns are 0, and without ``moments`` theirs are.
     """
     dtype = row_dtype(values.device)
     row = empty_table(1, values.device)[0]
@@ -255,4 +258,21 @@ def summarize(values: Tensor) -> Tensor:
     row[Column.NONFINITE] = values.numel() - count
     row[Column.NORM] = norm
     row[Column.NORM_MAX] = norm
+    if moments:
+        third, fourth = _third_and_fourth(deviation, dtype)
+        by = shift / safe_count  # how far the mean is above the pivot
+        row[Column.MOMENT_COUNT] = count
+        row[Column.MOMENT_MEAN] = row[Column.MEAN]
+        row[Column.MOMENT_M2] = row[Column.M2]
+        row[Column.MOMENT_M3] = third - by * (3 * spread * spread - 2 * by * shift)
+        row[Column.MOMENT_M4] = (fourth - by * (4 * third - by * (6 * spread * spread - 3 * by * shift))).clamp(min=0)
     return row
+
+
+def _third_and_fourth(deviation: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sums of third and fourth powers: taken of numbers between -1 and 1, whose powers do not overflow."""
+    scale = deviation.abs().amax()
+    unit = deviation / torch.where(scale > 0, scale, 1)
+    square = unit * unit
+    scale = scale.to(dtype)
+    return (square * unit).sum(dtype=dtype) * scale**3, (square * square).sum(dtype=dtype) * scale**4

@@ -33,11 +33,12 @@ def fast():
     return FusedKernels()
 
 
-def row_of(fast, *tensors, clock=None, **options):
+def row_of(fast, *tensors, clock=None, moments=False, **options):
     table = empty_table(3, DEVICE)
     for tensor in tensors:
         tensor = tensor.to(DEVICE)
-        fast.record(table, 1, tensor, clock or Clock(DEVICE), **{name: make(tensor) for name, make in options.items()})
+        made = {name: make(tensor) for name, make in options.items()}
+        fast.record(table, 1, tensor, clock or Clock(DEVICE), moments=moments, **made)
     assert torch.equal(table[[0, 2]].cpu(), empty_table(2))
     return table[1].cpu()
 
@@ -65,6 +66,23 @@ def test_a_row_equals_the_reference(make, fast, assert_row):
     torch.manual_seed(0)
     first, second = make(), torch.randn(300) * 2 - 1
     assert_row(row_of(fast, first, second), first, second)
+
+
+@pytest.mark.filterwarnings("ignore:.*overflow.*:RuntimeWarning")  # the interpreter's numpy: fourth powers of 1e100
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_higher_moments_equal_the_reference(make, fast, assert_row, assert_moments):
+    torch.manual_seed(0)
+    first, second = make(), torch.randn(300) * 2 - 1
+    row = row_of(fast, first, second, moments=True)
+    assert_row(row, first, second)
+    if first.abs().nan_to_num(posinf=0).max() < 1e70:  # else fourth powers leave float64
+        assert_moments(row, first, second)
+
+
+def test_one_large_value_among_many(fast, assert_moments):
+    values = torch.randn(100_000)
+    values[70_000] = 3000
+    assert_moments(row_of(fast, values, moments=True), values)
 
 
 def test_the_first_batch_with_a_nan_is_noted(fast):

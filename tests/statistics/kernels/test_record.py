@@ -11,14 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_hooks.statistics import Column, empty_table, merge, summarize
 from lightning_hooks.statistics.kernels import Bounds, Kernels, Units, kernels_for
 from lightning_hooks.statistics.kernels.host import CHUNK, summarize_on_host
-from lightning_hooks.statistics.rows import Clock
+from lightning_hooks.statistics.rows import MOMENTS, Clock
 
 
 def on_host(values):
     """The row that the CPU kernels give."""
     table = empty_table(1)
-    kernels_for("cpu").record(table, 0, values)
+    kernels_for("cpu").record(table, 0, values, moments=True)
     return table[0]
+
+
+def summarized(values):
+    """The row that the kernels for any device give."""
+    return summarize(values, moments=True)
 
 
 @pytest.fixture(params=["any device", "cpu"])
@@ -27,7 +32,7 @@ def kernels(request):
     return Kernels() if request.param == "any device" else kernels_for("cpu")
 
 
-@pytest.fixture(params=[summarize, on_host], ids=["summarize", "on_host"])
+@pytest.fixture(params=[summarized, on_host], ids=["summarize", "on_host"])
 def summary(request):
     return request.param
 
@@ -87,19 +92,23 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("make", ORDINARY.values(), ids=ORDINARY)
-def test_a_row_equals_the_reference(summary, make, assert_row):
+def test_a_row_equals_the_reference(summary, make, assert_row, assert_moments):
     values = make()
     before = values.clone()
-    assert_row(summary(values), values)
+    row = summary(values)
+    assert_row(row, values)
+    assert_moments(row, values)
     assert torch.equal(values.nan_to_num(nan=7.0), before.nan_to_num(nan=7.0)), "the values were altered"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1000, CHUNK + 11])
-def test_a_mean_of_1000_standard_deviations(summary, dtype, size, assert_row):
+def test_a_mean_of_1000_standard_deviations(summary, dtype, size, assert_row, assert_moments):
     values = torch.randn(size, dtype=dtype) + 1000
     before = values.clone()
-    assert_row(summary(values), values, rel=1e-4)
+    row = summary(values)
+    assert_row(row, values, rel=1e-4)
+    assert_moments(row, values, rel=1e-4)
     assert torch.equal(values, before)
 
 
@@ -116,12 +125,13 @@ def test_extreme_float64_never_raises(summary, magnitude):
 
 
 @pytest.mark.parametrize("batches", [[1000], [1, 999], [64, 64, 7], [2] * 20, [0, 5, 0], [3 * CHUNK, 10]], ids=str)
-def test_recorded_batches_equal_the_whole(batches, assert_row):
+def test_recorded_batches_equal_the_whole(batches, kernels, assert_row, assert_moments):
     parts = [torch.randn(size) * (1 + i) + 5 * i for i, size in enumerate(batches)]
     table = empty_table(3)
     for part in parts:
-        kernels_for("cpu").record(table, 1, part)
+        kernels.record(table, 1, part, moments=True)
     assert_row(table[1], *parts)
+    assert_moments(table[1], *parts)
     assert torch.equal(table[[0, 2]], empty_table(2))
 
 
@@ -135,10 +145,14 @@ def test_all_kernels_agree(make):
             dim = max(values.dim() - 1, 0)
             fired.append(torch.zeros(values.shape[dim] if values.dim() else 1, dtype=torch.bool))
             units = Units(len(fired[-1]), dim, fired[-1])
-            kernels.record(table, 0, values, None, True, Bounds(values, -0.5, 0.7, values.numel()), units)
+            kernels.record(table, 0, values, None, True, Bounds(values, -0.5, 0.7, values.numel()), units, True)
         found.append((table, torch.cat(fired)))
     (table, fired), (other, also_fired) = found
     std = math.sqrt(table[0, Column.M2] / table[0, Column.COUNT])
+    powers = [Column.MOMENT_M3, Column.MOMENT_M4]
+    m2, _, m4 = table[0, [Column.MOMENT_M2, *powers]].tolist()
+    torch.testing.assert_close(table[:, powers], other[:, powers], rtol=1e-5, atol=1e-5 * math.sqrt(m2 * m4))
+    table[:, powers] = other[:, powers] = 0
     torch.testing.assert_close(table, other, rtol=2e-6, atol=1e-6 * std)
     assert torch.equal(fired, also_fired)
     assert table[0, Column.SATURABLE] == 30 + values.numel()
@@ -149,6 +163,31 @@ def test_further_tensors_of_one_call_are_no_calls(kernels):
     kernels.record(table, 0, torch.ones(3))
     kernels.record(table, 0, torch.ones(4), new_call=False)
     assert table[0, [Column.CALLS, Column.COUNT]].tolist() == [1, 7]
+
+
+def test_moments_of_some_calls_only(kernels, assert_moments):
+    """They have their own count and mean; the other columns are those of all calls."""
+    table, with_moments, without = empty_table(1), torch.randn(500).exp(), torch.randn(300) + 2
+    for values, moments in ((with_moments, True), (without, False), (3 * with_moments, True)):
+        kernels.record(table, 0, values, moments=moments)
+    seen = empty_table(1)
+    for values in (with_moments, 3 * with_moments):
+        kernels.record(seen, 0, values, moments=True)
+    torch.testing.assert_close(table[0, MOMENTS], seen[0, MOMENTS])
+    assert_moments(seen[0], with_moments, 3 * with_moments)
+    assert table[0, Column.COUNT] == 1300
+
+
+@pytest.mark.parametrize("magnitude", [1e-12, 1e-7, 1.0, 1e7, 1e12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_one_large_value_among_many(kernels, magnitude, dtype, assert_moments):
+    """A massive activation: fourth powers span many magnitudes."""
+    values = torch.randn(30_000, dtype=torch.float64)
+    values[17_000] = 3000
+    values = (values * magnitude).to(dtype)
+    table = empty_table(1)
+    kernels.record(table, 0, values, moments=True)
+    assert_moments(table[0], values)
 
 
 class Syncs(TorchDispatchMode):
@@ -174,7 +213,7 @@ def test_the_counter_of_syncs_counts():
 def test_summarize_has_no_host_sync(name):
     values = ORDINARY[name]()
     with Syncs() as syncs:
-        summarize(values)
+        summarize(values, moments=True)
     assert syncs.seen == []
 
 
@@ -187,7 +226,7 @@ def test_recording_has_no_item(kernels):
 
 
 def test_host_summary_of_nothing():
-    assert summarize_on_host(torch.empty(0)) == (0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0)
+    assert summarize_on_host(torch.empty(0), True) == (0, 0.0, 0.0, math.inf, -math.inf, 0, 0, 0.0, 0.0, 0.0)
 
 
 def test_calls_of_one_site_from_several_threads_all_count():

@@ -1,0 +1,47 @@
+"""Central moments of several tables, taken from one mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def moved(count: Tensor, by: Tensor, sums: Sequence[Tensor]) -> list[Tensor]:
+    """Take sums of powers of deviations from another centre.
+
+    After Pébay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments" (2008):
+    ``Σ (x - c)^p = Σ_k C(p, k) (mean - c)^k Σ (x - mean)^(p - k)``.
+
+    Args:
+        count: How many values each table has.
+        by: How far their mean lies above the new centre.
+        sums: Their sums of squared deviations from their mean; then of third powers, and so on.
+
+    Returns:
+        The same sums of deviations from the new centre.
+    """
+    moved_sums = []
+    for power, own in enumerate(sums, start=2):
+        found = own + count * by**power
+        for k in range(1, power - 1):
+            found = found + math.comb(power, k) * by**k * sums[power - k - 2]
+        moved_sums.append(found)
+    return moved_sums
+
+
+def kurtosis_of(count: float, m2: float, m4: float) -> float | None:
+    """The kurtosis ``n Σ (x - mean)⁴ / (Σ (x - mean)²)²``: 3 for a normal distribution.
+
+    Args:
+        count: How many values.
+        m2: Their sum of squared deviations from the mean.
+        m4: Their sum of fourth powers of them.
+
+    Returns:
+        At least 1; None where all values are the same, where there are none, and where fourth powers overflow or vanish.
+    """
+    if not (m2 > 0 and m4 > 0 and math.isfinite(m4)):
+        return None
+    return count * (m4 / m2 / m2)
