@@ -227,7 +227,13 @@ def _is_compiled(module: nn.Module) -> bool:
 def _computes(module: nn.Module) -> bool:
     if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or is_metric(module):
         return False
-    return _is_opaque(module) or not any(True for _ in module.children())
+    return _is_opaque(module) or not any(True for _ in module.children()) or _holds_all_its_weights(module)
+
+
+def _holds_all_its_weights(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own and its submodules none: experts in one tensor next to their activation."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and len(own) == len(list(module.parameters()))
 
 
 def can_be_called(module: nn.Module) -> bool:

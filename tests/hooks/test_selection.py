@@ -84,6 +84,22 @@ def test_a_parametrised_layer_is_one_site(parametrise):
     assert names(root) == ["0", "1"]
 
 
+class Experts(nn.Module):
+    """Weights in one parameter, next to an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3, 3))
+        self.act = nn.ReLU()
+
+
+def test_a_module_with_weights_whose_submodules_have_none_is_a_site():
+    assert names(nn.Sequential(Experts(), nn.Linear(3, 3))) == ["0", "0.act", "1"]
+    around = Experts()
+    around.inner = nn.Linear(3, 3)
+    assert names(nn.Sequential(around)) == ["0.act", "0.inner"]
+
+
 def test_a_shared_module_is_one_site_under_its_first_name():
     shared = nn.Linear(2, 2)
     assert names(nn.Sequential(shared, nn.ReLU(), shared)) == ["0", "1"]
