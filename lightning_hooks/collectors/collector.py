@@ -221,8 +221,12 @@ class Collector(ABC, Generic[R]):
     def on_changed(self, kept: Kept) -> None:
         """There are new parameters, at the end of the names, or other optimizers than before."""
 
-    def renumbered(self) -> None:
-        """Ranks have numbered the sites of functional calls anew: what was recorded of them does not count."""
+    def calls_numbered(self, changed: bool) -> None:
+        """Ranks have numbered the sites of functional calls alike: make room for those that other ranks called.
+
+        Args:
+            changed: Whether earlier sites have other numbers now, and what was recorded of them does not count.
+        """
 
     def window_end(self) -> None:
         """The window ends: note what only this rank knows."""

@@ -120,9 +120,9 @@ class FeatureCollector(Collector[FeatureReport]):
         return self.table.n_modules
 
     @override
-    def renumbered(self) -> None:
+    def calls_numbered(self, changed: bool) -> None:
         if self._functional is not None:
-            self._functional.renumbered()
+            self._functional.numbered(changed)
 
     @override
     def pack(self) -> Tensor:

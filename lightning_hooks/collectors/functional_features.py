@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.hooks.functional import FUNCTIONS, is_calling_layer
+from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
 
@@ -39,10 +42,15 @@ class FunctionalFeatures:
     def _sites(self) -> list[FunctionalSite]:
         return [] if self._functional is None else self._functional.sites
 
-    def renumbered(self) -> None:
-        """Ranks have numbered the sites anew."""
-        self._table.drop_spare()
-        self._wanted.clear()
+    def numbered(self, changed: bool) -> None:
+        """Ranks have numbered the sites alike."""
+        if changed:
+            self._table.drop_spare()
+            self._wanted.clear()
+        modules = dict(named_sites(self._context.host.model))
+        for site in self._sites:
+            if site.function in MEASURED and site.name not in self._wanted:
+                self._choose(site, modules[site.module], {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sites, and which of them are in the table, in plain types."""
@@ -63,18 +71,19 @@ class FunctionalFeatures:
     def _line(self, site: FunctionalSite) -> int:
         return self._table.n_modules + site.index
 
+    def _choose(self, site: FunctionalSite, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
+        wanted = self._wanted[site.name] = not _is_activation(module) and self._context.selects_call(site, module)
+        if wanted:
+            self._add(site, arguments)
+        return wanted
+
     def _record(self, call: FunctionalCall) -> None:
-        name = call.site.name
-        wanted = self._wanted.get(name)
+        wanted = self._wanted.get(call.site.name)
         if wanted is None:
-            wanted = self._wanted[name] = not _is_activation(call) and self._context.selects_call(call.site, call.module)
-            if wanted:
-                self._add(call.site, call.arguments)
-        if not wanted:
-            return
-        self._table.add(self._line(call.site), (call.arguments.get("input"),), call.output)
+            wanted = self._choose(call.site, call.module, call.arguments)
+        if wanted:
+            self._table.add(self._line(call.site), (call.arguments.get("input"),), call.output)
 
 
-def _is_activation(call: FunctionalCall) -> bool:
-    module = call.module
+def _is_activation(module: nn.Module) -> bool:
     return is_calling_layer(module) or is_rectifier(module) or saturation_of(module) is not None

@@ -69,6 +69,7 @@ class FunctionalCalls:
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
         self._running = self._explained = False
+        self._numbering: bool | None = None
 
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
@@ -103,11 +104,12 @@ class FunctionalCalls:
         """Backward is done."""
         self._mode.forget_callers()
 
-    def batch_end(self) -> bool:
-        """The batch has ended; return whether ranks have numbered the sites of this first sampled batch anew."""
+    def batch_end(self) -> None:
+        """The batch has ended: after the first sampled one ranks number its sites alike."""
         running, self._running = self._running, False
         self._mode.stop()
-        return running and not self._agreed and self._agree()
+        if running and not self._agreed:
+            self._agree()
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
@@ -156,8 +158,13 @@ class FunctionalCalls:
             self._agree()
         return tables
 
-    def _agree(self) -> bool:
-        """Number the sites alike on all ranks, which all call this; return whether numbers of the first sites changed."""
+    def take_numbering(self) -> bool | None:
+        """Once after ranks have agreed: whether what was recorded before counts no more, since numbers changed; else None."""
+        numbering, self._numbering = self._numbering, None
+        return numbering
+
+    def _agree(self) -> None:
+        """Number the sites alike on all ranks, which all call this."""
         assert self._among is not None
         first, self._agreed = not self._agreed, True
         own = [(site.name, site.function, site.module) for site in (*self.sites, *self._waiting.values())]
@@ -169,7 +176,7 @@ class FunctionalCalls:
             subscriber.of_sites.clear()
         for entry in dict.fromkeys((*known, *(entry for entries in of_ranks for entry in entries))):
             self._add(FunctionalSite(len(self.sites), *entry))
-        return first and any(entries != of_ranks[0] for entries in of_ranks)
+        self._numbering = first and any(entries != of_ranks[0] for entries in of_ranks)
 
     # Checkpoints.
 

@@ -149,9 +149,8 @@ class Session:
         Raises:
             AlertError: As :meth:`epoch_end`.
         """
-        if self.calls.batch_end():
-            for member in self.members:
-                member.live.renumbered()
+        self.calls.batch_end()
+        self._tell_numbers()
         for member in self.members:
             member.batch_end(outputs)
         self.hooks.gate.stop()
@@ -162,6 +161,12 @@ class Session:
         full = [member for member in self.members if member.window_is_full]
         if full:
             self._end_windows(full)
+
+    def _tell_numbers(self) -> None:
+        """Where ranks have numbered the sites of functional calls, collectors take them up."""
+        changed = self.calls.take_numbering()
+        for member in self.members if changed is not None else ():
+            member.live.calls_numbered(bool(changed))
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""
@@ -199,6 +204,7 @@ class Session:
         tables = self.calls.merged([member.live for member in members])
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
+        self._tell_numbers()
         self.publisher.log(members)
         try:
             self.delivery.window_end(members)

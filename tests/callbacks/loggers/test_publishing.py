@@ -257,7 +257,12 @@ def test_all_is_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong", "error", "message"),
     [
-        (FeatureStatsMonitor, "rsm", ValueError, r"logged must be 'auto', 'all', or some of dead_fraction, kurtosis, .*; got 'rsm'"),
+        (
+            FeatureStatsMonitor,
+            "rsm",
+            ValueError,
+            r"logged must be 'auto', 'all', or some of dead_fraction, kurtosis, .*; got 'rsm'",
+        ),
         (FeatureStatsMonitor, ["update_ratio"], ValueError, r"got \['update_ratio'\]"),
         (monitors, ["rms", "nothing"], ValueError, r"logged must be .*update_ratio.*; got \['rms', 'nothing'\]"),
         (GradientFlowMonitor, 3, TypeError, r"logged must be 'auto', 'all', or names of statistics; got 3"),
