@@ -17,6 +17,7 @@ from lightning_hooks.collectors.checks import BatchChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.feature_parts import FeaturePart, FeatureParts
 from lightning_hooks.collectors.functional_features import FunctionalFeatures
+from lightning_hooks.collectors.residual_stream import ResidualStream, blocks_around
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
@@ -70,6 +71,9 @@ class FeatureCollector(Collector[FeatureReport]):
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.device)
         parts: list[FeaturePart] = [self._inputs]
+        blocks = blocks_around(host.model, sites)
+        if blocks:
+            parts.append(ResidualStream(context, blocks, self.table.clock))
         self._parts = FeatureParts(parts)
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")

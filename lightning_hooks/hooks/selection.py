@@ -236,6 +236,24 @@ def _holds_all_its_weights(module: nn.Module) -> bool:
     return bool(own) and len(own) == len(list(module.parameters()))
 
 
+def repeated_blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the blocks that a model is a stack of: siblings of one class, two at least, each with parts of its own.
+
+    Blocks inside such blocks (experts, heads) are none. A ``Sequential`` is none: it only holds others.
+
+    Returns:
+        (name, module) pairs in the order of ``named_modules()``.
+    """
+    siblings: dict[tuple[str, type[nn.Module]], list[tuple[str, nn.Module]]] = {}
+    for name, module in named_sites(root):
+        has_parts = can_be_called(module) and next(module.children(), None) is not None
+        if name and has_parts and not isinstance(module, _CONTAINERS) and not _is_opaque(module) and not is_metric(module):
+            siblings.setdefault((name.rpartition(".")[0], type(module)), []).append((name, module))
+    repeated = [group for group in siblings.values() if len(group) > 1]
+    names = {name for group in repeated for name, _ in group}
+    return [(name, block) for group in repeated for name, block in group if names.isdisjoint(outwards(name)[1:])]
+
+
 def can_be_called(module: nn.Module) -> bool:
     """Whether a module has its own ``forward``; a ``ModuleList`` does not."""
     return type(module).forward is not nn.Module.forward

@@ -26,6 +26,7 @@ from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
 from lightning_hooks.statistics.loss import LossReport
 from lightning_hooks.statistics.replicas import RankDifference
+from lightning_hooks.statistics.residual import ResidualStats
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -49,6 +50,8 @@ class FeatureReport(PlainReport):
             that no other is like.
         functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
         shared: Modules that one parent holds under several names: the first name to the others.
+        residual: Block name to the residual stream behind it, in the order of depth; blocks are siblings of one class, such as a
+            transformer's layers, whose output has the shape of their input.
     """
 
     epoch: int
@@ -70,6 +73,7 @@ class FeatureReport(PlainReport):
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unmeasured: tuple[str, ...] = ()
     functions: dict[str, str] = field(default_factory=dict)
+    residual: dict[str, ResidualStats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -505,3 +505,67 @@ void enter_updates(double *rows, const int64_t *indices, int64_t k, const double
         if (ratio > row[PARAMETER_RATIO_MAX]) row[PARAMETER_RATIO_MAX] = ratio;
     }
 }
+
+/* Squares of each channel of a block's output, and, where the input is given, of the input and of the difference. The values lie as
+ * (outer, channels, inner). Sums are in float over a few rows, then in double. */
+#define STREAM_ROWS 32
+#define STREAM_CHANNELS 1024
+#define DEFINE_STREAM(NAME, STORED, T, WIDEN)                                                                        \
+    WIDTHS static void NAME(const STORED *out, const STORED *in, int64_t stride, int64_t rows, int64_t n, double *square,   \
+                            double *entered, double *written) {                                                     \
+        T sums[STREAM_CHANNELS];                                                                                    \
+        for (int64_t c = 0; c < n; c++) sums[c] = 0;                                                                \
+        for (int64_t r = 0; r < rows; r++) {                                                                        \
+            const STORED *p = out + r * stride, *q = in ? in + r * stride : 0;                                      \
+            T x_in = 0, x_written = 0;                                                                              \
+            if (q)                                                                                                  \
+                for (int64_t c = 0; c < n; c++) {                                                                   \
+                    T x = WIDEN(p[c]), y = WIDEN(q[c]), d = x - y;                                                  \
+                    sums[c] += x * x, x_in += y * y, x_written += d * d;                                            \
+                }                                                                                                   \
+            else                                                                                                    \
+                for (int64_t c = 0; c < n; c++) sums[c] += WIDEN(p[c]) * WIDEN(p[c]);                               \
+            *entered += x_in, *written += x_written;                                                                \
+        }                                                                                                           \
+        for (int64_t c = 0; c < n; c++) square[c] += sums[c];                                                       \
+    }
+DEFINE_STREAM(stream_f32, float, float, SAME)
+DEFINE_STREAM(stream_f64, double, double, SAME)
+DEFINE_STREAM(stream_bf16, uint16_t, float, widen_bf16)
+#ifdef HAS_F16
+DEFINE_STREAM(stream_f16, _Float16, float, (float))
+#endif
+
+static void stream_part(const void *out, const void *in, int64_t at, int64_t stride, int64_t rows, int64_t n, int type,
+                        double *square, double *entered, double *written) {
+#define STREAM(NAME, STORED) \
+    NAME((const STORED *)out + at, in ? (const STORED *)in + at : 0, stride, rows, n, square, entered, written)
+    if (type == F32) STREAM(stream_f32, float);
+    else if (type == F64) STREAM(stream_f64, double);
+    else if (type == BF16) STREAM(stream_bf16, uint16_t);
+#ifdef HAS_F16
+    else STREAM(stream_f16, _Float16);
+#endif
+}
+
+/* The sum of squares of each channel, into square (zeros before); of the input and of what was added to it, into totals. */
+void stream(const void *out, const void *in, int64_t outer, int64_t channels, int64_t inner, int type, double *square,
+            double *totals) {
+    if (inner == 1) {
+        for (int64_t r = 0; r < outer; r += STREAM_ROWS)
+            for (int64_t c = 0; c < channels; c += STREAM_CHANNELS) {
+                int64_t rows = outer - r < STREAM_ROWS ? outer - r : STREAM_ROWS;
+                int64_t n = channels - c < STREAM_CHANNELS ? channels - c : STREAM_CHANNELS;
+                stream_part(out, in, r * channels + c, channels, rows, n, type, square + c, totals, totals + 1);
+            }
+        return;
+    }
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t i = 0; i < inner; i += STREAM_CHANNELS) {
+                double parts[STREAM_CHANNELS] = {0};
+                int64_t n = inner - i < STREAM_CHANNELS ? inner - i : STREAM_CHANNELS;
+                stream_part(out, in, (o * channels + c) * inner + i, 0, 1, n, type, parts, totals, totals + 1);
+                for (int64_t k = 0; k < n; k++) square[c] += parts[k];
+            }
+}

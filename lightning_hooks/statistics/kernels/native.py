@@ -82,6 +82,8 @@ class NativeKernels(HostKernels):
         self._accumulate.argtypes = (address, integer, kind, kind, address, real, real, real, real, real)
         self._measure = freely.measure
         self._measure.argtypes = (address, integer, kind, kind, address)
+        self._stream = freely.stream
+        self._stream.argtypes = (address, address, integer, integer, integer, kind, address, address)
         self._merge = at_once.merge
         self._merge.argtypes = (address, kind, address, real, real, real, real, real)
         self._beyond = freely.beyond
@@ -137,6 +139,18 @@ class NativeKernels(HostKernels):
             self._measure(values.data_ptr(), n, kind, moments, found)
             self._merge(found, moments, row, *entered)
         return complete
+
+    @override
+    def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
+        kind = self.types.get(out.dtype)
+        read = [tensor for tensor in (out, entered) if tensor is not None]
+        if kind is None or not all(tensor.is_cpu and tensor.is_contiguous() and tensor.dtype is out.dtype for tensor in read):
+            return super().stream(out, entered, dim)
+        square, totals = torch.zeros(out.shape[dim], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        sizes = (math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :]))
+        before = None if entered is None else entered.data_ptr()
+        self._stream(out.data_ptr(), before, *sizes, kind, square.data_ptr(), totals.data_ptr())
+        return square, None if entered is None else totals
 
     def _mark(self, values: Tensor, kind: int, units: Units) -> bool:
         """Mark the units that fired; whether all have."""

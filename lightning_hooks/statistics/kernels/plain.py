@@ -115,6 +115,26 @@ class Kernels:
         target.copy_(merge(torch.stack((target, row.to(target.device, non_blocking=True)))))
         return False
 
+    def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
+        """Squares of a block's output by channel, of its input, and of what it adds to that.
+
+        Args:
+            out: Floating point, what :func:`~.plain_values` gave; with values.
+            entered: The input, of the shape of ``out``; None where it is not known.
+            dim: The dimension of the channels.
+
+        Returns:
+            The sum of squares of each channel, ``(channels,)``, and the sums of squares of the input and of output minus input,
+            ``(2,)``; in the row's dtype.
+        """
+        dtype, others = row_dtype(out.device), [other for other in range(out.dim()) if other != dim]
+        wide = torch.float64 if torch.float64 in (out.dtype, out.dtype if entered is None else entered.dtype) else torch.float32
+        square = torch.linalg.vector_norm(out, dim=others, dtype=wide).to(dtype).square()
+        if entered is None:
+            return square, None
+        written = out.to(wide) - entered.to(wide)
+        return square, torch.stack([torch.linalg.vector_norm(each, dtype=wide).to(dtype).square() for each in (entered, written)])
+
     def beyond(self, bounds: Bounds) -> Tensor | int:
         """How many values are at a bound: 0-d, or a number."""
         values, low, high, _ = bounds

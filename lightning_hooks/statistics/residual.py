@@ -1,0 +1,220 @@
+"""What the blocks of a model hand on from one to the next: how large it is, in which channels, and what each block adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
+from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
+from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.reduction import Among, Merging, Stretch, Stretches, by_columns, smallest
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
+
+
+class StreamColumn(IntEnum):
+    """What each number of a block's line holds; all add but those of the largest channel and LIMIT. Of finite calls only."""
+
+    CALLS = 0
+    CHANNEL = 1  # sum over calls of the largest mean square of a channel
+    MEDIAN = 2  # sum over calls of the median one
+    WRITES = 3  # values of the calls whose input is known
+    IN = 4  # sum of squares of these inputs
+    WRITTEN = 5  # sum of squares of output minus input
+    OUT = 6  # sum of squares of these outputs
+    LARGEST = 7  # the largest mean square of a channel in any call
+    LARGEST_CHANNEL = 8  # the channel that has it, plus 1
+    LIMIT = 9  # the largest number that the output's type holds; +inf while there is no call
+
+
+N_STREAM_COLUMNS = len(StreamColumn)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualStats:
+    """The residual stream behind one block, over the sampled batches of a window, all ranks pooled.
+
+    Attributes:
+        calls: How often the block was called.
+        rms: Root mean square of its output.
+        largest: The largest magnitude in it.
+        kurtosis: Of its values, as in :class:`FeatureStats`, from every sampled batch.
+        nonfinite_fraction: Share of its values that are NaN or infinite, in [0, 1].
+        channel_rms: Root mean square of the largest channel of each call: the mean over calls is taken of the squares.
+        median_channel_rms: The same of the median channel (the lower one of two).
+        channel: The largest channel, from 0, in the call where it is largest; None where nothing finite was measured.
+        write_ratio: RMS of output minus input over RMS of the input: what the block adds to the stream. None where the input is
+            not known: passed by keyword, or changed in place.
+        carried: Sum of input times output over the sum of squared inputs: 1 where the block adds something unrelated to its
+            input, 0 where the output is unrelated to it, which is no residual stream. None as above.
+        limit: The largest number that the type of the output holds: 65504 in float16.
+        stream: What the block is one of: the name of the module that holds its siblings.
+    """
+
+    calls: int
+    rms: float
+    largest: float
+    kurtosis: float | None
+    nonfinite_fraction: float
+    channel_rms: float
+    median_channel_rms: float
+    channel: int | None
+    write_ratio: float | None
+    carried: float | None
+    limit: float
+    stream: str = ""
+
+    @property
+    def channel_ratio(self) -> float:
+        """RMS of the largest channel over that of the median one; NaN where the median channel is zero."""
+        return self.channel_rms / self.median_channel_rms if self.median_channel_rms > 0 else math.nan
+
+
+class ResidualTable:
+    """Lines of the blocks of a model, on the device.
+
+    A call counts if the block's output has the shape of its input; the input is its first floating-point argument. Channels lie
+    last, in the output of blocks with convolutions second.
+
+    Args:
+        blocks: (name, module) of each, in order. The modules are read and not kept.
+        device: Where the lines live.
+        clock: Of the training batch.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[str, nn.Module]], device: torch.device | str, clock: Clock) -> None:
+        self.names = [name for name, _ in blocks]
+        self._convolutions = [_convolution_dims(module) for _, module in blocks]
+        self._rows = empty_table(len(blocks), device)
+        self._kernels = kernels_for(self._rows.device.type)
+        self._clock = clock
+        self._lines = self._empty()
+
+    def _empty(self) -> Tensor:
+        lines = torch.zeros((len(self.names), N_STREAM_COLUMNS), dtype=self._rows.dtype, device=self._rows.device)
+        lines[:, StreamColumn.LIMIT] = torch.inf
+        return lines
+
+    def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
+        """Take up one call of a block. No host sync; no tensor is kept."""
+        out, entered = next(iter(float_tensors(output)), None), next(iter(float_tensors(args)), None)
+        if out is None or out.dim() < 2 or not out.numel() or (entered is not None and entered.shape != out.shape):
+            return
+        values = plain_values(out)
+        before = None if entered is None or _same_memory(entered, out) else plain_values(entered)
+        if not values.numel():
+            return
+        before = None if before is None or before.shape != values.shape else before  # it was freed
+        self._kernels.record(self._rows, index, values, self._clock, moments=True)
+        square, totals = self._kernels.stream(values, before, self._channel_dim(index, values))
+        self._enter(index, square / (values.numel() / len(square)), square.sum(), totals, values)
+
+    def _enter(self, index: int, channels: Tensor, out: Tensor, totals: Tensor | None, values: Tensor) -> None:
+        line = self._lines[index]
+        largest, channel = channels.max(0)
+        found = torch.zeros_like(line)
+        found[StreamColumn.CALLS] = 1
+        found[StreamColumn.CHANNEL] = found[StreamColumn.LARGEST] = largest
+        found[StreamColumn.MEDIAN] = channels.median()
+        if totals is not None:
+            found[StreamColumn.WRITES] = values.numel()
+            found[StreamColumn.IN : StreamColumn.OUT] = totals
+            found[StreamColumn.OUT] = out
+        found[StreamColumn.LARGEST_CHANNEL] = channel + 1
+        found = torch.where(torch.isfinite(found).all(), found, 0)
+        larger = found[StreamColumn.LARGEST] > line[StreamColumn.LARGEST]
+        known = slice(StreamColumn.LARGEST, StreamColumn.LIMIT)
+        line[known] = torch.where(larger, found[known], line[known])
+        line[: StreamColumn.LARGEST] += found[: StreamColumn.LARGEST]
+        line[StreamColumn.LIMIT] = line[StreamColumn.LIMIT].clamp(max=torch.finfo(values.dtype).max)
+
+    def _channel_dim(self, index: int, values: Tensor) -> int:
+        return 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector."""
+        return torch.cat((self._rows.flatten(), self._lines.flatten()))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge returned."""
+        rows, lines = torch.split(packed, [self._rows.numel(), self._lines.numel()])
+        self._rows.copy_(rows.view_as(self._rows))
+        self._lines.copy_(lines.view_as(self._lines))
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed tables of ranks and of windows merge."""
+        return Stretch(self._rows.numel(), merged_rows), Stretch(self._lines.numel(), _merged_lines)
+
+    def read(self, packed: Tensor, streams: Sequence[str]) -> dict[str, ResidualStats]:
+        """Name the numbers of a packed table on the host.
+
+        Args:
+            packed: The table.
+            streams: What each block is one of.
+
+        Returns:
+            The statistics of the blocks that were called, in their order.
+        """
+        rows, lines = torch.split(packed, [self._rows.numel(), self._lines.numel()])
+        each = zip(self.names, rows.view(-1, N_COLUMNS).tolist(), lines.view(-1, N_STREAM_COLUMNS).tolist(), streams, strict=True)
+        return {name: _stats(feature_stats(row), line, stream) for name, row, line, stream in each if row[Column.CALLS]}
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self._rows.copy_(empty_table(len(self.names), self._rows.device))
+        self._lines.copy_(self._empty())
+
+
+def _stats(row: FeatureStats, line: Sequence[float], stream: str) -> ResidualStats:
+    calls, entered = line[StreamColumn.CALLS], line[StreamColumn.IN]
+    out, written = line[StreamColumn.OUT], line[StreamColumn.WRITTEN]
+    return ResidualStats(
+        calls=row.calls,
+        rms=row.rms,
+        largest=max(abs(row.min), abs(row.max)),
+        kurtosis=row.kurtosis,
+        nonfinite_fraction=row.nonfinite_fraction,
+        channel_rms=math.sqrt(line[StreamColumn.CHANNEL] / calls) if calls else math.nan,
+        median_channel_rms=math.sqrt(line[StreamColumn.MEDIAN] / calls) if calls else math.nan,
+        channel=int(line[StreamColumn.LARGEST_CHANNEL]) - 1 if line[StreamColumn.LARGEST_CHANNEL] else None,
+        write_ratio=math.sqrt(written / entered) if entered > 0 else None,
+        carried=(out + entered - written) / (2 * entered) if entered > 0 else None,
+        limit=line[StreamColumn.LIMIT],
+        stream=stream,
+    )
+
+
+def _of_the_largest(own: Tensor, _among: Among) -> Merging:
+    """Numbers and what belongs to each, ``(…, 2)``: those of the table with the largest number."""
+    number, of_it = own.unbind(-1)
+    found = yield number
+    has = number == found
+    counted = yield torch.stack((torch.where(has, of_it, 0), has.to(own.dtype)))
+    yield own.new_empty(0)
+    return torch.stack((found, counted[0] / counted[1]), -1)  # where several have it they are the same in practice
+
+
+_merged_lines = by_columns(
+    ((_of_the_largest, (StreamColumn.LARGEST, StreamColumn.LARGEST_CHANNEL)), (smallest, (StreamColumn.LIMIT,))), N_STREAM_COLUMNS
+)
+
+
+def _convolution_dims(block: nn.Module) -> tuple[int, ...]:
+    """In how many dimensions the convolutions of a block run, where its channels lie second.
+
+    In one dimension they do so only without linear layers: a state-space model moves its channels to the end again.
+    """
+    linear = any(isinstance(inner, nn.Linear) for inner in block.modules())
+    found = {len(inner.kernel_size) for inner in block.modules() if isinstance(inner, nn.modules.conv._ConvNd)}
+    return tuple(dims for dims in found if dims > 1 or not linear)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one is other or (in_memory(one) and in_memory(other) and one.data_ptr() == other.data_ptr())

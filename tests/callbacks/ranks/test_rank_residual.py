@@ -1,0 +1,29 @@
+"""The residual stream under DDP: both ranks have that of all values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.rank_residual import fit
+from tests.support.two_processes import run_twice
+
+pytestmark = [pytest.mark.ranks]
+
+
+def test_both_ranks_have_the_stream_of_all_and_one_process_has_the_same(tmp_path: Path) -> None:
+    first, second = run_twice("tests.support.rank_residual", tmp_path)["report"]
+    whole = fit(1, 0).residual
+    assert first.residual == second.residual
+    assert list(first.residual) == list(whole) == [f"net.blocks.{number}" for number in range(3)]
+    for name, expected in whole.items():
+        found = first.residual[name]
+        assert found.calls == 2 * expected.calls
+        for stat in ("rms", "largest", "kurtosis", "write_ratio", "carried"):
+            assert getattr(found, stat) == pytest.approx(getattr(expected, stat), rel=1e-5), stat
+        assert found.channel_rms >= expected.channel_rms * (1 - 1e-6)  # of the largest channel of each half
+        assert found.channel_rms == pytest.approx(expected.channel_rms, rel=0.2)
+    assert {name: stats.kurtosis for name, stats in first.sites.items()} == pytest.approx(
+        {name: stats.kurtosis for name, stats in fit(1, 0).sites.items()}, rel=1e-5
+    )

@@ -1,0 +1,146 @@
+"""The residual stream's lines: channels, what a block adds, merging."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.selection import repeated_blocks
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.residual import ResidualStats, ResidualTable
+from lightning_hooks.statistics.rows import Clock
+from tests.support.stacks import Block, ConvBlock, ConvStack, Stack, assert_stream, reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def table_of(*blocks: nn.Module) -> ResidualTable:
+    return ResidualTable([(f"blocks.{number}", block) for number, block in enumerate(blocks)], "cpu", Clock())
+
+
+def read(table: ResidualTable, packed: Tensor | None = None) -> dict[str, ResidualStats]:
+    return table.read(table.pack() if packed is None else packed, ["blocks"] * len(table.names))
+
+
+def calls_of(shape: tuple[int, ...], n: int, dtype: torch.dtype, dim: int = -1) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    made = []
+    for number in range(n):
+        entered = torch.randn(shape, dtype=torch.float64) + 0.3
+        out = entered + 0.5 * torch.randn(shape, dtype=torch.float64)
+        out.select(dim, 2 + number % 2).mul_(20 + number)
+        made.append((entered.to(dtype), out.to(dtype)))
+    return made
+
+
+def as_numpy(calls: list[tuple[Tensor, Tensor]]) -> Any:
+    return [(entered.double().numpy(), out.double().numpy()) for entered, out in calls]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 7), (2, 9, 40), (3, 50, 1100), (2, 3, 4, 6)])
+def test_values_are_those_of_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    table, calls = table_of(Block(4)), calls_of(shape, 3, dtype)
+    for entered, out in calls:
+        table.add(0, (entered,), out)
+    assert_stream(read(table)["blocks.0"], reference(as_numpy(calls)))
+    assert read(table)["blocks.0"].limit == torch.finfo(dtype).max
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_channels_of_convolutions_are_the_second_dimension(layout: str) -> None:
+    table, calls = table_of(ConvBlock(4)), calls_of((2, 5, 6, 7), 2, torch.float32, dim=1)
+    for entered, out in calls:
+        memory = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        table.add(0, (entered.to(memory_format=memory),), (out.to(memory_format=memory), None))
+    assert_stream(read(table)["blocks.0"], reference(as_numpy(calls), dim=1))
+
+
+def test_ranks_and_windows_merge_to_the_whole() -> None:
+    calls, parts = calls_of((4, 3, 8), 6, torch.float32), []
+    for some in (calls[:1], calls[1:4], [], calls[4:]):
+        parts.append(table_of(Block(4), Block(4)))
+        for entered, out in some:
+            parts[-1].add(1, (entered,), out)
+    expected = reference(as_numpy(calls))
+    ranks = merge_ranks(parts[0].stretches, [part.pack() for part in parts])
+    assert list(read(parts[0], ranks)) == ["blocks.1"]
+    assert_stream(read(parts[0], ranks)["blocks.1"], expected)
+    windows = parts[0].pack()
+    for part in parts[1:]:
+        windows = merge_windows(part.stretches, windows, part.pack())
+    assert_stream(read(parts[0], windows)["blocks.1"], expected)
+    parts[2].unpack(windows)
+    assert torch.equal(parts[2].pack(), windows)
+    parts[2].reset()
+    assert read(parts[2]) == {}
+
+
+def test_an_unknown_input_leaves_what_the_output_alone_says() -> None:
+    table, (entered, out) = table_of(*[Block(4)] * 4), calls_of((4, 3, 8), 1, torch.float32)[0]
+    table.add(0, (), out)
+    changed_in_place = entered.clone()
+    changed_in_place += 1
+    table.add(1, (changed_in_place,), changed_in_place)
+    table.add(2, (entered[:, :1],), out)  # another shape: no block of a stream
+    table.add(3, (), "nothing")
+    found = read(table)
+    assert list(found) == ["blocks.0", "blocks.1"]
+    assert (found["blocks.0"].write_ratio, found["blocks.0"].carried) == (None, None)
+    assert found["blocks.1"].write_ratio is None
+    assert found["blocks.0"].channel_rms == pytest.approx(math.sqrt(out.square().mean((0, 1)).max().item()), rel=1e-5)
+    assert found["blocks.0"].channel_ratio == found["blocks.0"].channel_rms / found["blocks.0"].median_channel_rms
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_call_that_is_not_finite_counts_for_the_fraction_alone(bad: float) -> None:
+    table, calls = table_of(Block(4)), calls_of((4, 3, 8), 3, torch.float32)
+    broken = calls[1][1].clone()
+    broken[0, 0, 0] = bad
+    for entered, out in (calls[0], (calls[1][0], broken), calls[2]):
+        table.add(0, (entered,), out)
+    found, expected = read(table)["blocks.0"], reference(as_numpy([calls[0], calls[2]]))
+    assert (found.calls, found.nonfinite_fraction) == (3, pytest.approx(1 / (3 * 96)))
+    assert_stream(
+        found, {name: expected[name] for name in ("channel_rms", "median_channel_rms", "write_ratio", "carried", "channel")}
+    )
+
+
+def test_another_type_of_the_input_is_compared_all_the_same() -> None:
+    table, (entered, out) = table_of(Block(4)), calls_of((4, 3, 8), 1, torch.float32)[0]
+    table.add(0, (entered,), out.bfloat16())
+    expected = reference([(entered.double().numpy(), out.bfloat16().double().numpy())])
+    assert_stream(read(table)["blocks.0"], expected)
+
+
+class Expert(Block):
+    """One of several inside a block."""
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Expert(4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(expert(x) for expert in self.experts)  # type: ignore[return-value]
+
+
+def test_which_blocks_a_model_is_a_stack_of() -> None:
+    """Siblings of one class with parts; neither leaves, nor containers, nor what is inside such a block."""
+
+    def names(model: nn.Module) -> list[str]:
+        return [name for name, _ in repeated_blocks(model)]
+
+    assert names(Stack()) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert names(ConvStack()) == ["one.0", "one.1", "two.0", "two.1"]
+    assert names(nn.Sequential(Mixture(), nn.ReLU(), Mixture())) == ["0", "2"]
+    assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == []
+    assert names(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))) == []
+    assert names(nn.TransformerDecoderLayer(8, 2)) == []  # two attentions, each one layer
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
+    assert names(encoder) == ["layers.0", "layers.1"]
