@@ -21,6 +21,7 @@ ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
 """What `make_figures.py` wrote: the kinds that each fault of the zoo expects, and the figure of each kind."""
 MONITORS = {
     "FeatureReport": "FeatureStatsMonitor",
+    "AttentionReport": "AttentionMonitor",
     "GradientFlowReport": "GradientFlowMonitor",
     "ClipReport": "GradientClipMonitor",
 }

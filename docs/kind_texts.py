@@ -17,6 +17,13 @@ MEANINGS: dict[str, str] = {
     "same type and last part of the name). The signal through it grows or shrinks by the same factor.",
     "shared": "One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
     "validation_shift": "The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
+    "attention_logits": "The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
+    "fast. This comes before divergence in large transformers.",
+    "attention_collapse": "Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is "
+    "saturated, and hardly any gradient reaches queries and keys.",
+    "attention_uniform": "All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
+    "masked_rows": "Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of everything, "
+    "depending on how attention is computed.",
     "vanishing": "The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
     "exploding": "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and weights "
     "may end as NaN.",
@@ -95,6 +102,17 @@ FORMULAS: dict[str, str] = {
     "shared": "alert if one module object is registered under two or more names of one parent",
     "validation_shift": "ratio = rms(model input in validation) / rms(model input in training)\n\n"
     "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
+    "attention_logits": "alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
+    "      or end_max_logit > {AttentionLogits.growth} * max(begin_max_logit, 1), and > {AttentionLogits.least}\n\n"
+    "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
+    "attention_collapse": "entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
+    "alert if entropy < {AttentionCollapse.threshold} and first_token_share < {AttentionCollapse.sink}\n"
+    "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least}",
+    "attention_uniform": "alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
+    "steps",
+    "masked_rows": "alert if a query row may attend to no key\n"
+    "critical if such a row gives NaN\n"
+    "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
     "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules nearer to the loss\n\n"
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
@@ -195,6 +213,10 @@ SEVERITIES: dict[str, str] = {
     "poor_init": "warning",
     "shared": "warning in a numbered list; info for modules with names of their own",
     "validation_shift": "warning",
+    "attention_logits": "warning",
+    "attention_collapse": "warning",
+    "attention_uniform": "info",
+    "masked_rows": "critical where rows become NaN; warning where a sample has no key; else info",
     "vanishing": "warning",
     "exploding": "critical where it grows; warning where it is only large",
     "zero": "warning",

@@ -1,5 +1,6 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
+from lightning_hooks.alerts.attention_rules import AttentionCollapse, AttentionLogits, AttentionUniform, MaskedRows
 from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, RanksSameBatch
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
@@ -18,10 +19,12 @@ from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, Update
 from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
+from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.statistics.attention_stats import AttentionStats, HeadStats
 from lightning_hooks.statistics.loss import LossReport
 
 __all__ = [
@@ -32,6 +35,11 @@ __all__ = [
     "AlertObservers",
     "AlertWindow",
     "AlwaysClipped",
+    "AttentionCollapse",
+    "AttentionLogits",
+    "AttentionReport",
+    "AttentionStats",
+    "AttentionUniform",
     "BatchCounts",
     "BatchRepeated",
     "ClipIneffective",
@@ -47,6 +55,7 @@ __all__ = [
     "FrozenStatistics",
     "GradientFlowReport",
     "GroupSettings",
+    "HeadStats",
     "LabelCounts",
     "LabelsIgnored",
     "LossDiverging",
@@ -55,6 +64,7 @@ __all__ = [
     "LossReport",
     "LossSpiking",
     "LrZero",
+    "MaskedRows",
     "Missing",
     "ModelSetup",
     "ModuleSettings",

@@ -184,6 +184,7 @@ _RANK = {
             *("poor_init", "shared", "double_softmax", "not_optimized", "optimizer_settings"),  # how it was built
             *("missing", "not_zeroed", "lr_zero", "updates_lost"),
             *("spike", "update_spike", "update_too_large", "weights_growing"),
+            *("masked_rows", "attention_logits", "attention_collapse", "attention_uniform"),
             *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
             *("constant", "dead", "saturated", "vanishing", "zero"),
             *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
@@ -265,6 +266,14 @@ def _nothing_moved(effect: Node, _: Node) -> bool:
     return effect.alert.value == 0.0
 
 
+def _same_site(effect: Node, cause: Node) -> bool:
+    return effect.alert.site == cause.alert.site
+
+
+def _lost(_: Node, cause: Node) -> bool:
+    return cause.alert.severity == "critical"  # rows without a key gave NaN
+
+
 def _downstream(effect: Node, cause: Node) -> bool:
     return effect.place > cause.place
 
@@ -309,6 +318,8 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("update_too_large", "weights_growing"): _always,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
+    ("attention_logits", "attention_collapse"): _same_site,
+    ("masked_rows", "nonfinite"): _lost,
     **LOSS_LINKS,
 }
 """From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lightning_hooks.alerts.attention_rules import AttentionCollapse, AttentionLogits, AttentionUniform, MaskedRows
 from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, RanksSameBatch
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
@@ -19,6 +20,7 @@ from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZero
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
@@ -26,6 +28,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
     ),
+    AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),

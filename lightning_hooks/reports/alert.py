@@ -18,9 +18,10 @@ GRADIENT_KINDS = (
     *("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting"),
     "ranks_differ",
 )
+ATTENTION_KINDS = ("attention_logits", "attention_collapse", "attention_uniform", "masked_rows")
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 
-ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + GRADIENT_KINDS + CLIP_KINDS))
+ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + ATTENTION_KINDS + GRADIENT_KINDS + CLIP_KINDS))
 """Every kind that the built-in rules raise."""
 
 

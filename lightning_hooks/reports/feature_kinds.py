@@ -59,5 +59,38 @@ OF_FEATURES: dict[str, Kind] = {
         "Validation data unlike the training data",
         ("Use the same transforms and units for training and validation",),
     ),
+    "attention_logits": Kind(
+        "Very large attention logits",
+        (
+            "Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
+            "Try a lower learning rate or a longer warm-up",
+            "Divide the logits by the root of a head's width",
+        ),
+    ),
+    "attention_collapse": Kind(
+        "Attention to a single key",
+        (
+            "Normalise queries and keys (QK-norm)",
+            "Try a lower learning rate, a longer warm-up or a smaller initialisation",
+            "Divide the logits by the root of a head's width",
+        ),
+        "share",
+    ),
+    "attention_uniform": Kind(
+        "Attention to all keys alike",
+        (
+            "Check that queries and keys differ between positions",
+            "Check the gradients of the query and key weights",
+        ),
+        "share",
+    ),
+    "masked_rows": Kind(
+        "Queries that may attend to no key",
+        (
+            "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
+            "Leave out samples that are all padding",
+        ),
+        "share",
+    ),
 }
 """A part of :data:`~lightning_hooks.reports.kinds.KINDS`."""

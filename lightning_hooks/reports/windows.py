@@ -19,6 +19,7 @@ from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.quantization import ActivationRange
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.model_setup import ModelSetup
 from lightning_hooks.reports.optimizers import OptimizerStats
 from lightning_hooks.reports.plain import PlainReport
@@ -165,4 +166,4 @@ class RangeReport(PlainReport):
     window: int | None = None
 
 
-Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport
+Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport | AttentionReport

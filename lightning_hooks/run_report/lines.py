@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import PlainReport, to_plain
 
@@ -28,7 +29,9 @@ VERSION = 2
 LONG = 60
 """Characters from which a value that has not changed is left out."""
 
-KINDS: dict[str, type[PlainReport]] = {kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport)}
+KINDS: dict[str, type[PlainReport]] = {
+    kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport)
+}
 
 
 def line(event: str, values: Mapping[str, Any]) -> str:

@@ -11,12 +11,13 @@ from lightning_hooks.alerts import (
     Alert,
     AlertError,
     AlertWindow,
+    AttentionReport,
     ClipReport,
     FeatureReport,
     GradientFlowReport,
 )
 from lightning_hooks.alerts.rulebook import report_of
-from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from lightning_hooks.reports.alert import ATTENTION_KINDS, CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
 
 
 def alert(kind="dead", site="a", epoch=0):
@@ -76,13 +77,18 @@ def test_rearm_is_at_least_one(rearm):
 
 def test_kinds_are_listed_once_each():
     assert len(set(ALERT_KINDS)) == len(ALERT_KINDS)
-    assert set(ALERT_KINDS) == set(FEATURE_KINDS) | set(GRADIENT_KINDS) | set(CLIP_KINDS)
+    assert set(ALERT_KINDS) == set(FEATURE_KINDS) | set(ATTENTION_KINDS) | set(GRADIENT_KINDS) | set(CLIP_KINDS)
     assert ALERT_KINDS[:5] == ("dead", "saturated", "constant", "nonfinite", "silent")
 
 
 def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():
     assert {rule.kind for rules in RULES.values() for rule in rules} == set(ALERT_KINDS)
-    for reads, kinds in ((FeatureReport, FEATURE_KINDS), (GradientFlowReport, GRADIENT_KINDS), (ClipReport, CLIP_KINDS)):
+    for reads, kinds in (
+        (FeatureReport, FEATURE_KINDS),
+        (AttentionReport, ATTENTION_KINDS),
+        (GradientFlowReport, GRADIENT_KINDS),
+        (ClipReport, CLIP_KINDS),
+    ):
         assert {rule.kind for rule in RULES[reads]} == set(kinds)
         assert all(report_of(rule) is reads for rule in RULES[reads])
 

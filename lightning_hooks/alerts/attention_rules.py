@@ -1,0 +1,164 @@
+"""Rules over attention: logits that grow, attention to one key or to all alike, queries without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.attention import AttentionReport
+from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.statistics.attention_stats import AttentionStats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLogits(Rule):
+    """Attention logits that are too large for half precision, or that grow fast.
+
+    Logits that grow come before the divergence of large transformers (Wortsman et al., "Small-scale proxies for large-scale
+    Transformer training instabilities", arXiv 2309.14322). At 50, bfloat16 numbers are in steps of 0.25: rounding changes a
+    probability by up to 13 %. The remedies are a norm of queries and keys (QK-norm), or clipping their weights (qk-clip of Megatron
+    and Kimi K2, which acts at 100).
+
+    Attributes:
+        threshold: Largest logit in bfloat16 or float16 above which it counts.
+        growth: How many times the largest logit of the window's first call that of its last call is, where that counts.
+        least: Largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts.
+    """
+
+    kind: ClassVar[str] = "attention_logits"
+
+    threshold: float = 50.0
+    growth: float = 3.0
+    least: float = 30.0
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, the one with the largest logit first."""
+        for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
+            begin, end = stats.begin_max_logit, stats.end_max_logit
+            if stats.half_precision and stats.max_logit > self.threshold:
+                yield self.alert(
+                    report, site, stats.max_logit, self.threshold, "warning",
+                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}). Rounding "
+                    f"to bfloat16 changes probabilities by 10% there, and such logits tend to grow. Common causes: {_CAUSES}",
+                )  # fmt: skip
+            elif end > max(self.growth * max(begin, 1.0), self.least):
+                yield self.alert(
+                    report, site, end, max(self.growth * max(begin, 1.0), self.least), "warning",
+                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times). "
+                    f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
+                )  # fmt: skip
+
+
+_CAUSES = "queries and keys without a norm at a high learning rate, or logits not divided by the root of a head's width."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCollapse(Rule):
+    """Most heads of a layer attend to a single key, and not to the first one.
+
+    The softmax is saturated then, and queries and keys get no gradient (Zhai et al., "Stabilizing Transformer Training by
+    Preventing Attention Entropy Collapse", arXiv 2303.06296). Heads that attend to the first token, as most heads of large language
+    models do, are attention sinks (Xiao et al., arXiv 2309.17453) and do not count.
+
+    Attributes:
+        threshold: Mean entropy over its maximum below which a head has collapsed, in [0, 1].
+        share: Share of the heads that must have, in [0, 1].
+        sink: Mean share of the first token above which a head is a sink, in [0, 1].
+        least: Largest logit below which a layer is not judged: attention to one key on purpose needs few.
+    """
+
+    kind: ClassVar[str] = "attention_collapse"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink")
+
+    threshold: float = 0.05
+    share: float = 0.5
+    sink: float = 0.5
+    least: float = 30.0
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, the one with the lowest entropy first."""
+        for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
+            collapsed = [h for h in stats.heads if h.entropy < self.threshold and h.first_token_share < self.sink]
+            if len(collapsed) > self.share * len(stats.heads) and stats.max_logit > self.least:
+                yield self.alert(
+                    report, site, stats.entropy, self.threshold, "warning",
+                    f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
+                    f"{percent(self.threshold)} of its maximum. The softmax is saturated (largest logit {stats.max_logit:.3g}) and "
+                    f"passes almost no gradient. Common causes: {_CAUSES}",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionUniform(Rule):
+    """All heads of a layer attend to all keys alike, long after training began: the layer takes a mean.
+
+    Attributes:
+        threshold: Mean entropy over its maximum above which a head counts, in [0, 1].
+        min_steps: Optimizer steps before which nothing is judged.
+    """
+
+    kind: ClassVar[str] = "attention_uniform"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.999
+    min_steps: int = 1000
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an info per site."""
+        if report.step < self.min_steps:
+            return
+        for site, stats in report.sites.items():
+            if stats.heads and all(head.entropy > self.threshold for head in stats.heads):
+                yield self.alert(
+                    report, site, stats.entropy, self.threshold, "info",
+                    f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
+                    f"{percent(self.threshold)} of its maximum. Common causes: a layer that has not begun to learn, queries or "
+                    "keys that are next to zero, or keys that are all the same.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRows(Rule):
+    """Queries that may attend to no key.
+
+    Padding before a causal sequence makes such rows, which do no harm where their outputs are not used. A sample none of whose
+    queries has a key has an inverted or an empty mask.
+
+    Attributes:
+        threshold: Share of samples without any key above which it is a warning, in [0, 1].
+    """
+
+    kind: ClassVar[str] = "masked_rows"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.0
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, in the order of calls."""
+        for site, stats in report.sites.items():
+            if not stats.masked_rows > 0:
+                continue
+            severity, diagnosis = self._judged(stats)
+            yield self.alert(report, site, stats.masked_rows, self.threshold, severity, diagnosis)
+
+    def _judged(self, stats: AttentionStats) -> tuple[Severity, str]:
+        rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
+        if stats.masked_nonfinite_rows > 0:
+            return "critical", (
+                f"{rows}, and their softmax over minus infinity alone is NaN. Common causes: a mask with the opposite meaning "
+                "(True for what is hidden, or for what is seen), or samples that are all padding."
+            )
+        if stats.masked_samples > self.threshold:
+            return "warning", (
+                f"{rows}; in {percent(stats.masked_samples)} of the samples none may. They attend to nothing, or to all keys "
+                "alike. Common causes: a mask with the opposite meaning (True for what is hidden, or for what is seen), or samples "
+                "that are all padding."
+            )
+        return "info", (
+            f"{rows}. This does no harm where their outputs are not used, as those of padding before a causal sequence. Other "
+            "causes: a mask with the opposite meaning, or one that leaves out the diagonal."
+        )

@@ -1,0 +1,228 @@
+"""What one call of attention says of each head, from at most 64 of its query rows.
+
+A query row is one query of one sample: its logits ``scale * q·k`` over all keys, and their softmax. Rows are evenly spaced over
+the batch and over the queries; where there are at most 64, all are taken. Nothing else is computed, so nothing is of the size
+queries times keys.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_ROWS = 64
+"""Query rows of a call that are looked at."""
+MOST_SAMPLES = 8
+"""Samples that they are taken from, where each has enough of them."""
+MASKED = -9000.0
+"""A number at or below it that is added to a logit masks the key: -10000, -1e9, the smallest of a dtype, -inf."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Head(IntEnum):
+    """What each number of a head holds. All but MAX add."""
+
+    ROWS = 0  # query rows
+    MASKED = 1  # rows that may attend to no key
+    NONFINITE = 2  # rows whose logits or outputs hold NaN or an infinite value
+    MASKED_NONFINITE = 3  # rows that are both
+    JUDGED = 4  # finite rows that may attend to two keys or more
+    ENTROPY = 5  # over JUDGED rows: entropy / log(keys that they may attend to)
+    FIRST = 6  # over JUDGED rows: the probability of the first key
+    SAMPLES = 7  # samples that rows are from
+    MASKED_SAMPLES = 8  # samples all of whose rows may attend to no key
+    MAX = 9  # the largest logit of a key that is not masked; -inf if there is none
+
+
+N_HEAD = len(Head)
+
+
+class Grid(NamedTuple):
+    """Which query rows are looked at.
+
+    Attributes:
+        samples: How many samples.
+        step: From each of them to the next.
+        queries: Of each sample, ``(samples, queries per sample)``.
+    """
+
+    samples: int
+    step: int
+    queries: Tensor
+
+    @property
+    def chosen(self) -> Tensor:
+        """The samples, ``(samples, 1)``."""
+        return torch.arange(self.samples, device=self.queries.device)[:, None] * self.step
+
+    def rows(self, values: Tensor) -> Tensor:
+        """The rows of a tensor ``(samples, heads, queries, width)``: ``(samples taken, heads, queries per sample, width)``."""
+        return values[self.chosen, :, self.queries].transpose(1, 2)
+
+    def whole(self, values: Tensor) -> Tensor:
+        """All of the samples that rows are taken from, without a copy; of a tensor with one sample for all, that."""
+        return values if values.shape[0] == 1 else values[: self.samples * self.step : self.step]
+
+
+def grid(samples: int, queries: int, device: torch.device | str = "cpu") -> Grid:
+    """Choose rows: of every sample its first query, its last, and between them others than in the next sample.
+
+    Args:
+        samples: In the batch.
+        queries: Of each.
+        device: Where the indices are made.
+    """
+    if samples * queries <= MOST_ROWS:
+        taken, each = samples, queries
+    else:
+        taken = min(samples, max(MOST_SAMPLES, MOST_ROWS // queries))
+        each = min(queries, MOST_ROWS // taken)
+    places = torch.arange(each, device=device).expand(taken, each) * taken
+    if each > 2:
+        places[:, 1:-1] = places[:, 1:-1] + torch.arange(taken, device=device)[:, None]
+    return Grid(taken, max(samples // max(taken, 1), 1), places * (queries - 1) // max((each - 1) * taken, 1))
+
+
+def product_heads(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    output: Tensor | None = None,
+    heads: int = 1,
+) -> Tensor:
+    """Summarise a call of ``scaled_dot_product_attention``.
+
+    Args:
+        query: ``(…, heads, queries, width)``, or ``(samples times heads, queries, width)``.
+        key: ``(…, groups, keys, width)``; each group of keys belongs to ``heads / groups`` heads in a row.
+        mask: True (or 0) where a query may attend to a key; floating-point numbers are added to the logits. Of a shape that
+            broadcasts to ``(…, heads, queries, keys)``; None for none.
+        causal: Whether query i may attend to the first i + 1 keys only.
+        scale: Of the logits; None for one over the root of the width.
+        output: What the call returned, to count rows that are not finite.
+        heads: How many heads three dimensions hold.
+
+    Returns:
+        ``(heads, N_HEAD)``, float32 (float64 for float64).
+    """
+    mask = None if mask is None else _mask_of(mask, query, key, heads)
+    query, key = _four(query, heads), _four(key, heads)
+    chosen = grid(query.shape[0], query.shape[-2], query.device)
+    logits = _logits(chosen.rows(query), chosen.whole(key), 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    allowed, bias = (None, None) if mask is None else _masking(chosen.rows(mask), logits.dtype)
+    if causal:
+        before = torch.arange(logits.shape[-1], device=query.device) <= chosen.queries[:, None, :, None]
+        allowed = before if allowed is None else allowed & before
+    finite = None if output is None else torch.isfinite(chosen.rows(_four(output, heads))).all(-1)
+    if allowed is None:
+        keys, top = logits.new_full(logits.shape[:-1], logits.shape[-1]), logits.amax(-1)
+    else:
+        keys = allowed.to(logits.dtype).sum(-1).expand(logits.shape[:-1])
+        top = logits.add_(torch.where(allowed, 0.0, -math.inf).to(logits.dtype)).amax(-1)
+    return _summary(logits if bias is None else logits.add_(bias), keys, top, finite)
+
+
+def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
+    """Summarise the input of a softmax over keys: logits with the mask added.
+
+    Args:
+        logits: ``(…, heads, queries, keys)``, or ``(samples times heads, queries, keys)``; a key counts as masked where they are
+            -9000 or less.
+        heads: How many heads three dimensions hold.
+
+    Returns:
+        ``(heads, N_HEAD)``, float32 (float64 for float64).
+    """
+    logits = _four(logits, heads)
+    rows = grid(logits.shape[0], logits.shape[-2], logits.device).rows(logits)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    top = rows.amax(-1)
+    return _summary(rows, (rows > MASKED).to(rows.dtype).sum(-1), top, torch.isfinite(top))
+
+
+def is_half(*tensors: Any) -> bool:
+    """Whether any of these is a tensor in bfloat16 or float16."""
+    return any(isinstance(tensor, Tensor) and tensor.dtype in HALF for tensor in tensors)
+
+
+def _four(values: Tensor, heads: int) -> Tensor:
+    """As ``(samples, heads, …, …)``: more dimensions are samples, three are samples times heads."""
+    if values.dim() == 4:
+        return values
+    if values.dim() > 4:
+        return values.flatten(0, -4)
+    return values.reshape(values.shape[0] // heads, heads, *values.shape[1:])
+
+
+def _mask_of(mask: Tensor, query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """A mask as ``(samples, heads or 1, queries, keys)``, without a copy of what it repeats.
+
+    Args:
+        mask: As :func:`product_heads` is given it.
+        query: As above.
+        key: As above.
+        heads: As above.
+    """
+    sizes = query.shape[-2], key.shape[-2]
+    if query.dim() == 3:
+        if heads > 1:
+            return _four(mask.expand(query.shape[0], *sizes), heads)
+        mask = mask.unsqueeze(-3)
+    extra = query.dim() - 3 if query.dim() > 3 else 1
+    if mask.dim() < 3:
+        mask = mask.expand(1, *sizes)
+    lead = query.shape[:extra] if mask.shape[:-3].numel() > 1 else (1,) * extra
+    return mask.expand(*lead, mask.shape[-3], *sizes).flatten(0, extra - 1).expand(query.shape[:extra].numel(), -1, -1, -1)
+
+
+def _logits(rows: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """``scale * q·k`` of queries ``(samples, heads, queries, width)`` with keys ``(samples or 1, groups, keys, width)``."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    samples, heads, queries, width = rows.shape
+    grouped = rows.to(wide).mul(scale).reshape(samples, keys.shape[1], -1, width)
+    each = keys.to(wide).transpose(-1, -2).expand(samples, -1, -1, -1)
+    found = torch.stack([torch.bmm(q, k) for q, k in zip(grouped, each, strict=True)])  # in one product keys would be copied
+    return found.view(samples, heads, queries, -1)
+
+
+def _masking(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Where rows of a mask let a query attend to a key, and what they add to its logits."""
+    if rows.dtype == torch.bool:
+        return rows, None
+    return ~(rows <= MASKED), rows.to(dtype)
+
+
+def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -> Tensor:
+    """The numbers of each head.
+
+    Args:
+        scores: ``(samples, heads, queries, keys)``: logits with the mask added; they are overwritten.
+        keys: How many keys each row may attend to.
+        top: The largest logit of each row, of these keys.
+        finite: Whether what the row gives is finite; None where that is not known.
+    """
+    highest = scores.amax(-1, keepdim=True)  # NaN where any is
+    masked = (keys == 0) & ~torch.isnan(top)
+    sound = torch.isfinite(highest[..., 0]) & torch.isfinite(top) & ~masked
+    nonfinite = ~(sound | masked)
+    if finite is not None:
+        nonfinite = nonfinite | ~finite
+    below = scores.sub_(highest)
+    shares = below.exp()
+    total = shares.sum(-1)
+    first = shares[..., 0] / total
+    # The entropy of shares / total; what is masked has no share, and -inf * 0 is NaN.
+    entropy = total.log() - shares.mul_(below.clamp_(min=MASKED)).sum(-1) / total
+    judged = sound & (keys > 1)
+    nothing = top.new_zeros(())
+    counts = torch.stack((torch.ones_like(masked), masked, nonfinite, masked & nonfinite, judged)).sum((1, 3)).to(top.dtype)
+    sums = torch.where(judged, torch.stack((entropy / keys.log(), first)), nothing).sum((1, 3))
+    samples = torch.stack((torch.ones_like(masked[..., 0]), masked.all(-1))).sum(1).to(top.dtype)
+    largest = torch.where(sound, top, -math.inf).amax((0, 2))
+    return torch.cat((counts, sums, samples, largest[None])).t()
