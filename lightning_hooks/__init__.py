@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_hooks.callbacks import (
         ActivationPruner,
         ActivationRangeObserver,
+        AttentionMonitor,
         FeatureExtractor,
         FeatureMapVisualizer,
         FeatureStatsMonitor,
@@ -37,6 +38,7 @@ __all__ = [
     "ActivationPruner",
     "ActivationRangeObserver",
     "Alert",
+    "AttentionMonitor",
     "FeatureExtractor",
     "FeatureMapVisualizer",
     "FeatureStatsMonitor",

@@ -14,12 +14,14 @@ from lightning_hooks.callbacks.gradient_transform import GradientTransform
 from lightning_hooks.callbacks.hook_debugger import HookDebugger
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
+from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
 from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 
 __all__ = [
     "ActivationPruner",
     "ActivationRangeObserver",
+    "AttentionMonitor",
     "FeatureExtractor",
     "FeatureMapVisualizer",
     "FeatureStatsMonitor",

@@ -246,6 +246,11 @@ class Collector(ABC, Generic[R]):
         """How many modules are observed."""
         return len(self.names)
 
+    @property
+    def unused(self) -> bool:
+        """Whether nothing that it measures was seen in this run so far: nothing of it is shown then."""
+        return False
+
     @abstractmethod
     def pack(self) -> Tensor:
         """Return the window's table as one tensor, of the same shape on every rank."""

@@ -4,6 +4,7 @@ Figures are made without pyplot: nothing is registered, nothing stays open, and 
 distinguished with any colour vision, each severity of alerts has a marker of its own, and names are shown literally.
 """
 
+from lightning_hooks.plots.attention import attention_heads
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow, update_ratios
 from lightning_hooks.plots.heat import dead_units, heatmap
@@ -13,6 +14,7 @@ from lightning_hooks.plots.overlay import cam_figure
 from lightning_hooks.plots.profile import layer_times
 
 __all__ = [
+    "attention_heads",
     "cam_figure",
     "clip_history",
     "colourful_dimension",

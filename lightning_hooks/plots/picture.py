@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lightning_hooks.plots.attention import attention_heads
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.series import as_reports
+from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figu
     """
     ordered: list[Any] = as_reports(reports)
     last = ordered[-1]
+    if isinstance(last, AttentionReport):
+        return attention_heads(last, stat or "entropy")
     if stat is not None:
         return heatmap(ordered, stat)
     if isinstance(last, GradientFlowReport):

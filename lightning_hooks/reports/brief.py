@@ -15,7 +15,7 @@ TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "op
 """The tables of reports, and what their rows are."""
 SHOWN = (
     *("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale"),
-    *("update_rms", "instability"),
+    *("update_rms", "instability", "entropy", "max_logit", "first_token_share"),
 )
 """What is shown of a site: the first three of these that it has."""
 

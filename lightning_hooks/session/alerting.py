@@ -147,12 +147,12 @@ def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:
     Args:
         name: The monitor's.
         book: The rules.
-        sites: The sites of the model.
+        sites: The sites of the model; none where they are only known once they are called.
 
     Raises:
         ValueError: If a rule matches none.
     """
-    for rule in book.rules:
+    for rule in book.rules if sites else ():
         if isinstance(rule, Rule) and rule.sites != "*" and not any(map(rule.matches, sites)):
             plain = str(rule.sites).replace("*", "").strip(".")
             near = difflib.get_close_matches(plain, sites, n=3, cutoff=0.3) or sites[:3]

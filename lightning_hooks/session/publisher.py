@@ -64,7 +64,7 @@ class Publisher:
             scalars = {tag: value for tag, value in member.live.scalars(report).items() if tag not in written}
             written.update(scalars)
             if member is peers[-1]:
-                scalars.update(_alert_counts(kind, member.kind.kinds, peers))
+                scalars.update(_alert_counts(kind, () if member.live.unused else member.kind.kinds, peers))
             yield member, scalars
 
     @staticmethod

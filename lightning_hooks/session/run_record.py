@@ -85,7 +85,7 @@ class RunRecord:
         lines = []
         for member in self.members:
             report = member.report
-            if report is not None and self._written.get(id(member)) is not report:
+            if report is not None and not member.live.unused and self._written.get(id(member)) is not report:
                 self._written[id(member)] = report
                 self._at = position(report)
                 memory = self._memories.setdefault(id(member), Memory())

@@ -113,8 +113,8 @@ def test_attention_collapse_message() -> None:
     (alert,) = AttentionCollapse()(report(heads=heads(0.01, 0.02, 0.03, 0.9), entropy=0.24, max_logit=120.0))
     assert (alert.value, alert.threshold) == (0.24, 0.05)
     assert alert.diagnosis.startswith(
-        "3 of its 4 heads attend to a single key: their entropy is below 5% of its maximum. The softmax is saturated (largest logit "
-        "120) and passes almost no gradient. Common causes: queries and keys without a norm"
+        "3 of its 4 heads attend to a single key: their entropy is below 5% of its maximum. The softmax is saturated (largest "
+        "logit 120) and passes almost no gradient. Common causes: queries and keys without a norm"
     )
 
 

@@ -6,52 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lightning_hooks.statistics.attention import MOST_ROWS, Head, grid, product_heads, written_out_heads
+from tests.support.attention import reference
 
 MINUS = -math.inf
-
-
-def reference(logits: Tensor, mask: Tensor | None = None, rows: Any = None) -> dict[Head, list[float]]:
-    """The numbers of each head from whole matrices of logits ``(samples, heads, queries, keys)`` and of what is added to them."""
-    values = logits.double().numpy()
-    added = np.zeros_like(values) if mask is None else np.broadcast_to(mask.double().numpy(), values.shape)
-    samples, heads, queries, _ = values.shape
-    taken = [(sample, range(queries)) for sample in range(samples)] if rows is None else rows
-    found: dict[Head, list[float]] = {column: [0.0] * heads for column in Head}
-    for head in range(heads):
-        largest = [MINUS]
-        for sample, positions in taken:
-            hidden = []
-            for query in positions:
-                open_keys = ~(added[sample, head, query] <= -9000)
-                found[Head.ROWS][head] += 1
-                hidden.append(not open_keys.any())
-                if not open_keys.any():
-                    continue
-                plain = values[sample, head, query][open_keys]
-                score = plain + added[sample, head, query][open_keys]
-                if not np.isfinite(score).all():
-                    found[Head.NONFINITE][head] += 1
-                    continue
-                largest.append(plain.max())
-                if open_keys.sum() < 2:
-                    continue
-                share = np.exp(score - score.max())
-                share /= share.sum()
-                entropy = -sum(p * math.log(p) for p in share if p > 0)
-                found[Head.JUDGED][head] += 1
-                found[Head.ENTROPY][head] += entropy / math.log(open_keys.sum())
-                found[Head.FIRST][head] += share[0] if open_keys[0] else 0.0
-            found[Head.MASKED][head] += sum(hidden)
-            found[Head.SAMPLES][head] += 1
-            found[Head.MASKED_SAMPLES][head] += all(hidden)
-        found[Head.MAX][head] = max(largest)
-    return found
 
 
 def assert_heads(heads: Tensor, expected: dict[Head, list[float]]) -> None:

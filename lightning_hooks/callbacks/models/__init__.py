@@ -1,0 +1,1 @@
+"""Monitors of what only some models have: attention, routers."""
