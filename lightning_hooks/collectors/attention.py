@@ -80,9 +80,10 @@ class AttentionCollector(Collector[AttentionReport]):
         return number or 0
 
     @override
-    def renumbered(self) -> None:
-        self._numbers.clear()
-        self.table.clear()
+    def calls_numbered(self, changed: bool) -> None:
+        if changed:
+            self._numbers.clear()
+            self.table.clear()
 
     @property
     @override
