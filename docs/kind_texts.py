@@ -24,6 +24,17 @@ MEANINGS: dict[str, str] = {
     "attention_uniform": "All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
     "masked_rows": "Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of everything, "
     "depending on how attention is computed.",
+    "representation_collapse": "The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its "
+    "size. It differed when training started. Self-supervised and metric learning without negatives end so, and generators that have one "
+    "image for every noise.",
+    "output_range": "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a softmax "
+    "itself and expects any real numbers.",
+    "softmax_dim": "A softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
+    "whose mask is made for the keys.",
+    "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
+    "makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
+    "precision_not_applied": "The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
+    "same. Training takes the time and memory of float32.",
     "vanishing": "The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
     "exploding": "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and weights "
     "may end as NaN.",
@@ -113,6 +124,24 @@ FORMULAS: dict[str, str] = {
     "masked_rows": "alert if a query row may attend to no key\n"
     "critical if such a row gives NaN\n"
     "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
+    "representation_collapse": "y = outputs of up to 16 samples, each divided by its root mean square; up to 256 elements of each\n"
+    "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
+    "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in {RepresentationCollapse.times} "
+    "reports in a row,\n"
+    "      and ratio >= {RepresentationCollapse.started} in a batch before",
+    "output_range": "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
+    "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
+    "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes    (a tanh)\n"
+    "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
+    "judged from {OutputRange.min_logits} logits on",
+    "softmax_dim": "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
+    "      or a line along the dimension is masked as a whole, and none along the last one\n"
+    "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked",
+    "dropout_in_eval": "alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
+    "      in a sampled training batch, or in the first batch of a validation",
+    "precision_not_applied": "share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
+    "        / those of all that were called\n\n"
+    "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true",
     "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules nearer to the loss\n\n"
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
@@ -165,7 +194,8 @@ FORMULAS: dict[str, str] = {
     "     or two optimizers hold one parameter",
     "unregistered": "alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
     "      and a parameter of it that is not in model.parameters() gets a gradient",
-    "labels_ignored": "share = sampled batches all of whose targets are ignore_index / sampled batches\n\n"
+    "labels_ignored": "share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
+    "        of a cross_entropy: such calls / its calls\n\n"
     "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
     "batch_repeated": "share = sampled batches that are the same as the next batch of the epoch / sampled batches\n\n"
     "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
@@ -217,6 +247,11 @@ SEVERITIES: dict[str, str] = {
     "attention_collapse": "warning",
     "attention_uniform": "info",
     "masked_rows": "critical where rows become NaN; warning where a sample has no key; else info",
+    "representation_collapse": "warning",
+    "output_range": "warning; info for logarithms of probabilities",
+    "softmax_dim": "warning",
+    "dropout_in_eval": "warning",
+    "precision_not_applied": "warning",
     "vanishing": "warning",
     "exploding": "critical where it grows; warning where it is only large",
     "zero": "warning",
@@ -258,6 +293,11 @@ CAPTIONS: dict[str, str] = {
     "update_ratios": "Update over weight of each parameter, around 1e-3 in many healthy runs.",
     "clip_history": "Gradient norm before and after clipping, and the share of clipped steps.",
     "loss": "Training loss by optimizer step.",
+    "ratio": "Variance over the samples of a batch over that within a sample, of each module in the last epoch.",
+    "outputs": "What the cross entropy was given in the last epoch.",
+    "dropped": "Share that each call of dropout drops in evaluation.",
+    "full_precision": "Share of the weights of linear and convolution layers whose outputs are in float32.",
+    "along": "Share of the calls of each softmax that are along the wrong dimension.",
     "calls": "Calls of each module in the sampled batches of the last epoch.",
     "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
     "statistics": "How far the running statistics of frozen batch norms have moved; none where they are in eval mode.",

@@ -85,6 +85,29 @@ def _inputs(run: Run) -> dict[str, float]:
     return {stage: stats.rms for stage, stats in run.features[-1].inputs.items() if stage in ("training", "validation")}
 
 
+def _ratios(run: Run) -> dict[str, float]:
+    return {site: stats.ratio for site, stats in run.features[-1].representations.items()}
+
+
+def _logits(run: Run) -> dict[str, float]:
+    (stats,) = run.features[-1].outputs.values()
+    return {"smallest": stats.min_logit, "largest": stats.max_logit, "share of zeros": stats.zero_fraction}
+
+
+def _along(run: Run) -> dict[str, float]:
+    return {site: max(use.over_batch, use.against_mask) / use.calls for site, use in run.features[-1].softmax.items()}
+
+
+def _dropped(run: Run) -> dict[str, float]:
+    return {site: use.p * (use.in_validation + use.in_eval_mode > 0) for site, use in run.features[-1].dropout.items()}
+
+
+def _precision(run: Run) -> dict[str, float]:
+    precision = run.features[-1].precision
+    share = 0.0 if precision is None else precision.full_share
+    return {"float32": share, "bfloat16": 1 - share}
+
+
 PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "dead": ("negative_bias", "dead_units", lambda run: plots.dead_units(run.features)),
     "saturated": ("unnormalised_tanh", "saturated_fraction", heat("features", "saturated_fraction")),
@@ -98,6 +121,11 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     ),
     "shared": ("shared_weights", "loss", loss),
     "validation_shift": ("validation_not_normalised", "inputs", bars("The model's input", "root mean square", _inputs)),
+    "representation_collapse": ("views_collapse", "ratio", bars("Samples against one another", "between / within", _ratios)),
+    "output_range": ("rectified_logits", "outputs", bars("Logits", "as the cross entropy gets them", _logits)),
+    "softmax_dim": ("softmax_over_batch", "along", bars("Softmax", "share of calls along the wrong dimension", _along)),
+    "dropout_in_eval": ("dropout_everywhere", "dropped", bars("Dropout in evaluation", "share that is dropped", _dropped)),
+    "precision_not_applied": ("autocast_off", "full_precision", bars("Weights", "share of each precision", _precision)),
     "vanishing": ("deep_sigmoid", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[-1])),
     "exploding": ("exploding_rnn", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[0])),
     "zero": ("zero_init", "zero_fraction", heat("gradients", "zero_fraction", of="parameter")),

@@ -10,7 +10,15 @@ from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, Loss
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.output_rules import (
+    DropoutInEval,
+    LabelsIgnoredByLoss,
+    OutputRange,
+    PrecisionNotApplied,
+    SoftmaxDim,
+)
 from lightning_hooks.alerts.rank_rules import RanksDiffer
+from lightning_hooks.alerts.representation_rules import RepresentationCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
@@ -25,7 +33,11 @@ from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.statistics.attention_stats import AttentionStats, HeadStats
+from lightning_hooks.statistics.call_checks import DropoutUse, SoftmaxUse
 from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.statistics.outputs import OutputStats
+from lightning_hooks.statistics.precision import PrecisionStats
+from lightning_hooks.statistics.representation import RepresentationStats
 
 __all__ = [
     "ALERT_KINDS",
@@ -49,6 +61,8 @@ __all__ = [
     "Dead",
     "Diverging",
     "DoubleSoftmax",
+    "DropoutInEval",
+    "DropoutUse",
     "EvalMode",
     "Exploding",
     "FeatureReport",
@@ -58,6 +72,7 @@ __all__ = [
     "HeadStats",
     "LabelCounts",
     "LabelsIgnored",
+    "LabelsIgnoredByLoss",
     "LossDiverging",
     "LossNonfinite",
     "LossPlateau",
@@ -78,12 +93,18 @@ __all__ = [
     "OptimizerChoices",
     "OptimizerSettings",
     "OptimizerStats",
+    "OutputRange",
+    "OutputStats",
     "Overfitting",
     "ParameterSetup",
     "PoorInit",
+    "PrecisionNotApplied",
+    "PrecisionStats",
     "RangeReport",
     "RanksDiffer",
     "RanksSameBatch",
+    "RepresentationCollapse",
+    "RepresentationStats",
     "Rule",
     "RuleBook",
     "SameSamples",
@@ -91,6 +112,8 @@ __all__ = [
     "SecondMomentStale",
     "Shared",
     "Silent",
+    "SoftmaxDim",
+    "SoftmaxUse",
     "Spike",
     "StepsSkipped",
     "Stretching",

@@ -181,12 +181,13 @@ _RANK = {
         (
             *("ranks_differ", "unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch"),
             *("settings", "frozen_statistics"),
-            *("poor_init", "shared", "double_softmax", "not_optimized", "optimizer_settings"),  # how it was built
+            *("softmax_dim", "dropout_in_eval", "precision_not_applied"),
+            *("poor_init", "shared", "double_softmax", "output_range", "not_optimized", "optimizer_settings"),  # how it was built
             *("missing", "not_zeroed", "lr_zero", "updates_lost"),
             *("spike", "update_spike", "update_too_large", "weights_growing"),
             *("masked_rows", "attention_logits", "attention_collapse", "attention_uniform"),
             *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
-            *("constant", "dead", "saturated", "vanishing", "zero"),
+            *("constant", "representation_collapse", "dead", "saturated", "vanishing", "zero"),
             *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
             *("update_too_small", "not_updated", "validation_shift", "silent", "loss_plateau", "overfitting"),
         )
@@ -205,6 +206,8 @@ def _backward(node: Node) -> tuple[int, float, int]:
 _FIRST: Mapping[str, Callable[[Node], Any]] = {
     "nonfinite": lambda node: (node.moment, node.number),
     "constant": lambda node: (node.place, node.number),
+    "labels_ignored": lambda node: node.number,  # as the loss sees them, and as the batch has them
+    "representation_collapse": lambda node: (node.place, node.number),
     "saturated": lambda node: (node.place, node.number),
     "vanishing": _backward,
     "exploding": _backward,
@@ -262,6 +265,10 @@ def _let_nothing_through(_: Node, cause: Node) -> bool:
     return _whole(cause)
 
 
+def _not_whole(effect: Node, _: Node) -> bool:
+    return not _whole(effect)
+
+
 def _nothing_moved(effect: Node, _: Node) -> bool:
     return effect.alert.value == 0.0
 
@@ -289,6 +296,12 @@ def _blocked(effect: Node, cause: Node) -> bool:
 _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     # (cause, effect): whether this effect follows from this cause
     ("labels_ignored", "zero"): _let_nothing_through,
+    ("double_softmax", "output_range"): _always,
+    ("softmax_dim", "nonfinite"): _downstream,
+    ("constant", "representation_collapse"): _always,
+    ("update_too_large", "representation_collapse"): _always,
+    ("dead", "representation_collapse"): _blocked,
+    ("representation_collapse", "dead"): _not_whole,
     ("constant", "dead"): _downstream,
     ("constant", "saturated"): _downstream,
     ("constant", "zero"): _let_nothing_through,

@@ -13,7 +13,15 @@ from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteG
 from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.output_rules import (
+    DropoutInEval,
+    LabelsIgnoredByLoss,
+    OutputRange,
+    PrecisionNotApplied,
+    SoftmaxDim,
+)
 from lightning_hooks.alerts.rank_rules import RanksDiffer
+from lightning_hooks.alerts.representation_rules import RepresentationCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
@@ -27,6 +35,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     FeatureReport: (
         *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
+        *(RepresentationCollapse(), OutputRange(), SoftmaxDim(), DropoutInEval(), PrecisionNotApplied(), LabelsIgnoredByLoss()),
     ),
     AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),
     GradientFlowReport: (

@@ -17,6 +17,7 @@ from lightning_hooks.collectors.checks import BatchChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.feature_parts import FeaturePart, FeatureParts
 from lightning_hooks.collectors.functional_features import FunctionalFeatures
+from lightning_hooks.collectors.outputs import OutputParts
 from lightning_hooks.collectors.residual_stream import ResidualStream, blocks_around
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
@@ -70,7 +71,8 @@ class FeatureCollector(Collector[FeatureReport]):
             checks = BatchChecks(context.early, host.world_size, context.judge_urgent)
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.device)
-        parts: list[FeaturePart] = [self._inputs]
+        self._outputs = OutputParts(context, sites)
+        parts: list[FeaturePart] = [self._inputs, *self._outputs.parts]
         blocks = blocks_around(host.model, sites)
         if blocks:
             parts.append(ResidualStream(context, blocks, self.table.clock))
@@ -89,7 +91,7 @@ class FeatureCollector(Collector[FeatureReport]):
             with context.loading():
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
-            context.listen(name, module, _FeatureRecorder(self.table, index))
+            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index))
 
     @override
     def batch_start(self, batch: Any) -> None:
@@ -97,16 +99,28 @@ class FeatureCollector(Collector[FeatureReport]):
             self.table.clock.set(self.context.batch)
             self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
             self._train_input(batch, compare=self.context.sampled_batches == 1)
+            self._outputs.batch_start(batch)
 
     @override
     def batch_end(self, outputs: Any = None) -> None:
+        if self.context.gate.sampled:
+            self._outputs.batch_end()
         if self._checks is not None:
             self._checks[1](self.table.rows, self.context.batches)
 
     @override
     def validation_batch(self, batch: Any, index: int) -> None:
+        self._outputs.validation_batch(index)
         if index < VALIDATION_BATCHES:
             self._validation_input(batch)
+
+    @override
+    def validation_end(self) -> None:
+        self._outputs.stop()
+
+    @override
+    def detach(self) -> None:
+        self._outputs.stop()
 
     @override
     def silent_sites(self) -> list[str]:
@@ -125,6 +139,8 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def calls_numbered(self, changed: bool) -> None:
+        if changed:
+            self._outputs.renumbered()
         if self._functional is not None:
             self._functional.numbered(changed)
 
@@ -263,12 +279,14 @@ class FeatureCollector(Collector[FeatureReport]):
 class _FeatureRecorder(OutputRecorder):
     """Forward hook of one site."""
 
-    def __init__(self, table: FeatureTable, index: int) -> None:
-        self.table, self.index = table, index
+    def __init__(self, table: FeatureTable, outputs: OutputParts, index: int) -> None:
+        self.table, self.outputs, self.index = table, outputs, index
         self.reads_input = table.reads_input(index)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)
+        if self.outputs.compares:
+            self.outputs.take(self.index, output)
 
 
 def _unusual(std: float, median: float) -> float:

@@ -61,7 +61,7 @@ _CALLING_LAYERS: tuple[type[nn.Module], ...] = (
 )
 
 # Modules that take a fused path in eval mode, which they leave while a mode is in force: results would differ in the last digits.
-_FUSED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+FUSED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,12 @@ class FunctionMode(TorchFunctionMode):
         for name, module in self._callers:
             self._handles.append(module.register_forward_pre_hook(_Enter(self, name)))
             self._handles.append(module.register_forward_hook(_Leave(self)))
-        _insert(self, 0)
+        insert_mode(self, 0)
 
     def stop(self) -> None:
         """The batch is over. Harmless when it was over before."""
         if self._running and self._above is None:
-            _remove(self)
+            remove_mode(self)
         self._running, self._above = False, None
         for handle in self._handles:
             handle.remove()
@@ -145,8 +145,8 @@ class FunctionMode(TorchFunctionMode):
     def enter_module(self, name: str, module: nn.Module) -> None:
         """A module's forward starts."""
         self._stack.append(_Frame(name, module))
-        if not module.training and isinstance(module, _FUSED) and self._above is None:
-            self._above = _remove(self)
+        if not module.training and isinstance(module, FUSED) and self._above is None:
+            self._above = remove_mode(self)
 
     def leave_module(self, module: nn.Module) -> None:
         """A module's forward ends; with it those that it called and that raised."""
@@ -154,7 +154,7 @@ class FunctionMode(TorchFunctionMode):
             pass
         if self._above is not None and not any(_is_fused(frame.module) for frame in self._stack[1:]):
             above, self._above = self._above, None
-            _insert(self, above)
+            insert_mode(self, above)
 
     @override
     def __torch_function__(
@@ -249,10 +249,10 @@ def is_calling_layer(module: nn.Module) -> bool:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    return isinstance(module, _FUSED) and not module.training
+    return isinstance(module, FUSED) and not module.training
 
 
-def _remove(mode: TorchFunctionMode) -> int:
+def remove_mode(mode: TorchFunctionMode) -> int:
     """Take a mode from the stack of modes, wherever in it it is; return how many are above it."""
     above = _popped(mode)
     for other in reversed(above):
@@ -260,7 +260,7 @@ def _remove(mode: TorchFunctionMode) -> int:
     return len(above)
 
 
-def _insert(mode: TorchFunctionMode, below: int) -> None:
+def insert_mode(mode: TorchFunctionMode, below: int) -> None:
     """Put a mode onto the stack of modes, with so many above it."""
     above = [_pop() for _ in range(min(below, _depth()))]
     for other in (mode, *reversed(above)):

@@ -9,7 +9,10 @@ from typing import Any
 from lightning_hooks.reports.kinds import Severity, title_of
 from lightning_hooks.reports.plain import to_plain
 
-FEATURE_KINDS = ("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift")
+FEATURE_KINDS = (
+    *("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift"),
+    *("representation_collapse", "output_range", "softmax_dim", "dropout_in_eval", "precision_not_applied", "labels_ignored"),
+)
 GRADIENT_KINDS = (
     *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
     *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),

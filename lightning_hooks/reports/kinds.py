@@ -6,6 +6,7 @@ from typing import Literal
 
 from lightning_hooks.reports.feature_kinds import OF_FEATURES
 from lightning_hooks.reports.kind import Kind
+from lightning_hooks.reports.output_kinds import OF_OUTPUTS
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -20,6 +21,7 @@ def gravity(severity: str) -> int:
 
 KINDS: dict[str, Kind] = {
     **OF_FEATURES,
+    **OF_OUTPUTS,
     "vanishing": Kind(
         "Vanishing gradients",
         (

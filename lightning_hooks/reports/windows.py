@@ -25,8 +25,12 @@ from lightning_hooks.reports.optimizers import OptimizerStats
 from lightning_hooks.reports.plain import PlainReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.statistics.call_checks import DropoutUse, SoftmaxUse
 from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.statistics.outputs import OutputStats
+from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.replicas import RankDifference
+from lightning_hooks.statistics.representation import RepresentationStats
 from lightning_hooks.statistics.residual import ResidualStats
 
 
@@ -53,6 +57,12 @@ class FeatureReport(PlainReport):
         shared: Modules that one parent holds under several names: the first name to the others.
         residual: Block name to the residual stream behind it, in the order of depth; blocks are siblings of one class, such as a
             transformer's layers, whose output has the shape of their input.
+        outputs: Calls of ``cross_entropy`` (``cross_entropy``, ``loss/cross_entropy``) to what they were given.
+        representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
+            only modules with the samples along the first dimension of their output.
+        softmax: Calls of ``softmax`` to the dimension along which they normalise.
+        dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
+        precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
     epoch: int
@@ -75,6 +85,11 @@ class FeatureReport(PlainReport):
     unmeasured: tuple[str, ...] = ()
     functions: dict[str, str] = field(default_factory=dict)
     residual: dict[str, ResidualStats] = field(default_factory=dict)
+    outputs: dict[str, OutputStats] = field(default_factory=dict)
+    representations: dict[str, RepresentationStats] = field(default_factory=dict)
+    softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
+    dropout: dict[str, DropoutUse] = field(default_factory=dict)
+    precision: PrecisionStats | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,6 +8,7 @@ from tests.faults import (  # noqa: F401  each enters its cases
     healthy_tricky,
     planted_loss,
     planted_numbers,
+    planted_outputs,
     planted_scale,
     planted_setup,
     planted_updates,

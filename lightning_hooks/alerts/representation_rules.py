@@ -1,0 +1,94 @@
+"""A rule over how much samples of a batch differ in what a model puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.alerts.rule import Judges, Rule
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import FeatureReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepresentationCollapse(Rule):
+    """Outputs that have become the same for all samples of a batch, though they differed when training started.
+
+    Samples are compared by their direction (:class:`~lightning_hooks.alerts.RepresentationStats`). Only the end of the model, or of
+    a part of it (``generator``, ``encoder``), is judged, and what comes before it: gates, masks and queries inside may be the same
+    for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings the ratio stays above
+    0.003, language models in their first epoch included; without negatives, stop-gradient or variance term it falls below 1e-5.
+
+    Attributes:
+        threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
+        started: The ratio of some batch of an earlier report that it must have fallen from.
+        times: In how many reports in a row: some self-supervised methods pass through a low at their start.
+    """
+
+    kind: ClassVar[str] = "representation_collapse"
+    judges: ClassVar[Judges] = "epoch"
+
+    threshold: float = 5e-4
+    started: float = 0.01
+    times: int = 2
+    of: int = 2
+
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+        """Yield an alert where it begins, per part of the model whose end has collapsed."""
+        for part in _parts([site for site in report.sites if site not in report.functions]):
+            end = part[-1]
+            if not self._collapsed(report, end, history):
+                continue
+            site = end
+            for earlier in reversed(part):
+                if earlier in report.representations and not self._collapsed(report, earlier, history):
+                    break
+                site = earlier if earlier in report.representations else site
+            ratio = report.representations[site].ratio
+            yield self.alert(
+                report, site, ratio, self.threshold, "warning",
+                f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
+                f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
+                f"{self._first(report, site, history):.2g}. "
+                "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one "
+                "output, labels that do not depend on the input.",
+            )  # fmt: skip
+
+    def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
+        stats = report.representations.get(site)
+        return stats is not None and stats.ratio <= self.threshold and self._first(report, site, history) >= self.started
+
+    def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
+        """The largest ratio of any batch so far."""
+        return max(r.representations[site].largest_ratio for r in (*history, report) if site in r.representations)
+
+
+def _parts(sites: Sequence[str]) -> list[list[str]]:
+    """The sites of each part of a model, in the order of their calls.
+
+    Parts are the submodules of the innermost module that holds all sites. Lists of numbered blocks are no parts, and what is not in
+    a part is one with them: the model as a whole.
+    """
+    shared = _shared_prefix(sites)
+    parts: dict[str, list[str]] = {}
+    for site in sites:
+        name, _, inner = site.removeprefix(shared).partition(".")
+        in_list = "." in inner and inner.partition(".")[0].isdigit()
+        parts.setdefault(name if inner and not in_list else "", []).append(site)
+    named = [found for name, found in parts.items() if name]
+    last = sites[-1] if sites else ""
+    if "" in parts or len(named) == 1:  # the whole model, whose end is what is called last
+        return [list(sites), *(found for found in named if found[-1] != last)]
+    return named
+
+
+def _shared_prefix(sites: Sequence[str]) -> str:
+    """The names of the modules around all sites, with a dot at the end."""
+    shared = ""
+    while sites:
+        first, dot, _ = sites[0].removeprefix(shared).partition(".")
+        if not dot or not all(site.startswith(f"{shared}{first}.") for site in sites):
+            break
+        shared += f"{first}."
+    return shared

@@ -1,0 +1,246 @@
+"""What a model puts out: what its losses are given, how much samples differ, and calls that are not what they are taken to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd  # the classes have no public base
+
+from lightning_hooks.collectors.collector import Context
+from lightning_hooks.collectors.feature_parts import FeaturePart
+from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.hooks.evaluation import EvaluationMode, dropped
+from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
+from lightning_hooks.statistics.call_checks import CallChecks, dropout_use, softmax_use
+from lightning_hooks.statistics.inputs import tensors_in
+from lightning_hooks.statistics.outputs import WIDTH, OutputTable, output_stats
+from lightning_hooks.statistics.precision import PrecisionTable
+from lightning_hooks.statistics.reduction import Stretches
+from lightning_hooks.statistics.representation import RepresentationTable, batch_size_of, representation_stats, samples_in
+
+MOST_LOSSES = 16
+"""Cross entropies of a model, at most."""
+COMPARED_BATCHES = 8
+"""Sampled batches of a window in which samples are compared and types are noted: the first ones."""
+HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
+"""Precisions under which linear and convolution layers compute in half precision."""
+
+
+class LossInputs(OutputTable):
+    """What each ``cross_entropy`` is given.
+
+    Args:
+        functional: The calls of the run.
+        context: Of the collector.
+    """
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(MOST_LOSSES, context.host.device)
+        self._functional = functional
+        self._lines: dict[int, int] = {}
+        context.on_call(("cross_entropy",), self._record)
+
+    def _record(self, call: FunctionalCall) -> None:
+        line = self._lines.get(call.site.index)
+        if line is None:
+            line = self._lines[call.site.index] = [site.index for site in self._losses].index(call.site.index)
+        given, target = call.arguments.get("input"), call.arguments.get("target")
+        if line < MOST_LOSSES and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
+            ignored = call.arguments.get("ignore_index", -100)
+            self.add(line, plain_values(given), plain_values(target), ignored, call.output)
+
+    @property
+    def _losses(self) -> list[FunctionalSite]:
+        """In an order that is the same on every rank, as the sites' numbers are."""
+        return [site for site in self._functional.sites if site.function == "cross_entropy"]
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        rows = packed.view(-1, WIDTH).tolist()
+        return {"outputs": {site.name: output_stats(row) for site, row in zip(self._losses, rows, strict=False) if row[0]}}
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites."""
+        self._lines.clear()
+        self.reset()
+
+
+class CheckedCalls(CallChecks):
+    """The calls of softmax and of dropout.
+
+    Args:
+        functional: The calls of the run.
+        context: Of the collector.
+    """
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(functional.capacity, context.host.device)
+        self._functional = functional
+        self._samples: int | None = None
+        context.on_call(("softmax",), self._softmax)
+        context.on_call(("dropout", "sdpa"), self._dropout)
+
+    def batch_start(self, batch: Any, size: int | None) -> None:
+        """A sampled batch starts, of so many samples."""
+        self._samples = size if size and any(_one_per_sample(tensor, size) for _, tensor in tensors_in(batch)) else None
+
+    def _softmax(self, call: FunctionalCall) -> None:
+        given = call.arguments.get("input")
+        if isinstance(given, Tensor):
+            self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
+
+    def _dropout(self, call: FunctionalCall) -> None:
+        self.dropout(call.site.index, dropped(call.function, dict(call.arguments)), call.module.training)
+
+    def in_validation(self, name: str, module: nn.Module, function: str, p: float) -> None:
+        """Take up a call in validation that drops something; of those of a module, at the first site of the function there."""
+        if not module.training:
+            sites = (site.index for site in self._functional.sites if (site.module, site.function) == (name, function))
+            index = next(sites, None)
+            if index is not None:
+                self.dropout_in_validation(index, p)
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        rows = packed.view(self.rows.shape).tolist()
+        softmax, dropout = {}, {}
+        for site, row in zip(self._functional.sites, rows, strict=False):
+            if (use := softmax_use(row)) is not None:
+                softmax[site.name] = use
+            if (dropped := dropout_use(row)) is not None:
+                dropout[site.name] = dropped
+        return {"softmax": softmax, "dropout": dropout}
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites."""
+        self.reset()
+
+
+class Representations(RepresentationTable):
+    """How much the outputs of each module differ from sample to sample.
+
+    Args:
+        names: Of the modules.
+        context: Of the collector.
+    """
+
+    def __init__(self, names: Sequence[str], context: Context) -> None:
+        super().__init__(len(names), context.host.device)
+        self._names = names
+        self.size: int | None = None
+
+    def take(self, index: int, output: Any) -> None:
+        """Take up the output of a module if the samples of the batch lie along its first dimension."""
+        if self.size is not None:
+            found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
+            if found is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
+                self.add(index, found.detach())
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        rows = packed.view(self.rows.shape).tolist()
+        named = zip(self._names, rows, strict=True)
+        return {"representations": {name: representation_stats(row) for name, row in named if row[0]}}
+
+
+class Precisions:
+    """In which precision linear and convolution layers compute.
+
+    Args:
+        sites: (name, module) of all modules; those of other kinds are left out.
+        asked: The precision asked for.
+    """
+
+    def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
+        self._asked = asked
+        layers = {
+            index: (name, module) for index, (name, module) in enumerate(sites) if asked in HALF_PRECISION and _multiplies(module)
+        }
+        self._lines = {index: line for line, index in enumerate(layers)}
+        self._names = [name for name, _ in layers.values()]
+        self._table = PrecisionTable([module.weight.numel() for _, module in layers.values()])  # type: ignore[operator]
+        self.pack, self.unpack, self.reset = self._table.pack, self._table.unpack, self._table.reset
+
+    def take(self, index: int, output: Any) -> None:
+        """Take up the output of a module."""
+        line = self._lines.get(index)
+        if line is not None and isinstance(output, Tensor):
+            self._table.add(line, output)
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge."""
+        return self._table.stretches
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        return {"precision": self._table.read(packed, self._names, self._asked)}
+
+
+class OutputParts:
+    """The parts of a feature report that are about outputs.
+
+    Args:
+        context: Of the collector.
+        sites: (name, module) of the modules that it observes.
+
+    Attributes:
+        parts: What is packed with the features.
+        compares: Whether the outputs of modules in the batch under way are to be taken up.
+    """
+
+    def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
+        functional = context.functional if context.records_functional else None
+        self._context = context
+        self._representations = Representations([name for name, _ in sites], context)
+        self._precisions = Precisions(sites, str(context.host.description().get("precision", "")))
+        self._losses = None if functional is None else LossInputs(functional, context)
+        self._calls = None if functional is None else CheckedCalls(functional, context)
+        parts = (self._representations, self._precisions, self._losses, self._calls)
+        self.parts: list[FeaturePart] = [part for part in parts if part is not None]
+        self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
+        self.batch_end: Callable[..., None] = context.guard(self._representations.finish, "outputs (whether samples differ)")
+        self.compares = False
+        self._mode: EvaluationMode | None = None
+        if self._calls is not None:
+            self._mode = EvaluationMode(context.host.model, context.guard(self._calls.in_validation, "dropout in validation"))
+
+    def validation_batch(self, index: int) -> None:
+        """A validation batch starts: calls of the first one are seen."""
+        if self._mode is not None and index == 0:
+            self._mode.start()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Validation is over, or whatever else."""
+        if self._mode is not None:
+            self._mode.stop()
+
+    def _batch_start(self, batch: Any) -> None:
+        self.compares = self._context.sampled_batches <= COMPARED_BATCHES
+        size = self._representations.size = batch_size_of(batch)
+        if self._calls is not None:
+            self._calls.batch_start(batch, size)
+
+    def take(self, index: int, output: Any) -> None:
+        """Take up the output of a module."""
+        self._representations.take(index, output)
+        self._precisions.take(index, output)
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites of functional calls."""
+        for part in (self._losses, self._calls):
+            if part is not None:
+                part.renumbered()
+
+
+def _multiplies(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | _ConvNd) and not nn.parameter.is_lazy(module.weight)
+
+
+def _one_per_sample(tensor: Tensor, size: int) -> bool:
+    """Whether a tensor of a batch holds one number for each of its samples, as targets do."""
+    return tensor.numel() == size == tensor.shape[0] if tensor.dim() else False

@@ -1,0 +1,257 @@
+"""What a cross entropy is given: the spread of its predictions, the size of its logits, how many labels count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest, smallest
+from lightning_hooks.statistics.rows import row_dtype
+
+MOST_ROWS = 256
+"""Rows of a call that are measured, evenly spaced."""
+MOST_NUMBERS = 1 << 19
+"""Logits of a call that are measured: of large vocabularies fewer rows, at least ``FEWEST_ROWS``."""
+FEWEST_ROWS = 16
+BUCKETS = 32
+"""Classes are counted modulo this number: exact up to so many classes, and never too few above."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStats:
+    """What the calls of one cross entropy were given, over the sampled batches of a window, all ranks pooled.
+
+    Logits are measured on evenly spaced rows of each call, at most 256, of large vocabularies fewer; rows that are ignored or hold
+    NaN or infinity do not count. A row is one distribution over the classes: of a sample, a token or a pixel.
+
+    Attributes:
+        calls: How often it was called.
+        rows: Rows that were measured.
+        classes: The number of classes; of several, the largest.
+        entropy: Mean entropy of the prediction in nats, from 0 to the logarithm of ``classes``; NaN without rows.
+        log_z: Mean of the logarithm of the softmax's denominator, ``logsumexp(logits)``: what a z-loss keeps near 0.
+        max_log_z: Its largest absolute value.
+        max_logit: The largest logit.
+        min_logit: The smallest logit.
+        zero_fraction: Share of the logits that are exactly 0, in [0, 1].
+        probabilities: Share of the rows that are probabilities: none below 0, sum 1.
+        log_probabilities: Share of the rows that are logarithms of probabilities: ``log_z`` 0.
+        ignored_fraction: Share of all labels that are ``ignore_index``, in [0, 1]; NaN where targets are probabilities.
+        ignored_calls: Calls all of whose labels are.
+        lost_calls: Those of them that returned NaN or infinity.
+        labels: Labels of all calls.
+        accuracy: Share of the measured rows whose largest logit is at the label.
+        majority: Share of the most frequent label of the measured rows: the accuracy of always naming it. With more than 32 classes
+            some are counted together, and it may be too large.
+    """
+
+    calls: int
+    rows: int
+    classes: int
+    entropy: float
+    log_z: float
+    max_log_z: float
+    max_logit: float
+    min_logit: float
+    zero_fraction: float
+    probabilities: float
+    log_probabilities: float
+    ignored_fraction: float
+    ignored_calls: int
+    lost_calls: int
+    labels: int
+    accuracy: float
+    majority: float
+
+
+class OutputColumn(IntEnum):
+    """What each number of a row holds; all add but maxima and MIN_LOGIT. The counts of ``BUCKETS`` labels follow."""
+
+    CALLS = 0
+    ROWS = 1  # measured rows that count
+    ENTROPY = 2  # sum over rows
+    LOG_Z = 3  # sum over rows
+    NUMBERS = 4  # logits
+    ZEROS = 5  # of them exactly 0
+    PROBABILITIES = 6  # rows
+    LOG_PROBABILITIES = 7  # rows
+    CORRECT = 8  # rows
+    LABELS = 9  # labels of all rows
+    IGNORED = 10  # of them ignored
+    IGNORED_CALLS = 11
+    LOST_CALLS = 12
+    CLASSES = 13  # largest
+    MAX_LOG_Z = 14  # largest absolute value
+    MAX_LOGIT = 15  # -inf while ROWS is 0
+    MIN_LOGIT = 16  # +inf while ROWS is 0
+
+
+N_NUMBERS = len(OutputColumn)
+WIDTH = N_NUMBERS + BUCKETS
+_MAXIMA = (OutputColumn.CLASSES, OutputColumn.MAX_LOG_Z, OutputColumn.MAX_LOGIT)
+_SIZES = [int(OutputColumn.CLASSES), len(_MAXIMA), 1, BUCKETS]  # sums, maxima, the minimum, counts of labels
+_merged = by_columns(((largest, _MAXIMA), (smallest, (OutputColumn.MIN_LOGIT,))), WIDTH)
+
+
+class OutputTable:
+    """A row for each cross entropy.
+
+    Args:
+        capacity: How many there can be.
+        device: Where the rows live.
+    """
+
+    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
+        self.reset()
+
+    def add(self, index: int, logits: Tensor, target: Tensor, ignore_index: int = -100, loss: Tensor | None = None) -> None:
+        """Take up a call. No host sync; no tensor is kept.
+
+        Args:
+            index: Of the cross entropy.
+            logits: As ``torch.nn.functional.cross_entropy`` takes them: ``(C)``, ``(N, C)`` or ``(N, C, …)``.
+            target: Labels, or probabilities of the shape of the logits.
+            ignore_index: The label that does not count.
+            loss: What the call returned.
+        """
+        if not logits.numel() or not logits.is_floating_point():
+            return
+        found = measure(logits, target, ignore_index, loss).to(self.rows.device, self.rows.dtype)
+        (sums, maxima, minimum, labels), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
+        sums += new[0]
+        torch.maximum(maxima, new[1], out=maxima)
+        torch.minimum(minimum, new[2], out=minimum)
+        labels += new[3]
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector."""
+        return self.rows.flatten()
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or a merge gave."""
+        self.rows.copy_(packed.view_as(self.rows))
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge."""
+        return (Stretch(self.rows.numel(), _merged),)
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self.rows.zero_()
+        self.rows[:, OutputColumn.MAX_LOGIT] = -torch.inf
+        self.rows[:, OutputColumn.MIN_LOGIT] = torch.inf
+
+
+def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None) -> Tensor:
+    """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it."""
+    as_labels = target.dtype in _INTEGERS
+    taken, labels = _sampled(logits, target)
+    x = taken.to(row_dtype(logits.device) if taken.dtype == torch.float64 else torch.float32)
+    log_z = x.logsumexp(-1)
+    p = (x - log_z[:, None]).exp()
+    # A class that is masked out has the logit -inf and the probability 0.
+    entropy = log_z - torch.where(p > 0, p * x, 0.0).sum(-1)
+    counts = log_z.isfinite()
+    correct = x.argmax(-1) == (labels if as_labels else labels.argmax(-1))
+    of_classes = labels if as_labels else labels.argmax(-1)
+    if as_labels:
+        counts = counts & (labels != ignore_index)
+    weight = counts.to(x.dtype)
+    among = counts[:, None] & x.isfinite()
+    sums = [
+        torch.ones_like(log_z[0]),
+        weight.sum(),
+        torch.where(counts, entropy, 0.0).sum(),
+        torch.where(counts, log_z, 0.0).sum(),
+        among.sum(),
+        (among & (x == 0)).sum(),
+        (counts & (x >= 0).all(-1) & ((x.sum(-1) - 1).abs() <= _tolerance(logits.dtype))).sum(),
+        (counts & (log_z.abs() <= _tolerance(logits.dtype)) & (x <= 0).all(-1)).sum(),
+        (counts & correct).sum(),
+    ]
+    if as_labels:
+        ignored = (target == ignore_index).sum()
+        whole = ignored == target.numel()
+        lost = torch.zeros_like(whole) if loss is None else whole & ~loss.sum().isfinite()
+        sums += [torch.full_like(log_z[0], target.numel()), ignored, whole, lost]
+    else:
+        sums += [torch.zeros_like(log_z[0])] * 4
+    maxima = [
+        torch.full_like(log_z[0], x.shape[-1]),
+        torch.where(counts, log_z.abs(), 0.0).amax(),
+        torch.where(among, x, -torch.inf).amax(),
+        torch.where(among, x, torch.inf).amin(),
+    ]
+    dtype = row_dtype(logits.device)
+    buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
+    buckets.scatter_add_(0, of_classes.to(torch.int64).remainder(BUCKETS), weight.to(dtype))
+    return torch.cat((torch.stack([number.to(dtype) for number in (*sums, *maxima)]), buckets))
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _sampled(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Evenly spaced rows of the logits, shape ``(rows, C)``, and what belongs to them of the target."""
+    soft = target.shape == logits.shape
+    if logits.dim() == 1:
+        return logits[None], target[None]
+    classes = logits.shape[1]
+    inner = logits.numel() // (logits.shape[0] * classes)
+    rows = logits.shape[0] * inner
+    most = min(MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // classes))
+    if inner == 1 and rows <= most:
+        return logits.reshape(rows, classes), target.reshape(rows, classes) if soft else target.reshape(rows)
+    place = torch.arange(min(rows, most), device=logits.device) * rows // min(rows, most)
+    sample, position = place // inner, place % inner
+    taken = logits.reshape(logits.shape[0], classes, inner)[sample, :, position]
+    if soft:
+        return taken, target.reshape(logits.shape[0], classes, inner)[sample, :, position]
+    return taken, target.reshape(logits.shape[0], inner)[sample, position]
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """How far the sum of probabilities may be from 1: their rounding."""
+    return max(1e-4, 4 * torch.finfo(dtype).eps)
+
+
+def output_stats(row: Sequence[float]) -> OutputStats:
+    """Name the numbers of a row.
+
+    Args:
+        row: As Python numbers; its CALLS are not 0.
+    """
+    of = OutputColumn
+    rows, labels = row[of.ROWS], row[of.LABELS]
+    labelled = sum(row[N_NUMBERS:])
+
+    def mean(column: OutputColumn) -> float:
+        return row[column] / rows if rows else math.nan
+
+    return OutputStats(
+        calls=int(row[of.CALLS]),
+        rows=int(rows),
+        classes=int(row[of.CLASSES]),
+        entropy=mean(of.ENTROPY),
+        log_z=mean(of.LOG_Z),
+        max_log_z=row[of.MAX_LOG_Z] if rows else math.nan,
+        max_logit=row[of.MAX_LOGIT] if rows else math.nan,
+        min_logit=row[of.MIN_LOGIT] if rows else math.nan,
+        zero_fraction=row[of.ZEROS] / row[of.NUMBERS] if row[of.NUMBERS] else math.nan,
+        probabilities=mean(of.PROBABILITIES),
+        log_probabilities=mean(of.LOG_PROBABILITIES),
+        ignored_fraction=row[of.IGNORED] / labels if labels else math.nan,
+        ignored_calls=int(row[of.IGNORED_CALLS]),
+        lost_calls=int(row[of.LOST_CALLS]),
+        labels=int(labels),
+        accuracy=mean(of.CORRECT),
+        majority=max(row[N_NUMBERS:]) / labelled if labelled else math.nan,
+    )

@@ -1,0 +1,166 @@
+"""How much the outputs of a site differ from sample to sample, against how much they vary within one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.inputs import tensors_in
+from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
+from lightning_hooks.statistics.rows import fixed, row_dtype
+
+MOST_SAMPLES = 16
+"""Samples of a batch that are compared, evenly spaced."""
+MOST_ELEMENTS = 256
+"""Elements of a sample that are compared, on an evenly spaced grid."""
+TINY = 1e-30
+"""A sample whose root mean square is smaller stays as it is."""
+FEWEST_SAMPLES = 4
+FEWEST_ELEMENTS = 8
+"""With fewer of either, a site is not measured: one spread of two is by chance much smaller than the other."""
+MOST_VIEWS = 8
+"""Views of each sample that come in one call, at most: self-supervised learning concatenates two to eight crops."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentationStats:
+    """How much the outputs of a site differ between the samples of a batch; over the first sampled batches of a window.
+
+    Each sample is divided by its root mean square first: samples that differ in size only count as the same, as they do for losses
+    that compare directions.
+
+    Attributes:
+        calls: How often that was measured.
+        between: Variance over the samples of a batch, mean over elements and calls, in [0, 1].
+        within: Variance over the elements of a sample, mean over samples and calls, in [0, 1].
+        ratio: ``between / within``: 0 where all samples of a batch give the same, about 1 where numbers are independent.
+        largest_ratio: The largest of a single call.
+    """
+
+    calls: int
+    between: float
+    within: float
+    ratio: float
+    largest_ratio: float
+
+
+class RepresentationColumn(IntEnum):
+    """What each number of a row holds; all add but LARGEST."""
+
+    CALLS = 0
+    BETWEEN = 1  # sum over calls of the mean over elements of the variance over samples
+    WITHIN = 2  # sum over calls of the mean over samples of the variance over elements; above 0 where CALLS is
+    LARGEST = 3  # the largest BETWEEN / WITHIN of a call
+
+
+WIDTH = len(RepresentationColumn)
+
+
+class RepresentationTable:
+    """A row for each site. What is taken up is a small copy; its variances are computed for all sites at once.
+
+    Args:
+        n_sites: How many sites.
+        device: Where the rows live.
+    """
+
+    def __init__(self, n_sites: int, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.rows = torch.zeros((n_sites, WIDTH), dtype=row_dtype(device), device=device)
+        self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
+        self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
+
+    def add(self, index: int, values: Tensor) -> None:
+        """Take up the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
+        grid = self._grids.get(tuple(values.shape))
+        if grid is None:
+            grid = self._grids[tuple(values.shape)] = sample_grid(values.shape)
+        taken = values[grid].to(torch.float32, copy=True)  # a later operation may write into the output
+        self._waiting.setdefault(tuple(taken.shape), []).append((index, taken))
+
+    def finish(self) -> None:
+        """Compute the variances of what was taken up. No host sync."""
+        for entries in self._waiting.values():
+            stacked = torch.stack([taken.flatten(1) for _, taken in entries]).to(self.rows.device, self.rows.dtype)
+            stacked = stacked / stacked.square().mean(2, keepdim=True).sqrt().clamp_min(TINY)
+            between = stacked.var(1, correction=0).mean(1)
+            within = stacked.var(2, correction=0).mean(1)
+            usable = (between.isfinite() & (within > 0)).to(between.dtype)
+            ratio = (between / within).nan_to_num(0.0, 0.0, 0.0) * usable
+            found = torch.stack((usable, between.nan_to_num(0.0, 0.0) * usable, within.nan_to_num(0.0, 0.0) * usable), 1)
+            lines = fixed(tuple(index for index, _ in entries)).to(self.rows.device, non_blocking=True)
+            self.rows[:, : RepresentationColumn.LARGEST].index_add_(0, lines, found)
+            self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
+        self._waiting.clear()
+
+    def pack(self) -> Tensor:
+        """Return everything as one vector."""
+        return self.rows.flatten()
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or a merge gave."""
+        self.rows.copy_(packed.view_as(self.rows))
+
+    @property
+    def stretches(self) -> Stretches:
+        """How the packed vectors of ranks and of windows merge."""
+        return (Stretch(self.rows.numel(), by_columns(((largest, (RepresentationColumn.LARGEST,)),), WIDTH)),)
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self.rows.zero_()
+        self._waiting.clear()
+
+
+def representation_stats(row: list[float]) -> RepresentationStats:
+    """Name the numbers of a row.
+
+    Args:
+        row: As Python numbers; its CALLS are not 0.
+    """
+    calls, between, within, most = row
+    return RepresentationStats(int(calls), between / calls, within / calls, between / within, most)
+
+
+def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Slices that take an evenly spaced grid of a tensor: a view, whatever its memory looks like.
+
+    Args:
+        shape: Samples first.
+
+    Returns:
+        A slice for each dimension: at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
+    """
+    left, slices = MOST_ELEMENTS, {0: _evenly(shape[0], MOST_SAMPLES)}
+    inner = sorted(range(1, len(shape)), key=lambda dim: shape[dim])
+    for position, dim in enumerate(inner):  # what a small dimension does not use is left to the larger ones
+        allowed = max(1, int(left ** (1 / (len(inner) - position)) + 1e-9))
+        slices[dim] = _evenly(shape[dim], allowed)
+        left //= max(1, len(range(shape[dim])[slices[dim]]))
+    return tuple(slices[dim] for dim in range(len(shape)))
+
+
+def _evenly(size: int, most: int) -> slice:
+    return slice(None, None, max(1, -(-size // most)))
+
+
+def samples_in(output: Tensor, batch_size: int) -> bool:
+    """Whether the samples of a batch lie along the first dimension of an output, and there is enough of them to compare.
+
+    Args:
+        output: Of a module.
+        batch_size: Samples of the batch. Several views of each may come in one call: up to ``MOST_VIEWS``.
+    """
+    samples = output.shape[0] if output.dim() > 1 else 0
+    enough = samples >= FEWEST_SAMPLES and output.numel() >= FEWEST_ELEMENTS * samples
+    return enough and samples % batch_size == 0 and samples <= MOST_VIEWS * batch_size
+
+
+def batch_size_of(batch: Any) -> int | None:
+    """The number of samples in a batch: the size that the first dimension of all its tensors has; None where they differ."""
+    sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()}
+    return sizes.pop() if len(sizes) == 1 else None

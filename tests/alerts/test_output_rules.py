@@ -1,0 +1,183 @@
+"""The rules over what a model puts out, on reports that were made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import (
+    DropoutInEval,
+    DropoutUse,
+    FeatureReport,
+    LabelsIgnoredByLoss,
+    OutputRange,
+    OutputStats,
+    PrecisionNotApplied,
+    PrecisionStats,
+    RepresentationCollapse,
+    RepresentationStats,
+    SoftmaxDim,
+    SoftmaxUse,
+)
+from lightning_hooks.reports.alert import Alert
+from tests.support.made_reports import features
+
+WELL = OutputStats(
+    calls=10, rows=640, classes=10, entropy=1.0, log_z=3.0, max_log_z=5.0, max_logit=4.0, min_logit=-4.0, zero_fraction=0.0,
+    probabilities=0.0, log_probabilities=0.0, ignored_fraction=0.0, ignored_calls=0, lost_calls=0, labels=640, accuracy=0.5,
+    majority=0.1,
+)  # fmt: skip
+
+
+def of_loss(**numbers: Any) -> FeatureReport:
+    return FeatureReport(0, 10, {}, outputs={"cross_entropy": replace(WELL, **numbers)})
+
+
+def severities(alerts: Any) -> list[tuple[str, str]]:
+    return [(alert.site, alert.severity) for alert in alerts]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "severity"),
+    [
+        ({}, None),
+        ({"probabilities": 1.0, "min_logit": 0.0, "max_logit": 1.0}, "warning"),
+        ({"probabilities": 0.5}, None),
+        ({"log_probabilities": 1.0, "max_logit": -0.1}, "info"),
+        ({"log_probabilities": 1.0, "max_logit": 0.3}, None),
+        ({"min_logit": 0.0, "zero_fraction": 0.3}, "warning"),
+        ({"min_logit": 0.0, "zero_fraction": 0.01}, None),  # one of them is 0 by chance
+        ({"min_logit": -0.1, "zero_fraction": 0.3}, None),  # dropout of logits
+        ({"min_logit": 0.2}, None),  # cosines of samples that are alike
+        ({"min_logit": -0.9999, "max_logit": 0.9999}, "warning"),
+        ({"min_logit": -0.9999, "max_logit": 0.9}, None),
+        ({"min_logit": -1.2, "max_logit": 0.9999}, None),
+        ({"min_logit": -0.9999, "max_logit": 1.005}, None),
+        ({"min_logit": -0.9999, "max_logit": 0.9999, "classes": 2, "rows": 5000}, None),
+        ({"probabilities": 1.0, "rows": 50}, None),
+        ({"probabilities": 1.0, "classes": 1, "rows": 5000}, None),
+    ],
+)
+def test_output_range(numbers: dict[str, Any], severity: str | None) -> None:
+    alerts = list(OutputRange()(of_loss(**numbers)))
+    assert severities(alerts) == ([("cross_entropy", severity)] if severity else [])
+
+
+def test_what_bounded_logits_reach() -> None:
+    (alert,) = OutputRange()(of_loss(min_logit=-1.0, max_logit=1.0))
+    assert "none can get more than 45.1%" in alert.diagnosis
+
+
+@pytest.mark.parametrize(
+    ("numbers", "severity"),
+    [
+        ({}, None),
+        ({"ignored_calls": 5, "ignored_fraction": 0.6}, "warning"),
+        ({"ignored_calls": 1}, "info"),
+        ({"ignored_calls": 1, "lost_calls": 1}, "warning"),
+    ],
+)
+def test_labels_ignored(numbers: dict[str, Any], severity: str | None) -> None:
+    assert severities(LabelsIgnoredByLoss()(of_loss(**numbers))) == ([("cross_entropy", severity)] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        (SoftmaxUse(4, 0, 0), False),
+        (SoftmaxUse(4, 4, 0), True),
+        (SoftmaxUse(4, 3, 0), False),  # a batch that happens to be as long
+        (SoftmaxUse(4, 0, 1), True),
+    ],
+)
+def test_softmax_dim(use: SoftmaxUse, found: bool) -> None:
+    report = FeatureReport(0, 10, {}, softmax={"net/softmax": use})
+    assert severities(SoftmaxDim()(report)) == ([("net/softmax", "warning")] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (DropoutUse(0.1, 8, 0, 0), None),
+        (DropoutUse(0.1, 8, 0, 2), "it drops 10% in validation"),
+        (DropoutUse(0.1, 8, 3, 0), "in eval mode (3 of 8 calls"),
+    ],
+)
+def test_dropout_in_eval(use: DropoutUse, words: str | None) -> None:
+    for name in ("net/dropout", "net/sdpa"):
+        alerts = list(DropoutInEval()(FeatureReport(0, 10, {}, dropout={name: use})))
+        assert severities(alerts) == ([(name, "warning")] if words else [])
+        assert all(words and words in alert.diagnosis for alert in alerts)
+        assert all(("dropout_p" in alert.advice[0]) == (name == "net/sdpa") for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("precision", "found"),
+    [
+        (None, False),
+        (PrecisionStats("bf16-mixed", 0.0, (), 8), False),
+        (PrecisionStats("bf16-mixed", 0.3, ("head",), 8), False),
+        (PrecisionStats("16-mixed", 0.9, ("a", "b", "c", "d"), 8), True),
+    ],
+)
+def test_precision_not_applied(precision: PrecisionStats | None, found: bool) -> None:
+    alerts = list(PrecisionNotApplied()(FeatureReport(0, 10, {}, precision=precision)))
+    assert severities(alerts) == ([("a", "warning")] if found else [])
+    assert all("(a, b, c, …)" in alert.diagnosis for alert in alerts)
+
+
+# Representations: the ratio of each site, in the order of calls; None for one that is not measured.
+
+
+def ratios(sites: dict[str, float | None], largest: float = 0.0, **more: Any) -> FeatureReport:
+    stats = {
+        name: RepresentationStats(8, ratio / 2, 0.5, ratio, max(largest, ratio))
+        for name, ratio in sites.items()
+        if ratio is not None
+    }
+    return replace(features(0, list(sites)), representations=stats, **more)
+
+
+def judged(sites: dict[str, float | None], first: float = 0.3, **more: Any) -> list[Alert]:
+    history = [ratios(dict.fromkeys(sites, first))]
+    return list(RepresentationCollapse()(ratios(sites, **more), history))
+
+
+LOW = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("sites", "found"),
+    [
+        ({"net.a": 0.3, "net.b": 0.3, "net.head": 0.3}, []),
+        ({"net.a": 0.3, "net.b": 0.3, "net.head": LOW}, ["net.head"]),
+        ({"net.a": 0.3, "net.b": LOW, "net.head": LOW}, ["net.b"]),
+        ({"net.a": LOW, "net.b": LOW, "net.head": 0.3}, []),  # a gate
+        ({"net.a": LOW, "net.b": LOW, "net.head": None}, []),  # one number for each sample
+        ({"net.a": 0.3, "net.b": LOW, "net.act": None, "net.head": LOW}, ["net.b"]),
+        ({"generator.a": 0.3, "generator.out": LOW, "discriminator.a": 0.3, "discriminator.head": None}, ["generator.out"]),
+        ({"net.generator.a": 0.3, "net.generator.out": LOW, "net.critic.a": 0.3, "net.critic.head": 0.3}, ["net.generator.out"]),
+        ({"net.blocks.0.up": 0.3, "net.blocks.1.gate": LOW, "net.norm": 0.3, "net.head": 0.3}, []),
+        ({"net.blocks.0.up": 0.3, "net.blocks.1.down": LOW, "net.norm": LOW, "net.head": LOW}, ["net.blocks.1.down"]),
+        ({"one": LOW}, ["one"]),
+        ({}, []),
+    ],
+)
+def test_where_representations_collapse(sites: dict[str, float | None], found: list[str]) -> None:
+    assert severities(judged(sites)) == [(site, "warning") for site in found]
+
+
+def test_what_never_differed_has_not_collapsed() -> None:
+    assert not judged({"queries": LOW}, first=LOW)
+    assert judged({"queries": LOW}, first=LOW, largest=0.2)  # within this window
+
+
+def test_calls_of_functions_are_no_end() -> None:
+    assert judged({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
+
+
+def test_it_must_last() -> None:
+    rule = RepresentationCollapse()
+    assert (rule.times, rule.of) == (2, 2)

@@ -1,0 +1,127 @@
+"""Which calls of softmax and of dropout are found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.call_checks import CallChecks, DropoutUse, SoftmaxUse, dropout_use, is_over_batch, softmax_use
+from lightning_hooks.statistics.precision import PrecisionStats, PrecisionTable
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+
+
+def scores(mask: Tensor, *before: int, least: float = -torch.inf) -> Tensor:
+    """Scores of an attention, masked where ``mask`` is."""
+    return torch.randn(*before, *mask.shape).masked_fill(mask, least)
+
+
+LATER = torch.ones(6, 6, dtype=torch.bool).triu(1)  # queries are lines, keys are columns
+PADDED = torch.zeros(5, 7, dtype=torch.bool)
+PADDED[:, 5:] = True
+
+
+def use_of(values: Tensor, dim: int | None, samples: int | None = None) -> SoftmaxUse | None:
+    checks = CallChecks(3)
+    checks.softmax(1, values, dim, samples)
+    return softmax_use(checks.pack().view(3, -1)[1].tolist())
+
+
+@pytest.mark.parametrize("least", [-torch.inf, torch.finfo(torch.float16).min, -1e9, -1e4])
+@pytest.mark.parametrize("mask", [LATER, PADDED])
+def test_a_mask_and_the_dimension(mask: Tensor, least: float) -> None:
+    for values in (scores(mask, 2, 3, least=least), scores(mask, least=least)):
+        assert use_of(values, -1) == SoftmaxUse(1, 0, 0)
+        assert use_of(values, -2) == SoftmaxUse(1, 0, 1)
+        assert use_of(values.transpose(-1, -2), -2) == SoftmaxUse(1, 0, 0)  # keys before queries
+
+
+def test_scores_that_are_right_in_another_layout() -> None:
+    heads_last = scores(LATER, 2).unsqueeze(-1).expand(2, 6, 6, 4)
+    assert use_of(heads_last, 2) == SoftmaxUse(1, 0, 0)
+    pooled = torch.randn(4, 9, 1)
+    pooled[:, 6:] = -torch.inf
+    assert use_of(pooled, 1) == SoftmaxUse(1, 0, 0)
+    assert use_of(pooled.expand(4, 9, 3), 1) == SoftmaxUse(1, 0, 0)
+    assert use_of(torch.randn(8, 8), 0) == SoftmaxUse(1, 0, 0)  # nothing is masked
+    assert use_of(torch.zeros(2, 2), -2) == SoftmaxUse(1, 0, 0)
+    assert use_of(torch.zeros(0, 3), 0) == SoftmaxUse(1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "samples", "found"),
+    [
+        ((64, 10), 0, 64, True),
+        ((64, 10), 1, 64, False),
+        ((64, 10), 0, None, False),
+        ((64, 10), 0, 32, False),
+        ((64, 64), 0, 64, False),  # all samples with all others
+        ((64, 1), 0, 64, False),  # a weight for each sample
+        ((64,), 0, 64, False),
+        ((64, 5, 10), 0, 64, True),
+        ((1, 10), 0, 1, False),
+    ],
+)
+def test_over_the_batch(shape: tuple[int, ...], dim: int, samples: int | None, found: bool) -> None:
+    assert is_over_batch(torch.zeros(shape), dim, samples) is found
+    use = use_of(torch.zeros(shape), dim, samples)
+    assert use is not None
+    assert use.over_batch == found
+
+
+def test_the_dimension_that_pytorch_chooses() -> None:
+    for shape in ((8,), (8, 10), (8, 5, 10), (8, 2, 3, 4)):
+        values = torch.randn(shape)
+        with pytest.warns(UserWarning, match="Implicit dimension"):
+            chosen = torch.nn.functional._get_softmax_dim("softmax", values.dim(), 3)
+        use = use_of(values, None, 8)
+        assert use is not None
+        assert use.over_batch == (chosen == 0 and values.dim() > 1)
+
+
+def test_dropout() -> None:
+    checks = CallChecks(2)
+    checks.dropout(0, 0.0, training=False)  # told not to
+    assert dropout_use(checks.pack().view(2, -1)[0].tolist()) is None
+    checks.dropout(0, 0.3, training=True)
+    checks.dropout(0, 0.5, training=False)
+    checks.dropout_in_validation(0, 0.1)
+    assert dropout_use(checks.pack().view(2, -1)[0].tolist()) == DropoutUse(0.5, 3, 1, 1)
+
+
+def test_tables_merge() -> None:
+    tables = [CallChecks(2) for _ in range(3)]
+    for number, table in enumerate(tables[:2]):
+        table.softmax(1, scores(LATER), -2, None)
+        table.dropout(0, 0.1 * (number + 1), training=False)
+    packed = [table.pack() for table in tables]
+    windows = merge_windows(tables[0].stretches, merge_windows(tables[0].stretches, packed[0], packed[1]), packed[2])
+    for merged in (merge_ranks(tables[0].stretches, packed), windows):
+        rows = merged.view(2, -1).tolist()
+        assert softmax_use(rows[1]) == SoftmaxUse(2, 0, 2)
+        assert dropout_use(rows[0]) == DropoutUse(0.2, 2, 2, 0)
+    back = CallChecks(2)
+    back.unpack(packed[1])
+    assert torch.equal(back.pack(), packed[1])
+    back.dropout(0, 0.2, training=True)
+    assert dropout_use(back.pack().view(2, -1)[0].tolist()) == DropoutUse(0.2, 2, 1, 0)
+    back.reset()
+    assert not back.pack().any()
+
+
+def test_precision() -> None:
+    table = PrecisionTable([100, 300])
+    names = ["a", "b"]
+    assert table.read(table.pack(), names, "bf16-mixed") is None
+    table.add(0, torch.zeros(2, dtype=torch.bfloat16))
+    assert table.read(table.pack(), names, "bf16-mixed") == PrecisionStats("bf16-mixed", 0.0, (), 1)
+    table.add(1, torch.zeros(2))
+    table.add(1, torch.zeros(2, dtype=torch.float16))
+    assert table.read(table.pack(), names, "bf16-mixed") == PrecisionStats("bf16-mixed", 150 / 400, ("b",), 2)
+    merged = merge_ranks(table.stretches, [table.pack(), table.pack()])
+    assert table.read(merged, names, "x") == PrecisionStats("x", 150 / 400, ("b",), 2)
+    back = PrecisionTable([100, 300])
+    back.unpack(table.pack())
+    assert torch.equal(back.pack(), table.pack())
+    back.reset()
+    assert not back.pack().any()

@@ -1,0 +1,204 @@
+"""What a cross entropy is given, against a slow reference in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_hooks.statistics.outputs import (
+    BUCKETS,
+    FEWEST_ROWS,
+    MOST_NUMBERS,
+    MOST_ROWS,
+    OutputStats,
+    OutputTable,
+    output_stats,
+)
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+
+
+def rows_of(logits: Tensor, target: Tensor) -> list[tuple[list[float], Any]]:
+    """Every row of a call with its label, as PyTorch orders them: sample by sample, position by position."""
+    if logits.dim() == 1:
+        return [(logits.double().tolist(), target.tolist())]
+    soft = target.dim() == logits.dim()
+    rows = logits.double().movedim(1, -1).reshape(-1, logits.shape[1]).tolist()
+    labels = (target.double().movedim(1, -1).reshape(-1, logits.shape[1]) if soft else target.reshape(-1)).tolist()
+    return list(zip(rows, labels, strict=True))
+
+
+def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> dict[str, float]:
+    """Each number by plain Python, from the rows that are measured."""
+    found: dict[str, Any] = {"entropy": [], "log_z": [], "correct": [], "labels": [], "logits": []}
+    labels, ignored, ignored_calls = 0, 0, 0
+    for logits, target in calls:
+        rows = rows_of(logits, target)
+        most = min(len(rows), MOST_ROWS, max(FEWEST_ROWS, MOST_NUMBERS // len(rows[0][0])))
+        for number in range(most):
+            x, label = rows[number * len(rows) // most]
+            if isinstance(label, list):
+                label = max(range(len(label)), key=label.__getitem__)
+            top = max(x)
+            if label == ignore_index or not math.isfinite(top) or any(math.isnan(value) for value in x):
+                continue
+            log_z = top + math.log(math.fsum(math.exp(value - top) for value in x))
+            p = [math.exp(value - log_z) for value in x]
+            found["entropy"].append(-math.fsum(q * math.log(q) for q in p if q > 0))
+            found["log_z"].append(log_z)
+            found["correct"].append(x.index(top) == label)
+            found["labels"].append(label)
+            found["logits"] += [value for value in x if math.isfinite(value)]
+        if not target.is_floating_point():
+            of_call = target.reshape(-1).tolist()
+            labels, ignored = labels + len(of_call), ignored + of_call.count(ignore_index)
+            ignored_calls += of_call.count(ignore_index) == len(of_call)
+    rows = len(found["log_z"])
+    most_frequent = max(found["labels"].count(label) for label in set(found["labels"])) if rows else 0
+    return {
+        "calls": len(calls),
+        "rows": rows,
+        "entropy": sum(found["entropy"]) / rows if rows else math.nan,
+        "log_z": sum(found["log_z"]) / rows if rows else math.nan,
+        "max_log_z": max(map(abs, found["log_z"]), default=math.nan),
+        "max_logit": max(found["logits"], default=math.nan),
+        "min_logit": min(found["logits"], default=math.nan),
+        "zero_fraction": found["logits"].count(0.0) / len(found["logits"]) if rows else math.nan,
+        "accuracy": sum(found["correct"]) / rows if rows else math.nan,
+        "majority": most_frequent / rows if rows else math.nan,
+        "ignored_fraction": ignored / labels if labels else math.nan,
+        "ignored_calls": ignored_calls,
+        "labels": labels,
+    }
+
+
+def measured(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> OutputStats:
+    table = OutputTable(2)
+    for logits, target in calls:
+        table.add(1, logits, target, ignore_index)
+    rows = table.pack().view(2, -1).tolist()
+    assert not rows[0][0]
+    return output_stats(rows[1])
+
+
+def check(stats: OutputStats, expected: dict[str, float], rel: float = 1e-5) -> None:
+    found = {name: getattr(stats, name) for name in expected}
+    assert found == pytest.approx(expected, rel=rel, abs=1e-6, nan_ok=True)
+
+
+def labels(*shape: int, classes: int, ignored: float = 0.0) -> Tensor:
+    target = torch.randint(classes, shape)
+    return torch.where(torch.rand(shape) < ignored, -100, target)
+
+
+def case(name: str, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    shapes = {
+        "samples": ((24, 7), (24,)),
+        "one sample": ((5,), ()),
+        "tokens": ((3, 11, 40), (3, 40)),
+        "pixels": ((2, 3, 9, 8), (2, 9, 8)),
+        "many rows": ((900, 6), (900,)),
+        "large vocabulary": ((40, MOST_NUMBERS // 20), (40,)),
+    }
+    shape, of_target = shapes[name]
+    classes = shape[0] if len(shape) == 1 else shape[1]
+    calls = 1 if name == "large vocabulary" else 2
+    return [
+        (torch.randn(shape).mul(3).to(dtype), labels(*of_target, classes=min(classes, BUCKETS), ignored=0.2 * len(of_target)))
+        for _ in range(calls)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["samples", "one sample", "tokens", "pixels", "many rows", "large vocabulary"])
+def test_values(name: str, dtype: torch.dtype) -> None:
+    calls = case(name, dtype)
+    check(measured(calls), reference(calls))
+
+
+def test_classes_before_positions_in_any_memory() -> None:
+    (logits, target), _ = case("tokens", torch.float32)
+    calls = [(logits.transpose(1, 2).contiguous().transpose(1, 2), target)]
+    check(measured(calls), reference(calls))
+    (logits, target), _ = case("pixels", torch.float32)
+    calls = [(logits.contiguous(memory_format=torch.channels_last), target)]
+    check(measured(calls), reference(calls))
+
+
+def test_targets_that_are_probabilities() -> None:
+    torch.manual_seed(0)
+    calls = [(torch.randn(30, 5), torch.rand(30, 5).softmax(1)), (torch.randn(4, 5, 6), torch.rand(4, 5, 6).softmax(1))]
+    check(measured(calls), reference(calls))
+    assert math.isnan(measured(calls).ignored_fraction)
+
+
+def test_masked_classes_and_broken_rows() -> None:
+    logits, target = torch.randn(12, 6), torch.arange(12) % 3
+    logits[:, 4] = -torch.inf
+    logits[2], logits[5, 1] = torch.nan, torch.inf
+    calls = [(logits, target)]
+    stats = measured(calls)
+    check(stats, reference(calls))
+    assert stats.rows == 10
+    assert math.isfinite(stats.min_logit)
+
+
+def test_a_batch_whose_labels_are_all_ignored() -> None:
+    calls = [(torch.randn(6, 3), torch.full((6,), 2)), (torch.randn(6, 3), torch.tensor([2, 1, 0, 1, 2, 2]))]
+    stats = measured(calls, ignore_index=2)
+    check(stats, reference(calls, ignore_index=2))
+    assert (stats.ignored_calls, stats.labels, stats.rows) == (1, 12, 3)
+    nothing = measured(calls[:1], ignore_index=2)
+    assert nothing.rows == 0
+    assert math.isnan(nothing.max_logit)
+
+
+def test_what_the_loss_is_given() -> None:
+    logits, target = torch.randn(64, 10) * 2, torch.randint(10, (64,))
+    for dtype in (torch.float32, torch.bfloat16):
+        given = logits.to(dtype)
+        found = [measured([(values, target)]) for values in (given, given.softmax(1), given.log_softmax(1), given.relu())]
+        assert [(stats.probabilities, stats.log_probabilities) for stats in found] == [(0, 0), (1, 0), (0, 1), (0, 0)]
+        assert found[3].min_logit == 0
+        assert found[3].zero_fraction == pytest.approx((logits <= 0).double().mean().item())
+
+
+def test_ranks_and_windows_merge_as_one() -> None:
+    calls = case("samples", torch.float32) + case("pixels", torch.float32)
+    tables = [OutputTable(3) for _ in range(5)]
+    for table, (logits, target) in zip(tables, calls, strict=False):  # the last has none
+        table.add(2, logits, target)
+        tables[-2].add(1, logits, target)
+    packed = [table.pack() for table in tables]
+    for merged in (merge_ranks(tables[0].stretches, packed), _in_a_row(tables[0], packed)):
+        rows = merged.view(3, -1).tolist()
+        check(output_stats(rows[2]), reference(calls), rel=1e-6)
+        assert rows[0][0] == 0
+    back = OutputTable(3)
+    back.unpack(packed[0])
+    assert torch.equal(back.rows, tables[0].rows)
+    back.reset()
+    assert torch.equal(back.rows, OutputTable(3).rows)
+
+
+def _in_a_row(table: OutputTable, packed: list[Tensor]) -> Tensor:
+    merged = packed[0]
+    for later in packed[1:]:
+        merged = merge_windows(table.stretches, merged, later)
+    return merged
+
+
+def test_entropy_and_accuracy_are_those_of_torch() -> None:
+    torch.manual_seed(1)
+    logits, target = torch.randn(50, 8), torch.randint(8, (50,))
+    stats = measured([(logits, target)])
+    assert stats.entropy == pytest.approx(torch.distributions.Categorical(logits=logits).entropy().mean().item(), rel=1e-5)
+    assert stats.accuracy == pytest.approx((logits.argmax(1) == target).float().mean().item())
+    assert F.cross_entropy(logits, target, reduction="sum").item() == pytest.approx(
+        50 * stats.log_z - logits.gather(1, target[:, None]).sum().item(), rel=1e-5
+    )

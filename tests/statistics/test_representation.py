@@ -1,0 +1,155 @@
+"""How much samples differ, against a slow reference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.representation import (
+    MOST_ELEMENTS,
+    MOST_SAMPLES,
+    RepresentationStats,
+    RepresentationTable,
+    batch_size_of,
+    representation_stats,
+    sample_grid,
+    samples_in,
+)
+
+
+def reference(calls: list[Tensor]) -> dict[str, float]:
+    """Each number by plain Python over the elements of the grid."""
+    between, within, ratios = [], [], []
+    for call in calls:
+        samples = [sample.double().flatten().tolist() for sample in call[sample_grid(call.shape)]]
+        units = []
+        for sample in samples:
+            size = math.sqrt(sum(value * value for value in sample) / len(sample))
+            units.append([value / size for value in sample])
+        between.append(statistics.mean(statistics.pvariance(column) for column in zip(*units, strict=True)))
+        within.append(statistics.mean(statistics.pvariance(sample) for sample in units))
+        ratios.append(between[-1] / within[-1])
+    return {
+        "calls": len(calls),
+        "between": statistics.mean(between),
+        "within": statistics.mean(within),
+        "ratio": sum(between) / sum(within),
+        "largest_ratio": max(ratios),
+    }
+
+
+def measured(calls: list[Tensor]) -> RepresentationStats:
+    table = RepresentationTable(2)
+    for call in calls:
+        table.add(1, call)
+    table.finish()
+    return representation_stats(table.pack().view(2, -1)[1].tolist())
+
+
+def check(stats: RepresentationStats, calls: list[Tensor]) -> None:
+    expected = reference(calls)
+    assert {name: getattr(stats, name) for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 9), (64, 300), (20, 40, 70), (5, 3, 31, 17), (4, 2, 2, 2, 2)])
+def test_values(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    calls = [(torch.randn(shape) + 0.3 * torch.randn(shape[1:])).to(dtype) for _ in range(3)]
+    check(measured(calls), calls)
+
+
+def test_any_memory() -> None:
+    torch.manual_seed(0)
+    calls = [torch.randn(30, 20, 8).permute(1, 2, 0), torch.randn(8, 4, 9, 9).contiguous(memory_format=torch.channels_last)]
+    for call in calls:
+        check(measured([call]), [call])
+
+
+def test_samples_that_are_the_same() -> None:
+    torch.manual_seed(0)
+    one = torch.randn(1, 64)
+    assert measured([one.expand(32, 64)]).ratio == 0
+    assert measured([one * torch.linspace(1, 3, 32)[:, None]]).ratio == pytest.approx(0, abs=1e-12)  # of one direction
+    near = measured([one + 1e-3 * torch.randn(32, 64)]).ratio
+    assert near == pytest.approx(1e-6, rel=0.3)
+
+
+def test_an_output_that_says_nothing_is_not_a_call() -> None:
+    table = RepresentationTable(1)
+    table.add(0, torch.zeros(8, 16))
+    table.add(0, torch.full((8, 16), 2.0))
+    table.add(0, torch.full((8, 16), math.nan))
+    table.finish()
+    assert table.pack().tolist() == [0, 0, 0, 0]
+    table.add(0, torch.randn(8, 16))
+    table.finish()
+    assert table.pack()[0] == 1
+
+
+def test_it_keeps_what_is_overwritten_later() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(8, 16)
+    kept, table = values.clone(), RepresentationTable(2)
+    table.add(1, values)
+    values.zero_()
+    table.finish()
+    check(representation_stats(table.pack().view(2, -1)[1].tolist()), [kept])
+
+
+@pytest.mark.parametrize("shape", [(1000, 1000), (64, 512, 768), (3, 5), (2, 3, 224, 224), (16, 1, 1, 4096)])
+def test_the_grid(shape: tuple[int, ...]) -> None:
+    taken = torch.empty(shape, device="meta")[sample_grid(shape)]
+    assert taken.shape[0] == min(shape[0], len(range(0, shape[0], -(-shape[0] // MOST_SAMPLES)))) <= MOST_SAMPLES
+    assert min(math.prod(shape[1:]), MOST_ELEMENTS // 4) <= taken[0].numel() <= MOST_ELEMENTS
+
+
+def test_ranks_and_windows_merge_as_one() -> None:
+    torch.manual_seed(0)
+    calls = [torch.randn(8, 20), 5 + torch.randn(8, 20), torch.randn(4, 30)]
+    tables = []
+    for call in calls:
+        tables.append(RepresentationTable(2))
+        tables[-1].add(1, call)
+        tables[-1].finish()
+    tables.append(RepresentationTable(2))  # a rank without samples
+    packed = [table.pack() for table in tables]
+    windows = packed[0]
+    for later in packed[1:]:
+        windows = merge_windows(tables[0].stretches, windows, later)
+    for merged in (merge_ranks(tables[0].stretches, packed), windows):
+        check(representation_stats(merged.view(2, -1)[1].tolist()), calls)
+    back = RepresentationTable(2)
+    back.unpack(packed[0])
+    assert torch.equal(back.rows, tables[0].rows)
+    back.reset()
+    assert not back.rows.any()
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(7, 3), 7),
+        ((torch.zeros(7, 3), torch.zeros(7)), 7),
+        ({"ids": torch.zeros(7, 3), "scale": torch.tensor(1.0)}, 7),
+        ((torch.zeros(7, 3), torch.zeros(9)), None),
+        (["no tensor"], None),
+    ],
+)
+def test_the_size_of_a_batch(batch: Any, size: int | None) -> None:
+    assert batch_size_of(batch) == size
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [((8, 16), True), ((16, 16), True), ((12, 16), False), ((8,), False), ((8, 4), False), ((128, 16), False), ((), False)],
+)
+def test_where_the_samples_are(shape: tuple[int, ...], found: bool) -> None:
+    assert samples_in(torch.zeros(shape), 8) is found
+    assert not samples_in(torch.zeros(2, 16), 2)  # too few
