@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lightning_hooks import plots
-from lightning_hooks.callbacks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor
+from lightning_hooks.callbacks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor
 from lightning_hooks.plots.canvas import BLUE, ORANGE, heading, name_layers, sheet, style
 from tests.faults.catalogue import CASES
 from tests.faults.training import build, train
@@ -38,11 +38,17 @@ class Run(NamedTuple):
     gradients: Sequence[Any]
     clips: Sequence[Any]
     losses: Sequence[float]
+    attention: Sequence[Any]
 
 
 def heat(reports: str, stat: str, **options: Any) -> Callable[[Run], Figure]:
     """A heat map of a statistic, layers by epochs."""
     return lambda run: plots.heatmap(getattr(run, reports), stat, **options)
+
+
+def heads(stat: str) -> Callable[[Run], Figure]:
+    """A statistic of every attention head in the last window, layers by heads."""
+    return lambda run: plots.attention_heads(run.attention[-1], stat)
 
 
 def loss(run: Run) -> Figure:
@@ -126,6 +132,9 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "softmax_dim": ("softmax_over_batch", "along", bars("Softmax", "share of calls along the wrong dimension", _along)),
     "dropout_in_eval": ("dropout_everywhere", "dropped", bars("Dropout in evaluation", "share that is dropped", _dropped)),
     "precision_not_applied": ("autocast_off", "full_precision", bars("Weights", "share of each precision", _precision)),
+    "attention_logits": ("large_queries_and_keys", "max_logit_by_head", heads("max_logit")),
+    "attention_collapse": ("wrong_scale", "entropy_by_head", heads("entropy")),
+    "masked_rows": ("inverted_written_mask", "masked_rows_by_head", heads("masked_rows")),
     "vanishing": ("deep_sigmoid", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[-1])),
     "exploding": ("exploding_rnn", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[0])),
     "zero": ("zero_init", "zero_fraction", heat("gradients", "zero_fraction", of="parameter")),
@@ -172,10 +181,10 @@ def run_of(fault: str, planted: bool) -> Run:
     built = build(CASES[fault], SEED, planted)
     quiet: dict[str, Any] = {"summary": False, "on_alert": [].append}
     features, gradients = FeatureStatsMonitor(**quiet), GradientFlowMonitor(**quiet)
-    clips = GradientClipMonitor(**quiet)
-    train(built, [features, gradients, clips])
+    clips, attention = GradientClipMonitor(**quiet), AttentionMonitor(**quiet)
+    train(built, [features, gradients, clips, attention])
     losses = [float(value) for value in built.module.losses]  # type: ignore[union-attr]
-    return Run(features.history, gradients.history, clips.history, losses)
+    return Run(features.history, gradients.history, clips.history, losses, attention.history)
 
 
 def save(figure: Figure, path: Path) -> None:

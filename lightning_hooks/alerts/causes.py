@@ -273,8 +273,10 @@ def _nothing_moved(effect: Node, _: Node) -> bool:
     return effect.alert.value == 0.0
 
 
-def _same_site(effect: Node, cause: Node) -> bool:
-    return effect.alert.site == cause.alert.site
+def _same_layer(effect: Node, cause: Node) -> bool:
+    one, other = (node.alert.site.partition("/")[0] for node in (effect, cause))
+    above, around = (site.rpartition(".")[0] for site in (one, other))
+    return one in (other, around) or above == around != ""
 
 
 def _lost(_: Node, cause: Node) -> bool:
@@ -331,7 +333,11 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("update_too_large", "weights_growing"): _always,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
-    ("attention_logits", "attention_collapse"): _same_site,
+    ("poor_init", "attention_logits"): _same_layer,
+    ("poor_init", "attention_collapse"): _same_layer,
+    ("attention_logits", "attention_collapse"): _same_layer,
+    ("attention_logits", "saturated"): _same_layer,
+    ("attention_collapse", "saturated"): _same_layer,
     ("masked_rows", "nonfinite"): _lost,
     **LOSS_LINKS,
 }

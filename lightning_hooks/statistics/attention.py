@@ -133,7 +133,7 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
 
     Args:
         logits: ``(…, heads, queries, keys)``, or ``(samples times heads, queries, keys)``; a key counts as masked where they are
-            -9000 or less.
+            -9000 or less, unless others are 9000 or more.
         heads: How many heads three dimensions hold.
 
     Returns:
@@ -143,7 +143,9 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
     rows = grid(logits.shape[0], logits.shape[-2], logits.device).rows(logits)
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     top = rows.amax(-1)
-    return _summary(rows, (rows > MASKED).to(rows.dtype).sum(-1), top, torch.isfinite(top))
+    keys = (rows > MASKED).to(rows.dtype).sum(-1)
+    diverged = top.nan_to_num(-math.inf, math.inf, -math.inf).amax() > -MASKED  # then a row of large negative logits is no mask
+    return _summary(rows, torch.where(diverged, keys.clamp(min=1), keys), top, torch.isfinite(top))
 
 
 def is_half(*tensors: Any) -> bool:

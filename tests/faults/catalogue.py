@@ -6,6 +6,7 @@ from tests.faults import (  # noqa: F401  each enters its cases
     healthy,
     healthy_libraries,
     healthy_tricky,
+    planted_attention,
     planted_loss,
     planted_numbers,
     planted_outputs,

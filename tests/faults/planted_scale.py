@@ -116,7 +116,8 @@ def attention_saturated(seed: int, planted: bool = True) -> Built:
     if planted:
         with torch.no_grad():
             net.blocks[layer].attention.qkv.weight[:64] *= 10  # type: ignore[union-attr,index,operator]
-    expected = Expected(("saturated", "poor_init"), (f"net.blocks.{layer}.attention.softmax", f"net.blocks.{layer}.attention.qkv*"))
+    sites = f"net.blocks.{layer}.attention.softmax*", f"net.blocks.{layer}.attention.qkv*"
+    expected = Expected(("saturated", "poor_init", "attention_collapse"), sites)
     return Built(Supervised(net, adam()), data.loaders(data.text(), 32, seed), EPOCHS, expected)
 
 

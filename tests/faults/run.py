@@ -23,12 +23,11 @@ from typing import Any
 import torch
 
 import lightning_hooks
-from lightning_hooks import monitors
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY
 from tests.faults.peers import PEERS
 from tests.faults.recorder import Recorder
 from tests.faults.score import judge, judge_peers, serious, summary
-from tests.faults.training import AlertLog, build, train
+from tests.faults.training import AlertLog, build, observers, train
 from tests.faults.zoo import CALIBRATION, SEEDS, Outcome
 
 FOLDER = Path("runs/faults")
@@ -44,7 +43,7 @@ def run_one(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     case = CASES[name]
     built, log, recorder = build(case, seed, planted), AlertLog(), Recorder()
-    ours = monitors(on_alert=log.note, summary=False)
+    ours = observers(log)
     outcome, seconds = train(built, [log, recorder, *ours] if planted else [log, *ours])
     row = {
         "name": name,

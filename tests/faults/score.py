@@ -45,7 +45,7 @@ def judge(alerts: Sequence[TimedAlert], expected: Expected, history: History) ->
     early = [t for t in loud if t.batches <= planted]
     rest = [t for t in loud if t.batches > planted]
     right = [t for t in rest if t.alert.kind in expected.kinds and t.batches <= deadline(planted, history)]
-    layers = [t for t in right if t.alert.site in history.places]
+    layers = [t for t in right if t.alert.site.partition("/")[0] in history.places]  # a call is of the module that makes it
     site = None if expected.sites is None else bool(layers) and expected.right_site(layers[0].alert.site)
     first = bool(right) and rest[0] is right[0] and (expected.sites is None or bool(site))
     hints = [t for t in alerts if t.alert.severity == "info" and t.alert.kind in expected.kinds and t.batches > planted]

@@ -101,6 +101,16 @@ def test_large_queries_make_attention_choose_one(planted: bool) -> None:
     assert largest.mean() > 0.9 if planted else largest.mean() < 0.3
 
 
+def test_logits_are_far_too_large() -> None:
+    faulty, clean = (modules(build(FAULTS["large_queries_and_keys"], 0, planted)) for planted in (True, False))
+    weights: Any = (found["net.blocks.0.attention.qkv"].weight for found in (faulty, clean))
+    large, usual = weights
+    assert torch.equal(large[:64], 10 * usual[:64])
+    assert torch.equal(large[64:], usual[64:])
+    scales: Any = (modules(build(FAULTS["wrong_scale"], 0, planted))["net.blocks.0.attention"].scale for planted in (True, False))
+    assert tuple(scales) == (64, pytest.approx(8**-0.5))
+
+
 @pytest.mark.parametrize("planted", [True, False])
 def test_the_generator_s_layer_is_dead(planted: bool) -> None:
     built = build(FAULTS["gan_dead_generator"], 0, planted)

@@ -174,3 +174,11 @@ def test_the_probabilities_are_those_of_pytorch() -> None:
     rows = mask.sum(-1) > 1
     expected = (shares[..., 0] * rows).sum((0, 2))
     assert product_heads(query, key, mask)[:, Head.FIRST].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_logits_that_diverge_are_no_masks() -> None:
+    logits = torch.randn(2, 2, 8, 8) * 1e6
+    logits[0, 0, 0] = -logits[0, 0, 0].abs() - 1e4
+    assert written_out_heads(logits)[:, Head.MASKED].tolist() == [0.0, 0.0]
+    assert written_out_heads(logits)[:, Head.NONFINITE].tolist() == [0.0, 0.0]
+    assert written_out_heads(logits[:1, :1, :1])[:, Head.MASKED].tolist() == [1.0]
