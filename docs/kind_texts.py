@@ -35,6 +35,10 @@ MEANINGS: dict[str, str] = {
     "makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
     "precision_not_applied": "The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
     "same. Training takes the time and memory of float32.",
+    "activation_outliers": "One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
+    "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
+    "residual_growth": "The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
+    "given. Late blocks then hardly change the stream, and in float16 it may overflow.",
     "vanishing": "The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
     "exploding": "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and weights "
     "may end as NaN.",
@@ -142,6 +146,10 @@ FORMULAS: dict[str, str] = {
     "precision_not_applied": "share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
     "        / those of all that were called\n\n"
     "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true",
+    "activation_outliers": "channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
+    "alert if channel_ratio > {ActivationOutliers.threshold}",
+    "residual_growth": "growth = rms of a block's output / rms of the first block's output\n\n"
+    "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks",
     "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules nearer to the loss\n\n"
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
@@ -252,6 +260,8 @@ SEVERITIES: dict[str, str] = {
     "softmax_dim": "warning",
     "dropout_in_eval": "warning",
     "precision_not_applied": "warning",
+    "activation_outliers": "info; warning where the block's largest value is above a quarter of what its type holds",
+    "residual_growth": "info; warning where a block's largest value is above a quarter of what its type holds",
     "vanishing": "warning",
     "exploding": "critical where it grows; warning where it is only large",
     "zero": "warning",

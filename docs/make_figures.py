@@ -135,6 +135,8 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "attention_logits": ("large_queries_and_keys", "max_logit_by_head", heads("max_logit")),
     "attention_collapse": ("wrong_scale", "entropy_by_head", heads("entropy")),
     "masked_rows": ("inverted_written_mask", "masked_rows_by_head", heads("masked_rows")),
+    "activation_outliers": ("one_bias_of_20000", "residual_stream", lambda run: plots.residual_stream(run.features[-1])),
+    "residual_growth": ("shortcut_doubled", "residual_stream", lambda run: plots.residual_stream(run.features[-1])),
     "vanishing": ("deep_sigmoid", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[-1])),
     "exploding": ("exploding_rnn", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[0])),
     "zero": ("zero_init", "zero_fraction", heat("gradients", "zero_fraction", of="parameter")),

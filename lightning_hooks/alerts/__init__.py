@@ -19,6 +19,7 @@ from lightning_hooks.alerts.output_rules import (
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.representation_rules import RepresentationCollapse
+from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
@@ -42,6 +43,7 @@ from lightning_hooks.statistics.representation import RepresentationStats
 __all__ = [
     "ALERT_KINDS",
     "RULES",
+    "ActivationOutliers",
     "Alert",
     "AlertError",
     "AlertObservers",
@@ -105,6 +107,7 @@ __all__ = [
     "RanksSameBatch",
     "RepresentationCollapse",
     "RepresentationStats",
+    "ResidualGrowth",
     "Rule",
     "RuleBook",
     "SameSamples",

@@ -187,6 +187,7 @@ _RANK = {
             *("spike", "update_spike", "update_too_large", "weights_growing"),
             *("masked_rows", "attention_logits", "attention_collapse", "attention_uniform"),
             *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
+            *("residual_growth", "activation_outliers"),
             *("constant", "representation_collapse", "dead", "saturated", "vanishing", "zero"),
             *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
             *("update_too_small", "not_updated", "validation_shift", "silent", "loss_plateau", "overfitting"),

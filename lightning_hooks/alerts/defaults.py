@@ -22,6 +22,7 @@ from lightning_hooks.alerts.output_rules import (
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.representation_rules import RepresentationCollapse
+from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
@@ -36,6 +37,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
         *(RepresentationCollapse(), OutputRange(), SoftmaxDim(), DropoutInEval(), PrecisionNotApplied(), LabelsIgnoredByLoss()),
+        *(ActivationOutliers(), ResidualGrowth()),
     ),
     AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),
     GradientFlowReport: (

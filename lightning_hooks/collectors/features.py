@@ -247,7 +247,7 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
-        from lightning_hooks.plots import dead_units, heatmap
+        from lightning_hooks.plots import dead_units, heatmap, residual_stream
 
         figures: dict[str, Callable[[], Figure]] = {
             f"{stat} by epoch": partial(heatmap, reports, stat)
@@ -256,6 +256,8 @@ class FeatureCollector(Collector[FeatureReport]):
         }
         if self.table.rectifiers:
             figures["dead units"] = partial(dead_units, reports)
+        if reports[-1].residual:
+            figures["residual stream"] = partial(residual_stream, reports[-1])
         return figures
 
     @override

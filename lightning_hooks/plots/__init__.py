@@ -12,6 +12,7 @@ from lightning_hooks.plots.histograms import colourful_dimension
 from lightning_hooks.plots.maps import feature_map
 from lightning_hooks.plots.overlay import cam_figure
 from lightning_hooks.plots.profile import layer_times
+from lightning_hooks.plots.residual import residual_stream
 
 __all__ = [
     "attention_heads",
@@ -23,5 +24,6 @@ __all__ = [
     "gradient_flow",
     "heatmap",
     "layer_times",
+    "residual_stream",
     "update_ratios",
 ]

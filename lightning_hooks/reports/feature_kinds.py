@@ -92,5 +92,21 @@ OF_FEATURES: dict[str, Kind] = {
         ),
         "share",
     ),
+    "activation_outliers": Kind(
+        "A few channels far larger than the others",
+        (
+            "Look at the bias and the normalisation weight of that channel",
+            "In float16, train in bfloat16",
+            "Before quantising, give such channels a scale of their own",
+        ),
+    ),
+    "residual_growth": Kind(
+        "A residual stream that grows from block to block",
+        (
+            "Normalise what each branch reads (pre-norm)",
+            "Start each branch's last layer smaller, by the root of the depth",
+            "In float16, train in bfloat16",
+        ),
+    ),
 }
 """A part of :data:`~lightning_hooks.reports.kinds.KINDS`."""

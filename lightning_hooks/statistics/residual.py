@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +23,12 @@ class StreamColumn(IntEnum):
     """What each number of a block's line holds; all add but those of the largest channel and LIMIT. Of finite calls only."""
 
     CALLS = 0
-    CHANNEL = 1  # sum over calls of the largest mean square of a channel
-    MEDIAN = 2  # sum over calls of the median one
-    WRITES = 3  # values of the calls whose input is known
-    IN = 4  # sum of squares of these inputs
-    WRITTEN = 5  # sum of squares of output minus input
-    OUT = 6  # sum of squares of these outputs
+    WRITES = 1  # values of the calls whose input is known
+    CHANNEL = 2  # sum over calls of the largest mean square of a channel
+    MEDIAN = 3  # sum over calls of the median one
+    OUT = 4  # sum of squares of the outputs whose input is known
+    IN = 5  # sum of squares of these inputs
+    WRITTEN = 6  # sum of squares of output minus input
     LARGEST = 7  # the largest mean square of a channel in any call
     LARGEST_CHANNEL = 8  # the channel that has it, plus 1
     LIMIT = 9  # the largest number that the output's type holds; +inf while there is no call
@@ -86,6 +87,9 @@ class ResidualTable:
         blocks: (name, module) of each, in order. The modules are read and not kept.
         device: Where the lines live.
         clock: Of the training batch.
+
+    Attributes:
+        on_host: Whether lines are written with numpy.
     """
 
     def __init__(self, blocks: Sequence[tuple[str, nn.Module]], device: torch.device | str, clock: Clock) -> None:
@@ -95,6 +99,8 @@ class ResidualTable:
         self._kernels = kernels_for(self._rows.device.type)
         self._clock = clock
         self._lines = self._empty()
+        self._limits = [math.inf] * len(blocks)  # known to the host: of the outputs' types
+        self.on_host = self._rows.is_cpu
 
     def _empty(self) -> Tensor:
         lines = torch.zeros((len(self.names), N_STREAM_COLUMNS), dtype=self._rows.dtype, device=self._rows.device)
@@ -113,32 +119,47 @@ class ResidualTable:
         before = None if before is None or before.shape != values.shape else before  # it was freed
         self._kernels.record(self._rows, index, values, self._clock, moments=True)
         square, totals = self._kernels.stream(values, before, self._channel_dim(index, values))
-        self._enter(index, square / (values.numel() / len(square)), square.sum(), totals, values)
+        self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)
+        (self._enter_on_host if self.on_host else self._enter)(index, square, totals, values.numel())
 
-    def _enter(self, index: int, channels: Tensor, out: Tensor, totals: Tensor | None, values: Tensor) -> None:
-        line = self._lines[index]
+    def _enter(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
+        """Enter the sums of squares of a call's channels, and of the input and what was added to it."""
+        line, channels, out = self._lines[index], square / (n / len(square)), square.sum()
         largest, channel = channels.max(0)
-        found = torch.zeros_like(line)
-        found[StreamColumn.CALLS] = 1
-        found[StreamColumn.CHANNEL] = found[StreamColumn.LARGEST] = largest
-        found[StreamColumn.MEDIAN] = channels.median()
-        if totals is not None:
-            found[StreamColumn.WRITES] = values.numel()
-            found[StreamColumn.IN : StreamColumn.OUT] = totals
-            found[StreamColumn.OUT] = out
-        found[StreamColumn.LARGEST_CHANNEL] = channel + 1
-        found = torch.where(torch.isfinite(found).all(), found, 0)
-        larger = found[StreamColumn.LARGEST] > line[StreamColumn.LARGEST]
-        known = slice(StreamColumn.LARGEST, StreamColumn.LIMIT)
-        line[known] = torch.where(larger, found[known], line[known])
-        line[: StreamColumn.LARGEST] += found[: StreamColumn.LARGEST]
-        line[StreamColumn.LIMIT] = line[StreamColumn.LIMIT].clamp(max=torch.finfo(values.dtype).max)
+        nothing = torch.zeros_like(out)
+        of_input = (nothing, nothing, nothing) if totals is None else (out, *totals.unbind())
+        found = torch.stack((largest, channels.median(), *of_input))
+        finite = torch.isfinite(found).all()
+        found = torch.where(finite, found, 0)
+        line[StreamColumn.CALLS] += finite
+        line[StreamColumn.WRITES] += finite * (0 if totals is None else n)
+        line[StreamColumn.CHANNEL : StreamColumn.LARGEST] += found
+        larger = found[0] > line[StreamColumn.LARGEST]
+        pair = slice(StreamColumn.LARGEST, StreamColumn.LIMIT)
+        line[pair] = torch.where(larger, torch.stack((found[0], channel + 1)), line[pair])
+
+    def _enter_on_host(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
+        """The same in CPU memory, where numpy's calls are cheaper."""
+        line, squares = self._lines.numpy()[index], square.numpy()
+        channel, middle = int(squares.argmax()), (len(squares) - 1) // 2
+        each = len(squares) / n
+        largest, median = each * float(squares[channel]), each * float(np.partition(squares, middle)[middle])
+        known = () if totals is None else (float(squares.sum()), *totals.tolist())
+        if not all(map(math.isfinite, (largest, median, *known))):
+            return
+        line[: StreamColumn.OUT] += (1, n if known else 0, largest, median)
+        if known:
+            line[StreamColumn.OUT : StreamColumn.LARGEST] += known
+        if largest > line[StreamColumn.LARGEST]:
+            line[StreamColumn.LARGEST : StreamColumn.LIMIT] = (largest, channel + 1)
 
     def _channel_dim(self, index: int, values: Tensor) -> int:
         return 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
 
     def pack(self) -> Tensor:
         """Return everything as one vector."""
+        limits = torch.tensor(self._limits, dtype=self._lines.dtype).to(self._lines.device, non_blocking=True)
+        self._lines[:, StreamColumn.LIMIT] = torch.minimum(self._lines[:, StreamColumn.LIMIT], limits)
         return torch.cat((self._rows.flatten(), self._lines.flatten()))
 
     def unpack(self, packed: Tensor) -> None:
@@ -170,6 +191,7 @@ class ResidualTable:
         """Start a new window."""
         self._rows.copy_(empty_table(len(self.names), self._rows.device))
         self._lines.copy_(self._empty())
+        self._limits = [math.inf] * len(self.names)
 
 
 def _stats(row: FeatureStats, line: Sequence[float], stream: str) -> ResidualStats:

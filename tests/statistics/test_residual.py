@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -18,8 +19,20 @@ from tests.support.stacks import Block, ConvBlock, ConvStack, Stack, assert_stre
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
+on_host = True
+
+
+@pytest.fixture(params=["host", "device"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for accelerators runs on the CPU too."""
+    monkeypatch.setattr(sys.modules[__name__], "on_host", request.param == "host")
+
+
 def table_of(*blocks: nn.Module) -> ResidualTable:
-    return ResidualTable([(f"blocks.{number}", block) for number, block in enumerate(blocks)], "cpu", Clock())
+    table = ResidualTable([(f"blocks.{number}", block) for number, block in enumerate(blocks)], "cpu", Clock())
+    assert table.on_host
+    table.on_host = on_host
+    return table
 
 
 def read(table: ResidualTable, packed: Tensor | None = None) -> dict[str, ResidualStats]:

@@ -1,0 +1,119 @@
+"""Rules over the residual stream: channels far larger than the others, and a stream that grows from block to block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import FeatureReport
+from lightning_hooks.statistics.residual import ResidualStats
+
+NEAR = 0.25
+"""Share of the largest number of its type above which a stream is about to overflow: two bits are left."""
+
+CARRIED = 0.25
+"""How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream."""
+
+
+def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
+    """The blocks of each residual stream, in the order of depth; blocks that hand on something unrelated are none."""
+    found: dict[str, dict[str, ResidualStats]] = {}
+    for name, stats in report.residual.items():
+        found.setdefault(stats.stream, {})[name] = stats
+    for blocks in found.values():
+        carried = [stats.carried for stats in blocks.values() if stats.carried is not None]
+        if not carried or median(carried) >= CARRIED:  # an input by keyword is not known
+            yield blocks
+
+
+def overflowing(blocks: Mapping[str, ResidualStats]) -> str:
+    """The first block whose output is about to overflow its type, or has overflowed; empty if there is none."""
+    return next((name for name, stats in blocks.items() if _is_near(stats)), "")
+
+
+def _is_near(stats: ResidualStats) -> bool:
+    return stats.nonfinite_fraction > 0 or stats.largest > NEAR * stats.limit
+
+
+def _room(stats: ResidualStats) -> str:
+    if stats.nonfinite_fraction > 0:
+        return "It has values that are NaN or infinite."
+    return f"Its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}: it is about to overflow."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActivationOutliers(Rule):
+    """One channel of the residual stream that is far larger than the others.
+
+    Trained language models have such channels, and rely on them (Sun et al., "Massive Activations in Large Language Models", 2024,
+    arXiv 2402.17762): it is an info. They cost precision where activations are quantised or in half precision, and in float16
+    they overflow: then it is a warning.
+
+    Attributes:
+        threshold: RMS of the largest channel over that of the median one, above which it counts.
+    """
+
+    kind: ClassVar[str] = "activation_outliers"
+
+    threshold: float = 100.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stream, at its first block with such a channel."""
+        for blocks in streams(report):
+            found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
+            if not found:
+                continue
+            near = overflowing(found)
+            name = near or next(iter(found))
+            stats = found[name]
+            others = f" So it is behind {len(found)} of {len(blocks)} blocks." if len(found) > 1 else ""
+            yield self.alert(
+                report, name, stats.channel_ratio, self.threshold, "warning" if near else "info",
+                f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
+                f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).{others} "
+                f"{_room(stats) if near else 'Large language models often have such channels; quantisation loses the others.'}",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualGrowth(Rule):
+    """A residual stream that is far larger behind the last blocks than behind the first.
+
+    Each block of a pre-norm model adds something of about the same size, so that the stream grows as the root of the depth; a
+    thousandfold growth means that blocks multiply it. Blocks then hardly change the stream that they are given, and in float16 it
+    overflows: that is a warning, everything else an info.
+
+    Attributes:
+        threshold: RMS behind a block over the RMS behind the first one, above which it counts.
+        min_blocks: Blocks below which a stack is not judged.
+    """
+
+    kind: ClassVar[str] = "residual_growth"
+
+    threshold: float = 100.0
+    min_blocks: int = 3
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stream, at the first block where it is too large."""
+        for blocks in streams(report):
+            first = next(iter(blocks.values()))
+            if len(blocks) < self.min_blocks or not first.rms > 0:
+                continue
+            found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms}
+            if not found:
+                continue
+            near = overflowing(found)
+            name = near or next(iter(found))
+            stats = found[name]
+            last = next(reversed(blocks.values()))
+            yield self.alert(
+                report, name, stats.rms / first.rms, self.threshold, "warning" if near else "info",
+                f"the residual stream behind it has an RMS of {stats.rms:.3g}, {stats.rms / first.rms:.3g} times that behind the "
+                f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}. Common "
+                "causes: branches without a normalisation, or whose last layer starts too large. "
+                f"{_room(stats) if near else ''}".rstrip(),
+            )  # fmt: skip
