@@ -24,6 +24,7 @@ MONITORS = {
     "AttentionReport": "AttentionMonitor",
     "GradientFlowReport": "GradientFlowMonitor",
     "ClipReport": "GradientClipMonitor",
+    "RouterReport": "RouterMonitor",
 }
 EVERY_RULE = tuple(field.name for field in dataclasses.fields(Rule))
 

@@ -53,6 +53,11 @@ MEANINGS: dict[str, str] = {
     "has learned may be lost in that step.",
     "weights_growing": "The norm of a weight doubled within one window, faster than in the window before. Training that goes on like this "
     "diverges.",
+    "router_collapse": "A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
+    "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a much "
+    "smaller one.",
+    "dead_experts": "Some experts of a mixture get no tokens, or next to none, window after window. They do not train, and since they do "
+    "not train the router has no reason to choose them.",
     "second_moment_stale": "Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so "
     "eps alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
     "lr_zero": "The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly begun when "
@@ -181,6 +186,13 @@ FORMULAS: dict[str, str] = {
     "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
     "weights_growing": "alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"
     "      after {WeightsGrowing.min_windows} windows",
+    "router_collapse": "effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
+    "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
+    "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least {RouterCollapse.least_codes} codes\n"
+    "in two windows in a row, of at least {RouterCollapse.min_choices} choices for each expert at an even load",
+    "dead_experts": "alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"
+    "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
+    "in two windows in a row, of at least {DeadExperts.min_choices} choices for each expert at an even load",
     "second_moment_stale": "stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
     "alert if stale_fraction > {SecondMomentStale.threshold}",
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
@@ -272,6 +284,8 @@ SEVERITIES: dict[str, str] = {
     "updates_lost": "warning",
     "update_spike": "warning",
     "weights_growing": "warning",
+    "router_collapse": "warning",
+    "dead_experts": "warning; info for less than a quarter of the experts",
     "second_moment_stale": "warning",
     "lr_zero": "warning; info for a rate that has always been 0",
     "optimizer_settings": "warning; info for a large eps that does not decide the steps",
@@ -314,5 +328,6 @@ CAPTIONS: dict[str, str] = {
     "calls": "Calls of each module in the sampled batches of the last epoch.",
     "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
     "statistics": "How far the running statistics of frozen batch norms have moved; none where they are in eval mode.",
+    "expert_load": "Share of the choices that each expert gets, by epoch. Above a bar stands how many experts got nothing.",
     "inputs": "RMS of the model's input in training and in validation.",
 }

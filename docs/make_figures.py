@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lightning_hooks import plots
-from lightning_hooks.callbacks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor
+from lightning_hooks.callbacks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, RouterMonitor
+from lightning_hooks.collectors.router_sites import find_routers
 from lightning_hooks.plots.canvas import BLUE, ORANGE, heading, name_layers, sheet, style
 from tests.faults.catalogue import CASES
 from tests.faults.training import build, train
@@ -39,6 +40,7 @@ class Run(NamedTuple):
     clips: Sequence[Any]
     losses: Sequence[float]
     attention: Sequence[Any]
+    routers: Sequence[Any]
 
 
 def heat(reports: str, stat: str, **options: Any) -> Callable[[Run], Figure]:
@@ -147,6 +149,8 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "updates_lost": ("bfloat16_small_steps", "loss", loss),
     "update_spike": ("one_large_step", "loss", loss),
     "weights_growing": ("penalty_with_wrong_sign", "weight_norm", heat("gradients", "weight_norm", of="parameter")),
+    "router_collapse": ("router_starts_collapsed", "expert_load", lambda run: plots.expert_load(run.routers)),
+    "dead_experts": ("experts_out_of_reach", "expert_load", lambda run: plots.expert_load(run.routers)),
     "second_moment_stale": ("loss_divided_too_often", "update_ratios", lambda run: plots.update_ratios(run.gradients[-1])),
     "lr_zero": ("scheduler_at_every_batch", "loss", loss),
     "optimizer_settings": ("betas_in_wrong_order", "loss", loss),
@@ -184,9 +188,12 @@ def run_of(fault: str, planted: bool) -> Run:
     quiet: dict[str, Any] = {"summary": False, "on_alert": [].append}
     features, gradients = FeatureStatsMonitor(**quiet), GradientFlowMonitor(**quiet)
     clips, attention = GradientClipMonitor(**quiet), AttentionMonitor(**quiet)
-    train(built, [features, gradients, clips, attention])
+    routers = [RouterMonitor(**quiet)] if find_routers(built.module) else []
+    train(built, [features, gradients, clips, attention, *routers])
     losses = [float(value) for value in built.module.losses]  # type: ignore[union-attr]
-    return Run(features.history, gradients.history, clips.history, losses, attention.history)
+    return Run(
+        features.history, gradients.history, clips.history, losses, attention.history, [*routers[0].history] if routers else []
+    )
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         HookedCallback,
         InputNormalizer,
         LayerProfiler,
+        RouterMonitor,
         TrainingMonitor,
         monitors,
     )
@@ -52,6 +53,7 @@ __all__ = [
     "HookedCallback",
     "InputNormalizer",
     "LayerProfiler",
+    "RouterMonitor",
     "TrainingMonitor",
     "kernels",
     "monitors",

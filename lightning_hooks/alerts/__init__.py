@@ -20,6 +20,7 @@ from lightning_hooks.alerts.output_rules import (
 from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.representation_rules import RepresentationCollapse
 from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
+from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
@@ -31,6 +32,7 @@ from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
+from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.statistics.attention_stats import AttentionStats, HeadStats
@@ -61,6 +63,7 @@ __all__ = [
     "Constant",
     "ConstantTargets",
     "Dead",
+    "DeadExperts",
     "Diverging",
     "DoubleSoftmax",
     "DropoutInEval",
@@ -108,6 +111,8 @@ __all__ = [
     "RepresentationCollapse",
     "RepresentationStats",
     "ResidualGrowth",
+    "RouterCollapse",
+    "RouterReport",
     "Rule",
     "RuleBook",
     "SameSamples",

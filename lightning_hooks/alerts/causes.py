@@ -189,6 +189,7 @@ _RANK = {
             *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
             *("residual_growth", "activation_outliers"),
             *("constant", "representation_collapse", "dead", "saturated", "vanishing", "zero"),
+            *("router_collapse", "dead_experts"),
             *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
             *("update_too_small", "not_updated", "validation_shift", "silent", "loss_plateau", "overfitting"),
         )
@@ -262,6 +263,10 @@ def _always(_: Node, __: Node) -> bool:
     return True
 
 
+def _at_the_same_site(effect: Node, cause: Node) -> bool:
+    return effect.alert.site == cause.alert.site
+
+
 def _let_nothing_through(_: Node, cause: Node) -> bool:
     return _whole(cause)
 
@@ -332,6 +337,7 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("spike", "update_spike"): _always,
     ("update_spike", "weights_growing"): _always,
     ("update_too_large", "weights_growing"): _always,
+    ("router_collapse", "dead_experts"): _at_the_same_site,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
     ("poor_init", "attention_logits"): _same_layer,

@@ -23,6 +23,7 @@ from lightning_hooks.alerts.output_rules import (
 from lightning_hooks.alerts.rank_rules import RanksDiffer
 from lightning_hooks.alerts.representation_rules import RepresentationCollapse
 from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
+from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
@@ -30,6 +31,7 @@ from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, Update
 from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.attention import AttentionReport
+from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
@@ -58,6 +60,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         WastedClip(),
         AlwaysClipped(),
     ),
+    RouterReport: (RouterCollapse(), DeadExperts()),
 }
 """By the report that they read."""
 

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import all_scale_free, loss_falls
+from lightning_hooks.alerts.past import all_scale_free, another_expert_learns, loss_falls
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
@@ -301,11 +301,12 @@ class Zero(Rule):
             return
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
+                severity: Severity = "info" if another_expert_learns(report, site) else "warning"
                 yield self.alert(
-                    report, site, gradient.zero_fraction, self.threshold, "warning",
+                    report, site, gradient.zero_fraction, self.threshold, severity,
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
                     "connected to the loss but does not learn. Common causes: dead or saturated units after it, an output that is "
-                    "masked or multiplied by zero, or an input of zeros.",
+                    "masked or multiplied by zero, an input of zeros, or an expert that no token reached.",
                 )  # fmt: skip
 
 
@@ -330,8 +331,9 @@ class Missing(Rule):
                 spare = report.setups[site].spare if site in report.setups and last is None else ""
                 known = f" This seems intended: it is {spare}." if spare else ""
                 known = f" It last had one in epoch {last}." if last is not None else known
+                severity: Severity = "info" if spare or another_expert_learns(report, site) else "warning"
                 yield self.alert(
-                    report, site, gradient.missing_steps, 0.0, "info" if spare else "warning",
+                    report, site, gradient.missing_steps, 0.0, severity,
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
                     f"on it.{known} Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
                     "breaks the path.",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lightning_hooks.reports.windows import GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
+_EXPERT = re.compile(r"(.*experts?\.)\w+(\..+)")
 
 
 def is_scale_free(optimizer: str) -> bool:
@@ -36,3 +37,15 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     if report.loss is None or report.loss.nonfinite_steps:
         return False
     return first is None or report.loss.mean < first.mean
+
+
+def another_expert_learns(report: GradientFlowReport, site: str) -> bool:
+    """Whether a parameter belongs to one of several experts, and that of another one has a gradient: tokens choose among them."""
+    found = _EXPERT.fullmatch(site)
+    if found is None:
+        return False
+    before, after = found.groups()
+    others = (
+        stats for name, stats in report.parameters.items() if name != site and name.startswith(before) and name.endswith(after)
+    )
+    return any(stats.steps and stats.zero_fraction < 1 for stats in others)

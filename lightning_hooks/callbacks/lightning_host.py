@@ -15,7 +15,6 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks import lightning_api
-from lightning_hooks.callbacks.progress_bar import printing
 from lightning_hooks.callbacks.run_folder import TemporaryFolder, run_folder
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
@@ -177,7 +176,7 @@ class LightningHost(Host):
 
     @override
     def printing(self) -> AbstractContextManager[None]:
-        return printing(self.trainer)
+        return lightning_api.printing(self.trainer)
 
     @override
     def info(self, message: str) -> None:

@@ -13,6 +13,7 @@ from lightning_hooks.plots.maps import feature_map
 from lightning_hooks.plots.overlay import cam_figure
 from lightning_hooks.plots.profile import layer_times
 from lightning_hooks.plots.residual import residual_stream
+from lightning_hooks.plots.routers import expert_load
 
 __all__ = [
     "attention_heads",
@@ -20,6 +21,7 @@ __all__ = [
     "clip_history",
     "colourful_dimension",
     "dead_units",
+    "expert_load",
     "feature_map",
     "gradient_flow",
     "heatmap",

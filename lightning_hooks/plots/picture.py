@@ -9,8 +9,10 @@ from lightning_hooks.plots.attention import attention_heads
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow
 from lightning_hooks.plots.heat import dead_units, heatmap
+from lightning_hooks.plots.routers import expert_load
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.reports.attention import AttentionReport
+from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figure:
     """Draw reports: one statistic as a heat map, or the default figure of their kind.
 
-    That is the gradient flow of the last epoch, the history of clipping, the width of quantisation steps, and of outputs the dead
-    units of rectifiers, or, where there is no rectifier, the spread of every module's output.
+    That is the gradient flow of the last epoch, the history of clipping, the load of experts, the width of quantisation steps,
+    and of outputs the dead units of rectifiers, or, where there is no rectifier, the spread of every module's output.
 
     Args:
         reports: One or several of one kind; any order.
@@ -43,4 +45,6 @@ def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figu
     if isinstance(last, FeatureReport):
         rectifiers = any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values())
         return dead_units(ordered) if rectifiers else heatmap(ordered, "std")
+    if isinstance(last, RouterReport):
+        return expert_load(ordered)
     return clip_history(ordered) if isinstance(last, ClipReport) else heatmap(ordered, "scale")

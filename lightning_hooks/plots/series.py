@@ -42,7 +42,7 @@ def as_reports(reports: Any) -> list[Any]:
     for report in found:
         if not isinstance(report, Report) or type(report) is not type(found[0]):
             raise TypeError(
-                "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport); "
+                "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport, …); "
                 f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
             )
     return sorted(found, key=lambda report: (report.epoch, report.at))
@@ -60,7 +60,9 @@ def statistics(report: Report, noun: str | None = None) -> tuple[str, ...]:
         first = next(iter(table.values()), None)
         if first is not None and noun in (None, what):
             found.update(
-                dict.fromkeys(name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels"))
+                dict.fromkeys(
+                    name for name in first.__dataclass_fields__ if name not in ("top_parameters", "limit", "channels", "load")
+                )
             )
     return tuple(found)
 

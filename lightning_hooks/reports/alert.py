@@ -23,9 +23,10 @@ GRADIENT_KINDS = (
     "ranks_differ",
 )
 ATTENTION_KINDS = ("attention_logits", "attention_collapse", "attention_uniform", "masked_rows")
+ROUTER_KINDS = ("router_collapse", "dead_experts")
 CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
 
-ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + ATTENTION_KINDS + GRADIENT_KINDS + CLIP_KINDS))
+ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + ATTENTION_KINDS + ROUTER_KINDS + GRADIENT_KINDS + CLIP_KINDS))
 """Every kind that the built-in rules raise."""
 
 

@@ -11,11 +11,18 @@ from typing import Any
 
 from lightning_hooks.reports.kinds import gravity
 
-TABLES = {"sites": "module", "modules": "module", "parameters": "parameter", "optimizers": "optimizer"}
+TABLES = {
+    "sites": "module",
+    "modules": "module",
+    "parameters": "parameter",
+    "optimizers": "optimizer",
+    "routers": "router",
+    "codebooks": "codebook",
+}
 """The tables of reports, and what their rows are."""
 SHOWN = (
     *("dead_fraction", "saturated_fraction", "nonfinite_fraction", "norm", "rms", "std", "rate", "norm_before", "scale"),
-    *("update_rms", "instability", "entropy", "max_logit", "first_token_share"),
+    *("update_rms", "instability", "balance", "max_load", "entropy", "max_logit", "first_token_share", "perplexity", "usage"),
 )
 """What is shown of a site: the first three of these that it has."""
 

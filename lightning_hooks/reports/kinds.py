@@ -230,6 +230,23 @@ KINDS: dict[str, Kind] = {
         ),
         "share",
     ),
+    "router_collapse": Kind(
+        "A router that makes the same few choices",
+        (
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Try a lower learning rate for the router, noise on its logits, or a z-loss",
+            "Normalise what it reads",
+        ),
+    ),
+    "dead_experts": Kind(
+        "Experts that get no tokens",
+        (
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Start the router from smaller weights, or with a lower learning rate",
+            "Use fewer experts",
+        ),
+        "share",
+    ),
     "always_clipped": Kind(
         "Clipping at nearly every step",
         ("Raise the clipping threshold above the usual norm, or lower the learning rate",),

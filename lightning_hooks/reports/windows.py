@@ -23,6 +23,7 @@ from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.model_setup import ModelSetup
 from lightning_hooks.reports.optimizers import OptimizerStats
 from lightning_hooks.reports.plain import PlainReport
+from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
 from lightning_hooks.statistics.call_checks import DropoutUse, SoftmaxUse
@@ -181,4 +182,4 @@ class RangeReport(PlainReport):
     window: int | None = None
 
 
-Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport | AttentionReport
+Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport | AttentionReport | RouterReport

@@ -19,6 +19,7 @@ from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlo
 from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import PlainReport, to_plain
+from lightning_hooks.reports.routers import RouterReport
 
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
@@ -30,7 +31,7 @@ LONG = 60
 """Characters from which a value that has not changed is left out."""
 
 KINDS: dict[str, type[PlainReport]] = {
-    kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport)
+    kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport, RouterReport)
 }
 
 

@@ -140,7 +140,7 @@ class RunView:
         """What was record, and how much of training that is."""
         lines = []
         for record in self.run.monitors:
-            report, kinds = record.last, ("sites", "modules", "parameters", "optimizers")
+            report, kinds = record.last, ("sites", "modules", "parameters", "optimizers", "routers", "codebooks")
             observed = " + ".join(str(len(getattr(report, kind))) for kind in kinds if hasattr(report, kind))
             total = getattr(report, "batches", None)
             batches = f"{getattr(report, 'sampled_batches', None)} of {total}" if total else "every step"

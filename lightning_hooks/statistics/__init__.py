@@ -11,10 +11,12 @@ from lightning_hooks.statistics.gradients import (
     parameter_gradient_stats,
 )
 from lightning_hooks.statistics.kernels import kernels, summarize
+from lightning_hooks.statistics.routing import CodebookStats, RouterStats
 from lightning_hooks.statistics.rows import Column, empty_table, merge, scaled
 from lightning_hooks.statistics.units import Saturation, is_rectifier, saturation_of
 
 __all__ = [
+    "CodebookStats",
     "Column",
     "FeatureStats",
     "FeatureTable",
@@ -22,6 +24,7 @@ __all__ = [
     "GradientTable",
     "ParameterGradientStats",
     "ParameterTable",
+    "RouterStats",
     "Saturation",
     "WeightSample",
     "empty_table",

@@ -15,9 +15,10 @@ from lightning_hooks.alerts import (
     ClipReport,
     FeatureReport,
     GradientFlowReport,
+    RouterReport,
 )
 from lightning_hooks.alerts.rulebook import report_of
-from lightning_hooks.reports.alert import ATTENTION_KINDS, CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from lightning_hooks.reports.alert import ATTENTION_KINDS, CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS, ROUTER_KINDS
 
 
 def alert(kind="dead", site="a", epoch=0):
@@ -77,7 +78,7 @@ def test_rearm_is_at_least_one(rearm):
 
 def test_kinds_are_listed_once_each():
     assert len(set(ALERT_KINDS)) == len(ALERT_KINDS)
-    assert set(ALERT_KINDS) == set(FEATURE_KINDS) | set(ATTENTION_KINDS) | set(GRADIENT_KINDS) | set(CLIP_KINDS)
+    assert set(ALERT_KINDS) == {*FEATURE_KINDS, *ATTENTION_KINDS, *ROUTER_KINDS, *GRADIENT_KINDS, *CLIP_KINDS}
     assert ALERT_KINDS[:5] == ("dead", "saturated", "constant", "nonfinite", "silent")
 
 
@@ -86,6 +87,7 @@ def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():
     for reads, kinds in (
         (FeatureReport, FEATURE_KINDS),
         (AttentionReport, ATTENTION_KINDS),
+        (RouterReport, ROUTER_KINDS),
         (GradientFlowReport, GRADIENT_KINDS),
         (ClipReport, CLIP_KINDS),
     ):

@@ -11,6 +11,7 @@ from tests.faults import (  # noqa: F401  each enters its cases
     planted_numbers,
     planted_outputs,
     planted_residual,
+    planted_routers,
     planted_scale,
     planted_setup,
     planted_updates,

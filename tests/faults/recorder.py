@@ -116,7 +116,9 @@ class Recorder(Callback):
     def _forward(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             output = output[0] if isinstance(output, tuple) else output
-            if not self.recording_batch or not isinstance(output, Tensor) or not (output.is_floating_point() and output.dim()):
+            if not (
+                self.recording_batch and isinstance(output, Tensor) and output.is_floating_point() and output.dim() and len(output)
+            ):
                 return
             given = next((a for a in args if isinstance(a, Tensor)), None)
             self.outputs[index] = output_statistics(module, given, output)

@@ -1,0 +1,97 @@
+"""RouterMonitor: what the routers of a mixture of experts and the codebooks of a quantiser choose."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+from lightning_hooks.alerts import RouterReport
+from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.collectors.routers import RouterCollector
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hooks.selection import check_selector
+from lightning_hooks.session.settings import Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+
+
+class RouterMonitor(Monitor[RouterReport]):
+    """Logs how a mixture of experts spreads its tokens, and finds routers that collapse and experts that get nothing.
+
+    A router's choices are read off its output: its logits and the experts that it chose, or the largest logits. No module is called
+    and nothing waits for the device. Found by themselves are the routers of transformers (Mixtral, Qwen-MoE, OLMoE, DeepSeek,
+    Llama 4, gpt-oss, Switch, …), modules called a router that know their number of experts, and linear layers called ``gate`` or
+    ``router`` next to ``experts``. Padding counts as tokens. In a compiled region the choices are the largest logits.
+
+    Logged each window: ``routers/<router>/<stat>`` with stat one of balance, max_load, dead_fraction, entropy, margin,
+    overflow_fraction, dropped_fraction; ``routers/<codebook>/<stat>`` (perplexity, usage, max_share); of the whole model
+    ``routers/model/<stat>_median`` and ``…_worst``; ``routers/alerts/<kind>``. The load of each expert is in the report.
+
+    Args:
+        routers: The modules that put out a router's logits or choices, such as ``"*.gate"``; None for those that are found.
+        codebooks: The modules that return the codes of a vector quantiser, such as ``"quantize"``; None for none.
+        capacity_factor: What an expert's even share of a call is multiplied by; choices beyond count as overflow. At least 1.
+        every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`, and so are the others.
+        report_every_n_steps: The window.
+        on_alert: What is done with an alert.
+        rules: Rules of your own, changed ones and muted kinds.
+        summary: What is printed at the end of training.
+        logged: Which statistics loggers get.
+        max_overhead: The share of a step's time that it may take.
+        report_dir: Where the run's reports are written.
+        figures: Whether loggers get the figure of the experts' load.
+        progress_bar: Whether the progress bar shows open alerts.
+
+    Attributes:
+        report: The last window's :class:`~lightning_hooks.alerts.RouterReport`; None before the first.
+
+    Raises:
+        TypeError: If an argument is of a wrong type.
+        ValueError: If one is out of range, or, at train start, if a pattern matches nothing, a module does not say how many experts
+            or codes there are, or there is no router.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import RouterMonitor
+        >>> trainer = Trainer(callbacks=[RouterMonitor(on_alert="warn")], logger=False)
+    """
+
+    collector: ClassVar[type[Collector[Any]]] = RouterCollector
+
+    def __init__(
+        self,
+        *,
+        routers: ModuleSelector | None = None,
+        codebooks: ModuleSelector | None = None,
+        capacity_factor: float = 1.25,
+        every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        logged: Logged = "auto",
+        max_overhead: float | None = None,
+        report_dir: ReportDir = "auto",
+        figures: bool | int = False,
+        progress_bar: bool = False,
+    ) -> None:
+        check_selector(codebooks)
+        if isinstance(capacity_factor, bool) or not isinstance(capacity_factor, int | float):
+            raise TypeError(f"capacity_factor must be a number of at least 1, such as 1.25; got {capacity_factor!r}.")
+        if not capacity_factor >= 1:
+            raise ValueError(f"capacity_factor must be at least 1: an even share fits; got {capacity_factor!r}.")
+        settings = Settings(
+            modules=routers,
+            every_n_steps=every_n_steps,
+            report_every_n_steps=report_every_n_steps,
+            on_alert=on_alert,
+            rules=rules,
+            summary=summary,
+            logged=logged,
+            max_overhead=max_overhead,
+            report_dir=report_dir,
+            figures=figures,
+            progress_bar=progress_bar,
+        )
+        self.routers, self.codebooks, self.capacity_factor = routers, codebooks, capacity_factor
+        new = partial(RouterCollector, routers=routers, codebooks=codebooks, capacity_factor=float(capacity_factor))
+        super().__init__(settings, new)

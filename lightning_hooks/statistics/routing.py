@@ -1,0 +1,303 @@
+"""What routers and codebooks choose: how often each expert and each code is taken, and how sure a router is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.reduction import Stretch, Stretches, added
+from lightning_hooks.statistics.rows import row_dtype
+
+
+class RouterColumn(IntEnum):
+    """What each number of a router's row holds, before one for each expert: how often it was chosen. All add."""
+
+    CALLS = 0
+    TOKENS = 1
+    CHOICES = 2  # experts that were to be chosen: tokens times top_k
+    DROPPED = 3  # those that no expert got
+    OVERFLOW = 4  # those beyond a capacity, call by call
+    MEASURED = 5  # tokens with finite logits
+    ENTROPY = 6  # sum over them
+    MARGIN = 7  # sum over them
+    NONFINITE = 8  # tokens with a logit that is NaN or infinite
+
+
+N_ROUTER_COLUMNS = len(RouterColumn)
+N_CODEBOOK_COLUMNS = 1  # calls, before one number for each code
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStats:
+    """What a router chose in one window.
+
+    A choice is one expert for one token: ``tokens * top_k`` in all. Probabilities are the softmax of the router's logits, whichever
+    function it scores with itself.
+
+    Attributes:
+        calls: How often the router ran.
+        tokens: Tokens that it routed, padding among them.
+        experts: Number of experts.
+        top_k: Experts that each token gets.
+        load: Each expert's share of the choices, in [0, 1]; they add up to 1, and are all 0 where nothing was chosen.
+        dead_fraction: Share of the experts that no token got, in [0, 1].
+        max_load: The largest load times the number of experts: 1 where all are alike, ``experts / top_k`` at most.
+        balance: Entropy of the load over its maximum, the logarithm of the number of experts, in [0, 1]: 1 where all are alike.
+        entropy: Mean over the tokens of the entropy of their probabilities over its maximum, in [0, 1]: 0 where the router is sure
+            of one expert. None where the router does not return logits.
+        margin: Mean over the tokens of the probability of the last expert that is among the ``top_k`` likeliest minus that of the
+            next, in [0, 1]. None without logits, and where every expert is chosen.
+        overflow_fraction: Share of the choices beyond a capacity, a factor times an expert's even share of a call, as GShard and
+            Switch Transformer drop them (arXiv 2006.16668, 2101.03961); whether or not this router drops any.
+        dropped_fraction: Share of the choices that no expert got, as the router's output says, in [0, 1].
+        nonfinite_tokens: Tokens with a logit that is NaN or infinite.
+    """
+
+    calls: int
+    tokens: int
+    experts: int
+    top_k: int
+    load: tuple[float, ...]
+    dead_fraction: float
+    max_load: float
+    balance: float
+    entropy: float | None
+    margin: float | None
+    overflow_fraction: float
+    dropped_fraction: float
+    nonfinite_tokens: int = 0
+
+    @property
+    def dead_experts(self) -> tuple[int, ...]:
+        """The numbers of the experts that no token got."""
+        return tuple(number for number, share in enumerate(self.load) if not share)
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookStats:
+    """Which codes a quantiser chose in one window.
+
+    Attributes:
+        calls: How often it ran.
+        codes: Codes that it chose, each occurrence counted.
+        size: Number of codes in the book.
+        usage: Share of the codes that were chosen at all, in [0, 1].
+        perplexity: The exponential of the entropy of the codes' shares: how many codes, chosen alike, would be as varied; from 1 to
+            ``size``.
+        max_share: The most frequent code's share of ``codes``.
+    """
+
+    calls: int
+    codes: int
+    size: int
+    usage: float
+    perplexity: float
+    max_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What a router put out in one call.
+
+    Attributes:
+        logits: Shape ``(tokens, experts)``, floating point; None where it does not return them.
+        chosen: Numbers of experts, shape ``(tokens, top_k)``; a number outside ``[0, experts)`` means dropped. None for the
+            ``top_k`` largest logits.
+        dispatched: 0 or 1, shape ``(tokens, experts)``: which expert gets which token, after some were dropped. None where numbers
+            are known.
+    """
+
+    logits: Tensor | None
+    chosen: Tensor | None = None
+    dispatched: Tensor | None = None
+
+
+def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> Routing | None:
+    """Find logits and choices among the tensors that a router returns; None where there are neither.
+
+    Logits are floating-point with ``experts`` numbers in the last dimension: the first such tensor next to numbers of experts,
+    whose weights have the same form where every expert is chosen, and the last one otherwise.
+    """
+    wide = [x for x in tensors if x.dim() > 1 and x.shape[-1] == experts]
+    floats = [x for x in wide if x.is_floating_point()]
+    integers = [x for x in tensors if x.dim() and _is_integer(x)]
+    chosen = next((x for x in integers if x.dim() > 1 and x.shape[-1] == top_k), None)
+    if chosen is None and top_k == 1 and floats:
+        chosen = next((x for x in integers if x.numel() * experts == floats[0].numel()), None)
+    dispatched = None if chosen is not None else next((x for x in wide if _is_integer(x)), None)
+    if not floats and chosen is None and dispatched is None:
+        return None
+    logits = None if not floats else floats[-1] if chosen is None else floats[0]
+    return Routing(
+        None if logits is None else logits.detach().reshape(-1, experts),
+        None if chosen is None else chosen.reshape(-1, top_k),
+        None if dispatched is None else dispatched.reshape(-1, experts),
+    )
+
+
+def codes_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The codes among the tensors that a quantiser returns: the first of integers; None where there is none."""
+    return next((x.reshape(-1) for x in tensors if x.dim() and _is_integer(x)), None)
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.is_quantized or x.dtype == torch.bool)
+
+
+class RoutingTable:
+    """Takes up what routers and quantisers choose on the device, without waiting for it.
+
+    Args:
+        routers: Of each router the number of experts and how many a token gets.
+        codebooks: The size of each codebook.
+        capacity_factor: What an expert's even share of a call is multiplied by; choices beyond overflow.
+        device: Where the table lives.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[tuple[int, int]],
+        codebooks: Sequence[int] = (),
+        capacity_factor: float = 1.25,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        device = torch.device(device)
+        self._routers, self._codebooks, self._factor = tuple(routers), tuple(codebooks), capacity_factor
+        lengths = [N_ROUTER_COLUMNS + experts for experts, _ in routers] + [N_CODEBOOK_COLUMNS + size for size in codebooks]
+        self._numbers = torch.zeros(sum(lengths), dtype=row_dtype(device), device=device)
+        self._rows = torch.split(self._numbers, lengths) if lengths else ()
+
+    def add(self, index: int, routing: Routing) -> None:
+        """Take up one call of a router."""
+        (experts, top_k), row = self._routers[index], self._rows[index]
+        load, tokens = _load(routing, experts, top_k, row)
+        choices = tokens * top_k
+        row[RouterColumn.CALLS] += 1
+        row[RouterColumn.TOKENS] += tokens
+        row[RouterColumn.CHOICES] += choices
+        row[RouterColumn.DROPPED] += choices - load.sum()
+        row[RouterColumn.OVERFLOW] += (load - math.ceil(self._factor * choices / experts)).clamp(min=0).sum()
+        if routing.logits is not None and tokens:
+            row[RouterColumn.MEASURED : N_ROUTER_COLUMNS] += _measured(routing.logits, top_k, row)
+        row[N_ROUTER_COLUMNS:] += load
+
+    def add_codes(self, index: int, codes: Tensor) -> None:
+        """Take up one call of a quantiser: the codes that it chose, of any shape."""
+        size, row = self._codebooks[index], self._rows[len(self._routers) + index]
+        row[0] += 1
+        row[N_CODEBOOK_COLUMNS:] += _counts(codes.reshape(-1), size, row)
+
+    def pack(self) -> Tensor:
+        """The table, one-dimensional."""
+        return self._numbers.clone()
+
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge gave."""
+        self._numbers.copy_(packed)
+
+    @property
+    def stretches(self) -> Stretches:
+        """How packed tables merge: everything adds."""
+        return (Stretch(self._numbers.numel(), added),)
+
+    @property
+    def calls(self) -> Tensor:
+        """How often each router, then each quantiser, ran."""
+        return torch.stack([row[0] for row in self._rows])
+
+    def read(self, packed: Tensor) -> tuple[list[RouterStats | None], list[CodebookStats | None]]:
+        """Name the numbers of a packed table on the host; None for what never ran."""
+        rows = [row.tolist() for row in torch.split(packed, [len(row) for row in self._rows])]
+        routers = [router_stats(row, top_k) for row, (_, top_k) in zip(rows, self._routers, strict=False)]
+        return routers, [codebook_stats(row) for row in rows[len(self._routers) :]]
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self._numbers.zero_()
+
+
+def _load(routing: Routing, experts: int, top_k: int, like: Tensor) -> tuple[Tensor, int]:
+    """How often each expert is chosen, and the number of tokens."""
+    if routing.dispatched is not None:
+        return routing.dispatched.sum(0).to(like), routing.dispatched.shape[0]
+    chosen = routing.chosen
+    if chosen is None:
+        assert routing.logits is not None, "a router puts out logits or choices"
+        chosen = routing.logits.topk(top_k, -1).indices
+    return _counts(chosen.reshape(-1), experts, like), chosen.shape[0]
+
+
+def _counts(numbers: Tensor, size: int, like: Tensor) -> Tensor:
+    """How often each of the numbers from 0 to ``size - 1`` occurs; others are left out."""
+    numbers = numbers.to(like.device, torch.int64)
+    known = torch.where((numbers >= 0) & (numbers < size), numbers, size)
+    return like.new_zeros(size + 1).scatter_add_(0, known, like.new_ones(()).expand(known.shape))[:size]
+
+
+def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
+    """Tokens with finite logits, the sums over them of entropy and margin, the other tokens: shape ``(4,)``.
+
+    Minus infinity is a masked expert, and finite here as long as one is not masked.
+    """
+    values = logits.to(like.device, torch.promote_types(logits.dtype, torch.float32))
+    total = values.logsumexp(-1, keepdim=True)
+    finite = total.isfinite()
+    likely = torch.where(_are_probabilities(values), values, (values - total).exp())
+    likely = torch.where(finite, likely, 0)  # no NaN goes on
+    experts = values.shape[-1]
+    entropy = torch.special.entr(likely).sum(-1) / math.log(experts)
+    highest = likely.topk(min(top_k + 1, experts), -1).values
+    margin = highest[:, top_k - 1] - highest[:, top_k] if top_k < experts else torch.zeros_like(entropy)
+    measured = finite.sum().to(like)
+    return torch.stack((measured, entropy.to(like).sum(), margin.to(like).sum(), len(values) - measured))
+
+
+def _are_probabilities(values: Tensor) -> Tensor:
+    """Whether all rows are probabilities already: a router that ends with a softmax. Half precision is off by some thousandths."""
+    return ((values >= 0) & ((values.sum(-1, keepdim=True) - 1).abs() < 0.02)).all()
+
+
+def router_stats(row: Sequence[float], top_k: int) -> RouterStats | None:
+    """Name the numbers of a router's row; None where it never ran."""
+    if not row[RouterColumn.CALLS]:
+        return None
+    counts = row[N_ROUTER_COLUMNS:]
+    experts, kept = len(counts), sum(counts)
+    shares = tuple(count / kept if kept else 0.0 for count in counts)
+    choices, measured = row[RouterColumn.CHOICES] or 1.0, row[RouterColumn.MEASURED]
+    return RouterStats(
+        calls=int(row[RouterColumn.CALLS]),
+        tokens=int(row[RouterColumn.TOKENS]),
+        experts=experts,
+        top_k=top_k,
+        load=shares,
+        dead_fraction=shares.count(0.0) / experts,
+        max_load=max(shares) * experts,
+        balance=_entropy(shares) / math.log(experts),
+        entropy=row[RouterColumn.ENTROPY] / measured if measured else None,
+        margin=row[RouterColumn.MARGIN] / measured if measured and top_k < experts else None,
+        overflow_fraction=row[RouterColumn.OVERFLOW] / choices,
+        dropped_fraction=row[RouterColumn.DROPPED] / choices,
+        nonfinite_tokens=int(row[RouterColumn.NONFINITE]),
+    )
+
+
+def codebook_stats(row: Sequence[float]) -> CodebookStats | None:
+    """Name the numbers of a codebook's row; None where its quantiser never ran."""
+    if not row[0]:
+        return None
+    counts = row[N_CODEBOOK_COLUMNS:]
+    size, codes = len(counts), sum(counts)
+    shares = [count / codes if codes else 0.0 for count in counts]
+    used = size - shares.count(0.0)
+    return CodebookStats(int(row[0]), int(codes), size, used / size, math.exp(_entropy(shares)), max(shares))
+
+
+def _entropy(shares: Sequence[float]) -> float:
+    """The entropy of shares that add up to 1, in nats."""
+    return max(0.0, -sum(share * math.log(share) for share in shares if share))

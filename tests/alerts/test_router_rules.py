@@ -1,0 +1,123 @@
+"""Rules over routers and codebooks, on reports written by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import DeadExperts, GradientFlowReport, Missing, RouterCollapse, RouterReport, Zero
+from lightning_hooks.statistics import CodebookStats, ParameterGradientStats, RouterStats
+
+
+def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:
+    entropy = -sum(share * math.log(share) for share in load if share)
+    dead = sum(not share for share in load) / len(load)
+    balance = entropy / math.log(len(load))
+    return RouterStats(10, tokens, len(load), top_k, load, dead, max(load) * len(load), balance, 0.5, 0.1, 0.0, 0.0)
+
+
+def report(epoch: int = 0, **tables: Any) -> RouterReport:
+    return RouterReport(epoch, epoch, **{"routers": {}, **tables})
+
+
+EVEN = (0.25,) * 4
+ONE_DEAD = (0.2,) * 5 + (0.0,)
+TWO_DEAD = (0.25,) * 4 + (0.0, 0.0)
+COLLAPSED = (0.97, 0.01, 0.01, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("found", "severity"),
+    [
+        (stats(*EVEN), None),
+        (stats(*ONE_DEAD), "info"),
+        (stats(*TWO_DEAD), "warning"),
+        (stats(0.5, 0.4985, 0.0015), "warning"),  # 0.45 % of an even share, one expert of three
+        (stats(0.5, 0.49, 0.01), None),
+        (stats(*TWO_DEAD, tokens=500), None),  # 83 choices for each expert
+        (stats(1.0, 0.0, top_k=2), None),  # there is no choice
+    ],
+)
+def test_dead_experts(found: RouterStats, severity: str | None) -> None:
+    alerts = [*DeadExperts(share=0.3)(report(routers={"gate": found}))]
+    assert [alert.severity for alert in alerts] == ([severity] if severity else [])
+
+
+def test_dead_experts_are_named() -> None:
+    (alert,) = DeadExperts()(report(routers={"gate": stats(*TWO_DEAD)}))
+    assert (alert.site, alert.value, alert.threshold) == ("gate", pytest.approx(1 / 3), 0.25)
+    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.message
+
+
+@pytest.mark.parametrize(
+    ("found", "effective"),
+    [
+        (stats(*EVEN), None),
+        (stats(*COLLAPSED), 1.183),
+        (stats(0.5, 0.5, 0.0, 0.0), None),
+        (stats(0.5, 0.5, 0.0, 0.0, top_k=2), 2.0),
+        (stats(*COLLAPSED, tokens=300), None),
+        (stats(0.5, 0.5, top_k=2), None),
+    ],
+)
+def test_router_collapse(found: RouterStats, effective: float | None) -> None:
+    alerts = [*RouterCollapse()(report(routers={"gate": found}))]
+    assert [alert.value for alert in alerts] == ([pytest.approx(effective, rel=1e-3)] if effective else [])
+
+
+BOOK = CodebookStats(10, 10_000, 512, 0.01, 4.0, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("book", "found"),
+    [
+        (BOOK, True),
+        (replace(BOOK, perplexity=7.0), False),
+        (replace(BOOK, codes=50), False),
+        (replace(BOOK, size=8, perplexity=1.0), False),
+    ],
+)
+def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
+    alerts = [*RouterCollapse()(report(codebooks={"quantise": book}))]
+    assert bool(alerts) is found
+    assert all("4 of its 512 codes in effect" in alert.message and "k-means" in alert.message for alert in alerts)
+
+
+def test_one_window_is_not_enough() -> None:
+    assert all((rule.times, rule.of) == (2, 2) for rule in (RouterCollapse(), DeadExperts()))
+
+
+def parameters(**found: ParameterGradientStats) -> GradientFlowReport:
+    return GradientFlowReport(3, 300, {}, {name.replace("__", "."): value for name, value in found.items()}, 1.0)
+
+
+def gradient(**fields: Any) -> ParameterGradientStats:
+    nothing = {
+        "steps": 10,
+        "norm": 0.0,
+        "norm_max": 0.0,
+        "rms": 0.0,
+        "zero_fraction": 1.0,
+        "nonfinite_steps": 0,
+        "missing_steps": 0,
+    }
+    return ParameterGradientStats(**{**nothing, "update_ratio": None, **fields})
+
+
+ALIVE = gradient(norm=1.0, norm_max=1.0, rms=0.1, zero_fraction=0.0)
+WITHOUT = gradient(steps=0, missing_steps=10, zero_fraction=0.0)
+
+
+@pytest.mark.parametrize(("rule", "affected"), [(Zero(), gradient()), (Missing(), WITHOUT)])
+def test_an_expert_without_tokens_is_an_info_where_another_one_learns(rule: Any, affected: Any) -> None:
+    severities = []
+    for names in (("moe__experts__0__w", "moe__experts__1__w"), ("moe__layers__0__w", "moe__layers__1__w")):
+        (alert,) = rule(parameters(**{names[0]: affected, names[1]: ALIVE}))
+        severities.append(alert.severity)
+        assert len([*rule(parameters(**{names[0]: affected, names[1]: affected}))]) == 2
+    assert severities == ["info", "warning"]
+    all_dead = rule(parameters(moe__experts__0__w=affected, moe__experts__1__w=affected))
+    assert [alert.severity for alert in all_dead] == ["warning", "warning"]

@@ -1,0 +1,34 @@
+"""Routers and codebooks under DDP: both ranks report the choices of all, as one process does that sees the batches of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.rank_routers import CASES, found
+from tests.support.reference import everything
+from tests.support.two_processes import run_twice
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    return run_twice("tests.support.rank_routers", tmp_path_factory.mktemp("routers"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_ranks_have_the_choices_of_all(case: str, two_ranks: Any, tmp_path: Path) -> None:
+    one, other = (rank["report"] for rank in two_ranks[case])
+    assert everything(one) == everything(other)
+    whole = found(1, 0, case)["report"]
+    gate, expected = one.routers["net.mixture.gate"], whole.routers["net.mixture.gate"]
+    assert (gate.calls, gate.tokens) == (2 * expected.calls, expected.tokens)  # each batch in two halves
+    assert gate.load == pytest.approx(expected.load)
+    assert gate.entropy == pytest.approx(expected.entropy)
+    assert gate.margin == pytest.approx(expected.margin)
+    book, alone = one.codebooks["net.quantise"], whole.codebooks["net.quantise"]
+    assert (book.codes, book.usage, book.perplexity) == (alone.codes, alone.usage, pytest.approx(alone.perplexity))
+    assert (one.sampled_batches, one.batches) == (3, 3)

@@ -1,0 +1,213 @@
+"""What routers and codebooks choose, against plain loops in float64."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics import CodebookStats, RouterStats
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.routing import Routing, RoutingTable, codes_of, routing_of
+
+EXPERTS, TOP_K = 5, 2
+
+
+def entropy(shares: list[float]) -> float:
+    return -sum(share * math.log(share) for share in shares if share > 0)
+
+
+def reference(calls: list[tuple[Tensor | None, Tensor]], experts: int, top_k: int, factor: float = 1.25) -> dict[str, Any]:
+    """Statistics of calls, each of logits and of the experts chosen, by loops over tokens."""
+    counts: Counter[int] = Counter()
+    entropies, margins, overflow, dropped, tokens, bad = [], [], 0.0, 0, 0, 0
+    for logits, chosen in calls:
+        of_call = Counter(int(expert) for row in chosen for expert in row)
+        dropped += sum(count for expert, count in of_call.items() if not 0 <= expert < experts)
+        capacity = math.ceil(factor * len(chosen) * top_k / experts)
+        overflow += sum(max(of_call[expert] - capacity, 0) for expert in range(experts))
+        counts += Counter({expert: count for expert, count in of_call.items() if 0 <= expert < experts})
+        tokens += len(chosen)
+        for row in () if logits is None else logits.double().tolist():
+            if any(math.isnan(x) or x == math.inf for x in row) or all(x == -math.inf for x in row):
+                bad += 1
+                continue
+            highest = max(row)
+            weights = [math.exp(x - highest) for x in row]
+            likely = sorted((w / sum(weights) for w in weights), reverse=True)
+            entropies.append(entropy(likely) / math.log(experts))
+            margins.append(likely[top_k - 1] - likely[top_k] if top_k < experts else 0.0)
+    kept = sum(counts.values())
+    load = [counts[expert] / kept if kept else 0.0 for expert in range(experts)]
+    return {
+        "calls": len(calls),
+        "tokens": tokens,
+        "experts": experts,
+        "top_k": top_k,
+        "load": tuple(load),
+        "dead_fraction": load.count(0.0) / experts,
+        "max_load": max(load) * experts,
+        "balance": entropy(load) / math.log(experts),
+        "entropy": sum(entropies) / len(entropies) if entropies else None,
+        "margin": sum(margins) / len(margins) if margins and top_k < experts else None,
+        "overflow_fraction": overflow / (tokens * top_k),
+        "dropped_fraction": dropped / (tokens * top_k),
+        "nonfinite_tokens": bad,
+    }
+
+
+def check(stats: RouterStats | None, expected: dict[str, Any], **close: float) -> None:
+    assert stats is not None
+    for name, value in expected.items():
+        found = getattr(stats, name)
+        assert found == (value if value is None else pytest.approx(value, **{"rel": 1e-5, "abs": 1e-6, **close})), name
+
+
+def logits_of(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32, experts: int = EXPERTS) -> Tensor:
+    values = 2 * torch.randn((tokens, experts), generator=torch.Generator().manual_seed(seed))
+    values[:, 3] -= 100  # a dead expert
+    return values.to(dtype)
+
+
+def table_of(*routings: Routing, experts: int = EXPERTS, top_k: int = TOP_K, **options: Any) -> RoutingTable:
+    table = RoutingTable([(experts, top_k)], **options)
+    for routing in routings:
+        table.add(0, routing)
+    return table
+
+
+def read(table: RoutingTable) -> RouterStats | None:
+    return table.read(table.pack())[0][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_largest_logits_are_the_choices(dtype: torch.dtype) -> None:
+    calls = [logits_of(tokens, seed, dtype) for seed, tokens in enumerate((7, 1, 40))]
+    expected = reference([(logits, logits.topk(TOP_K).indices) for logits in calls], EXPERTS, TOP_K)
+    assert expected["dead_fraction"] == 0.2
+    assert expected["overflow_fraction"] > 0
+    stats = read(table_of(*(Routing(logits) for logits in calls)))
+    check(stats, expected)
+    assert stats is not None
+    assert stats.dead_experts == (3,)
+
+
+def test_numbers_of_experts_go_before_the_largest_logits() -> None:
+    logits, chosen = logits_of(30), torch.randint(0, 4, (30, TOP_K))
+    check(read(table_of(Routing(logits, chosen))), reference([(logits, chosen)], EXPERTS, TOP_K))
+
+
+def test_choices_outside_are_dropped_and_without_logits_there_is_no_margin() -> None:
+    chosen = torch.tensor([[0, EXPERTS], [1, -1], [0, 1]], dtype=torch.int32)
+    expected = reference([(None, chosen)], EXPERTS, TOP_K)
+    assert (expected["dropped_fraction"], expected["entropy"], expected["margin"]) == (2 / 6, None, None)
+    check(read(table_of(Routing(None, chosen))), expected)
+
+
+def test_a_dispatch_mask_says_what_was_dropped() -> None:
+    mask = torch.eye(EXPERTS, dtype=torch.int64)[[0, 0, 1, 2]]
+    mask[1] = 0
+    stats = read(table_of(Routing(None, None, mask), top_k=1))
+    assert stats is not None
+    assert stats.load == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0])
+    assert (stats.dropped_fraction, stats.tokens) == (0.25, 4)
+
+
+def test_logits_that_are_not_finite_are_counted_and_left_out() -> None:
+    logits = logits_of(12)
+    logits[0, 1], logits[1, 0], logits[2, 2] = math.nan, math.inf, -math.inf  # the last is a masked expert
+    logits[3] = -math.inf
+    chosen = torch.zeros((12, TOP_K), dtype=torch.int64)
+    expected = reference([(logits, chosen)], EXPERTS, TOP_K)
+    assert expected["nonfinite_tokens"] == 3
+    check(read(table_of(Routing(logits, chosen))), expected)
+
+
+def test_probabilities_are_taken_as_they_are() -> None:
+    logits = logits_of(20)
+    check(read(table_of(Routing(logits.softmax(-1)))), reference([(logits, logits.topk(TOP_K).indices)], EXPERTS, TOP_K))
+
+
+def test_where_every_expert_is_chosen_there_is_no_margin() -> None:
+    stats = read(table_of(Routing(logits_of(4)), top_k=EXPERTS))
+    assert stats is not None
+    assert (stats.margin, stats.balance) == (None, pytest.approx(1.0))
+
+
+def test_overflow_is_beyond_a_factor_of_the_even_share() -> None:
+    chosen = torch.zeros((10, 1), dtype=torch.int64)
+    for factor, share in ((1.0, 0.8), (2.5, 0.5), (5.0, 0.0)):
+        stats = read(table_of(Routing(None, chosen), top_k=1, capacity_factor=factor))
+        assert stats is not None
+        assert stats.overflow_fraction == pytest.approx(share)
+
+
+def test_what_never_ran_has_no_statistics_and_no_tokens_are_no_error() -> None:
+    table = RoutingTable([(4, 1), (4, 2)], [8])
+    table.add(1, Routing(torch.empty(0, 4)))
+    (never, empty), (book,) = table.read(table.pack())
+    assert never is None
+    assert book is None
+    assert empty == RouterStats(1, 0, 4, 2, (0.0,) * 4, 1.0, 0.0, 0.0, None, None, 0.0, 0.0)
+    table.reset()
+    assert table.read(table.pack())[0] == [None, None]
+
+
+def test_codes_are_counted() -> None:
+    codes = torch.tensor([[0, 0, 3], [7, 0, 3]])
+    table = RoutingTable([(3, 1)], [8])
+    table.add_codes(0, codes)
+    table.add_codes(0, codes[0])
+    shares = [5 / 9, 3 / 9, 1 / 9]
+    expected = CodebookStats(2, 9, 8, 3 / 8, math.exp(entropy(shares)), 5 / 9)
+    found = table.read(table.pack())[1][0]
+    assert found is not None
+    assert (found.calls, found.codes, found.size, found.usage) == (expected.calls, expected.codes, expected.size, expected.usage)
+    assert (found.perplexity, found.max_share) == (pytest.approx(expected.perplexity), pytest.approx(expected.max_share))
+
+
+def test_tables_of_ranks_and_windows_merge_into_that_of_all_calls() -> None:
+    calls = [Routing(logits_of(tokens, seed)) for seed, tokens in enumerate((9, 4, 11))]
+    tables = [table_of(call) for call in calls]
+    whole = read(table_of(*calls))
+    merged = merge_ranks(tables[0].stretches, [table.pack() for table in tables])
+    assert tables[0].read(merged)[0][0] == whole
+    merged = merge_windows(
+        tables[0].stretches, merge_windows(tables[0].stretches, *(t.pack() for t in tables[:2])), tables[2].pack()
+    )
+    table = RoutingTable([(EXPERTS, TOP_K)])
+    table.unpack(merged)
+    assert read(table) == whole
+
+
+WIDE, WEIGHTS, NUMBERS = torch.randn(6, 4), torch.rand(6, 2), torch.randint(0, 4, (6, 2))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "top_k", "logits", "chosen", "dispatched"),
+    [
+        ([WIDE], 2, WIDE, None, None),
+        ([WIDE, WEIGHTS, NUMBERS], 2, WIDE, NUMBERS, None),  # transformers
+        ([NUMBERS, WEIGHTS, torch.tensor(0.1)], 2, None, NUMBERS, None),  # DeepSeek's own code
+        ([WIDE.sigmoid(), WIDE], 1, WIDE, None, None),  # Llama 4
+        ([torch.arange(12), torch.arange(12), torch.rand(12), WIDE], 2, WIDE, None, None),  # JetMoE
+        ([torch.ones(2, 3, 4).long(), torch.rand(2, 3, 1), WIDE.view(2, 3, 4)], 1, WIDE, None, torch.ones(6, 4)),  # Switch
+        ([WIDE, torch.arange(6)], 1, WIDE, torch.arange(6)[:, None], None),
+        ([WIDE, torch.rand(6, 4), torch.zeros(6, 4).long()], 4, WIDE, torch.zeros(6, 4), None),  # every expert is chosen
+    ],
+)
+def test_logits_and_choices_are_found_in_an_output(tensors: Any, top_k: int, logits: Any, chosen: Any, dispatched: Any) -> None:
+    found = routing_of(tensors, 4, top_k)
+    assert found is not None
+    for tensor, expected in ((found.logits, logits), (found.chosen, chosen), (found.dispatched, dispatched)):
+        assert (tensor is None) is (expected is None)
+        assert tensor is None or torch.equal(tensor.double(), expected.double())
+
+
+def test_an_output_without_either_is_none() -> None:
+    assert routing_of([torch.randn(6, 3), torch.ones(6, 4) > 0], 4, 2) is None
+    assert codes_of([torch.randn(3), torch.ones(2) > 0]) is None
