@@ -41,6 +41,7 @@ from lightning_hooks.statistics.loss import LossReport
 from lightning_hooks.statistics.outputs import OutputStats
 from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.representation import RepresentationStats
+from lightning_hooks.statistics.residual import ResidualStats
 
 __all__ = [
     "ALERT_KINDS",
@@ -111,6 +112,7 @@ __all__ = [
     "RepresentationCollapse",
     "RepresentationStats",
     "ResidualGrowth",
+    "ResidualStats",
     "RouterCollapse",
     "RouterReport",
     "Rule",

@@ -237,18 +237,21 @@ def _holds_all_its_weights(module: nn.Module) -> bool:
 
 
 def repeated_blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the blocks that a model is a stack of: siblings of one class, two at least, each with parts of its own.
+    """Return the blocks that a model is a stack of: modules of one class in one list, two at least, each with parts of its own.
 
-    Blocks inside such blocks (experts, heads) are none. A ``Sequential`` is none: it only holds others.
+    A list is a ``ModuleList``, a ``Sequential`` or a ``ModuleDict``, and no block itself. Blocks inside such blocks (experts,
+    heads) are none.
 
     Returns:
         (name, module) pairs in the order of ``named_modules()``.
     """
+    lists = {clean_name(name) for name, module in root.named_modules() if isinstance(module, _CONTAINERS)}
     siblings: dict[tuple[str, type[nn.Module]], list[tuple[str, nn.Module]]] = {}
     for name, module in named_sites(root):
         has_parts = can_be_called(module) and next(module.children(), None) is not None
-        if name and has_parts and not isinstance(module, _CONTAINERS) and not _is_opaque(module) and not is_metric(module):
-            siblings.setdefault((name.rpartition(".")[0], type(module)), []).append((name, module))
+        around = name.rpartition(".")[0]
+        if name and has_parts and around in lists and not isinstance(module, _CONTAINERS) and not _is_opaque(module):
+            siblings.setdefault((around, type(module)), []).append((name, module))
     repeated = [group for group in siblings.values() if len(group) > 1]
     names = {name for group in repeated for name, _ in group}
     return [(name, block) for group in repeated for name, block in group if names.isdisjoint(outwards(name)[1:])]

@@ -56,8 +56,8 @@ class FeatureReport(PlainReport):
             that no other is like.
         functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
         shared: Modules that one parent holds under several names: the first name to the others.
-        residual: Block name to the residual stream behind it, in the order of depth; blocks are siblings of one class, such as a
-            transformer's layers, whose output has the shape of their input.
+        residual: Block name to the residual stream behind it, in the order of depth; blocks are the modules of one class in
+            one list, such as a transformer's layers, whose output has the shape of their input.
         outputs: Calls of ``cross_entropy`` (``cross_entropy``, ``loss/cross_entropy``) to what they were given.
         representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
             only modules with the samples along the first dimension of their output.

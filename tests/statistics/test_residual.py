@@ -143,6 +143,14 @@ class Mixture(nn.Module):
         return sum(expert(x) for expert in self.experts)  # type: ignore[return-value]
 
 
+class Pair(nn.Module):
+    """Two stacks of one class, as T5 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Stack(), Stack()
+
+
 def test_which_blocks_a_model_is_a_stack_of() -> None:
     """Siblings of one class with parts; neither leaves, nor containers, nor what is inside such a block."""
 
@@ -155,5 +163,6 @@ def test_which_blocks_a_model_is_a_stack_of() -> None:
     assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == []
     assert names(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))) == []
     assert names(nn.TransformerDecoderLayer(8, 2)) == []  # two attentions, each one layer
+    assert names(Pair()) == [f"{part}.blocks.{number}" for part in ("encoder", "decoder") for number in range(3)]
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
     assert names(encoder) == ["layers.0", "layers.1"]

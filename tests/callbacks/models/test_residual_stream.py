@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor
 from lightning_hooks.reports.windows import FeatureReport
+from tests.faults import data, nets, tasks
 from tests.support.models import Classifier, TinyTransformer, hook_counts, loader, mlp, trainer
 from tests.support.stacks import ConvStack, Stack, Streams, assert_stream, reference
 
@@ -124,3 +125,28 @@ def test_a_compiled_model_has_the_same_stream() -> None:
         for stat in ("rms", "kurtosis", "channel_rms", "median_channel_rms", "write_ratio", "carried"):
             assert getattr(graph[name], stat) == pytest.approx(getattr(stats, stat), rel=1e-4), (name, stat)
     torch.compiler.reset()
+
+
+HEALTHY = {
+    "ResNet": (lambda: nets.ResNet(), (1, 8, 8), 3),
+    "MLP": (lambda: mlp(), (8,), 0),
+    "GPT": (lambda: nets.Transformer(layers=3), None, 3),
+    "ViT": (lambda: TinyTransformer(), TOKENS, 2),
+    "deep pre-norm": (lambda: Stack(width=32, depth=24), TOKENS, 24),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_healthy_nets_have_no_alert_of_their_stream(name: str, precision: Any) -> None:
+    build, shape, blocks = HEALTHY[name]
+    torch.manual_seed(0)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    if shape is None:
+        module, batches = tasks.Supervised(build(), tasks.adam()), data.loaders(data.text(), 32, 0)["train_dataloaders"]
+    else:
+        module, batches = Classifier(build()), loader(shape)
+    trainer([monitor], precision=precision, limit_train_batches=7, limit_val_batches=0).fit(module, batches)
+    assert len(monitor.report.residual) == blocks
+    assert not [alert for alert in monitor.report.alerts if alert.kind in ("activation_outliers", "residual_growth")]
+    assert all(stats.channel_ratio < 10 and (stats.carried or 1.0) > 0.5 for stats in monitor.report.residual.values())
