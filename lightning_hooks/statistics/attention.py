@@ -20,6 +20,10 @@ MOST_SAMPLES = 8
 """Samples that they are taken from, where each has enough of them."""
 MASKED = -9000.0
 """A number at or below it that is added to a logit masks the key: -10000, -1e9, the smallest of a dtype, -inf."""
+HIDDEN = 1e30
+"""What is subtracted from the logit of a masked key: an infinity would make arithmetic slow on the CPU."""
+NEGLIGIBLE = -87.0
+"""A key whose logit is so far below the largest has no share: its exponential is the smallest that is no denormal number."""
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -123,8 +127,9 @@ def product_heads(
     if allowed is None:
         keys, top = logits.new_full(logits.shape[:-1], logits.shape[-1]), logits.amax(-1)
     else:
-        keys = allowed.to(logits.dtype).sum(-1).expand(logits.shape[:-1])
-        top = logits.add_(torch.where(allowed, 0.0, -math.inf).to(logits.dtype)).amax(-1)
+        shown = allowed.to(logits.dtype)
+        keys = shown.sum(-1).expand(logits.shape[:-1])
+        top = logits.add_(shown.sub_(1).mul_(HIDDEN)).amax(-1)
     return _summary(logits if bias is None else logits.add_(bias), keys, top, finite)
 
 
@@ -215,12 +220,11 @@ def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -
     nonfinite = ~(sound | masked)
     if finite is not None:
         nonfinite = nonfinite | ~finite
-    below = scores.sub_(highest)
+    below = scores.sub_(highest).clamp_(min=NEGLIGIBLE)
     shares = below.exp()
     total = shares.sum(-1)
     first = shares[..., 0] / total
-    # The entropy of shares / total; what is masked has no share, and -inf * 0 is NaN.
-    entropy = total.log() - shares.mul_(below.clamp_(min=MASKED)).sum(-1) / total
+    entropy = total.log() - shares.mul_(below).sum(-1) / total  # of shares / total
     judged = sound & (keys > 1)
     nothing = top.new_zeros(())
     counts = torch.stack((torch.ones_like(masked), masked, nonfinite, masked & nonfinite, judged)).sum((1, 3)).to(top.dtype)
