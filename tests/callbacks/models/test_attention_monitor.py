@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import AttentionMonitor
 from lightning_hooks.alerts import AttentionReport
 from tests.support.attention import LAYERS, Checkpointed, Transformer, assert_stats, pooled
+from tests.support.host_reads import CountSyncs
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, mlp, trainer
 from tests.support.reference import same_state
@@ -125,6 +126,16 @@ def test_training_is_unaltered() -> None:
     assert observed.losses == without.losses
     assert same_state(observed, without)
     assert torch.equal(rng_with, rng_without)
+
+
+def test_no_host_sync_in_a_batch() -> None:
+    counts = []
+    for callbacks in ([], [AttentionMonitor(every_n_steps=1, summary=False)]):
+        counter, net = CountSyncs(), transformer("causal/sdpa", "padded/sdpa", "eager/softmax", "no_weights.layer/sdpa")
+        trainer([counter, *callbacks]).fit(Classifier(net), data(80))
+        counts.append(counter.mode.syncs)
+    assert counts[0] >= 20  # the counter counts: the model itself reads its loss
+    assert counts[1] == counts[0]
 
 
 def test_without_attention_it_warns_once_and_shows_nothing() -> None:
