@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lightning_hooks.alerts.attention_causes import ATTENTION_LINKS
 from lightning_hooks.alerts.loss_causes import LOSS_LINKS
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
@@ -279,16 +280,6 @@ def _nothing_moved(effect: Node, _: Node) -> bool:
     return effect.alert.value == 0.0
 
 
-def _same_layer(effect: Node, cause: Node) -> bool:
-    one, other = (node.alert.site.partition("/")[0] for node in (effect, cause))
-    above, around = (site.rpartition(".")[0] for site in (one, other))
-    return one in (other, around) or above == around != ""
-
-
-def _lost(_: Node, cause: Node) -> bool:
-    return cause.alert.severity == "critical"  # rows without a key gave NaN
-
-
 def _downstream(effect: Node, cause: Node) -> bool:
     return effect.place > cause.place
 
@@ -340,12 +331,7 @@ _LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
     ("router_collapse", "dead_experts"): _at_the_same_site,
     ("vanishing", "not_updated"): _always,
     ("zero", "not_updated"): _always,
-    ("poor_init", "attention_logits"): _same_layer,
-    ("poor_init", "attention_collapse"): _same_layer,
-    ("attention_logits", "attention_collapse"): _same_layer,
-    ("attention_logits", "saturated"): _same_layer,
-    ("attention_collapse", "saturated"): _same_layer,
-    ("masked_rows", "nonfinite"): _lost,
+    **ATTENTION_LINKS,
     **LOSS_LINKS,
 }
 """From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
