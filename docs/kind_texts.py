@@ -133,7 +133,7 @@ FORMULAS: dict[str, str] = {
     "masked_rows": "alert if a query row may attend to no key\n"
     "critical if such a row gives NaN\n"
     "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
-    "representation_collapse": "y = outputs of up to 16 samples, each divided by its root mean square; up to 256 elements of each\n"
+    "representation_collapse": "y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
     "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
     "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in {RepresentationCollapse.times} "
     "reports in a row,\n"

@@ -75,7 +75,7 @@ class CallChecks:
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
         device = torch.device(device)
         self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
-        self._known = torch.zeros((capacity, WIDTH), dtype=row_dtype(device))  # what the host knows of the window
+        self._known: dict[int, list[float]] = {}  # what the host knows of the window; of few sites, and cheaper than a tensor
 
     def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
         """Take up a call of softmax. No host sync.
@@ -89,8 +89,9 @@ class CallChecks:
         if not values.dim() or not values.is_floating_point():
             return
         along = (0 if values.dim() in (0, 1, 3) else 1) if dim is None else dim % values.dim()
-        self._known[index, CallColumn.SOFTMAX] += 1
-        self._known[index, CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
+        row = self._row(index)
+        row[CallColumn.SOFTMAX] += 1
+        row[CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
         if values.dim() > 1 and along != values.dim() - 1 and values.numel():
             self.rows[index, CallColumn.AGAINST_MASK] += is_against_mask(values, along)
 
@@ -102,10 +103,10 @@ class CallChecks:
             p: The share that it drops; 0 where it drops nothing.
             training: Whether the module that makes it is in training mode.
         """
-        row = self._known[index]
+        row = self._row(index)
         row[CallColumn.DROPOUT] += 1
         row[CallColumn.IN_EVAL_MODE] += p > 0 and not training
-        row[CallColumn.P] = max(float(row[CallColumn.P]), p)
+        row[CallColumn.P] = max(row[CallColumn.P], p)
 
     def dropout_in_validation(self, index: int, p: float) -> None:
         """Take up a call in validation that drops something, made by a module in eval mode.
@@ -114,20 +115,25 @@ class CallChecks:
             index: Of its site.
             p: The share that it drops.
         """
-        self._known[index, CallColumn.IN_VALIDATION] += 1
-        self._known[index, CallColumn.P] = max(float(self._known[index, CallColumn.P]), p)
+        row = self._row(index)
+        row[CallColumn.IN_VALIDATION] += 1
+        row[CallColumn.P] = max(row[CallColumn.P], p)
+
+    def _row(self, index: int) -> list[float]:
+        return self._known.setdefault(index, [0.0] * WIDTH)
 
     def pack(self) -> Tensor:
         """Return everything as one vector."""
-        return (self.rows + self._known.to(self.rows.device, non_blocking=True)).flatten()
+        known = torch.zeros(self.rows.shape, dtype=self.rows.dtype)
+        for index, row in self._known.items():
+            known[index] = torch.tensor(row, dtype=known.dtype)
+        return (self.rows + known.to(self.rows.device, non_blocking=True)).flatten()
 
     def unpack(self, packed: Tensor) -> None:
         """Take up a vector that :meth:`pack` or a merge gave."""
-        rows = packed.view_as(self.rows)
-        self._known.zero_()
-        self._known[:, CallColumn.P] = rows[:, CallColumn.P].to(self._known.device)
-        self.rows.copy_(rows)
-        self.rows[:, CallColumn.P] = 0
+        rows = packed.view_as(self.rows).tolist()
+        self._known = {index: row for index, row in enumerate(rows) if any(row)}
+        self.rows.zero_()
 
     @property
     def stretches(self) -> Stretches:
@@ -137,7 +143,7 @@ class CallChecks:
     def reset(self) -> None:
         """Start a new window."""
         self.rows.zero_()
-        self._known.zero_()
+        self._known.clear()
 
 
 def softmax_use(row: list[float]) -> SoftmaxUse | None:

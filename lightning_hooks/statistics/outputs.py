@@ -15,9 +15,11 @@ from lightning_hooks.statistics.rows import row_dtype
 
 MOST_ROWS = 256
 """Rows of a call that are measured, evenly spaced."""
-MOST_NUMBERS = 1 << 19
+MOST_NUMBERS = 1 << 17
 """Logits of a call that are measured: of large vocabularies fewer rows, at least ``FEWEST_ROWS``."""
-FEWEST_ROWS = 16
+FEWEST_ROWS = 8
+LEAST = -1e30
+"""Logarithm of a probability of 0, instead of minus infinity."""
 BUCKETS = 32
 """Classes are counted modulo this number: exact up to so many classes, and never too few above."""
 
@@ -38,7 +40,7 @@ class OutputStats:
         max_log_z: Its largest absolute value.
         max_logit: The largest logit.
         min_logit: The smallest logit.
-        zero_fraction: Share of the logits that are exactly 0, in [0, 1].
+        zero_fraction: Share of the logits that are exactly 0, in [0, 1], of ``classes`` in each row.
         probabilities: Share of the rows that are probabilities: none below 0, sum 1.
         log_probabilities: Share of the rows that are logarithms of probabilities: ``log_z`` 0.
         ignored_fraction: Share of all labels that are ``ignore_index``, in [0, 1]; NaN where targets are probabilities.
@@ -76,19 +78,18 @@ class OutputColumn(IntEnum):
     ROWS = 1  # measured rows that count
     ENTROPY = 2  # sum over rows
     LOG_Z = 3  # sum over rows
-    NUMBERS = 4  # logits
-    ZEROS = 5  # of them exactly 0
-    PROBABILITIES = 6  # rows
-    LOG_PROBABILITIES = 7  # rows
-    CORRECT = 8  # rows
-    LABELS = 9  # labels of all rows
-    IGNORED = 10  # of them ignored
-    IGNORED_CALLS = 11
-    LOST_CALLS = 12
-    CLASSES = 13  # largest
-    MAX_LOG_Z = 14  # largest absolute value
-    MAX_LOGIT = 15  # -inf while ROWS is 0
-    MIN_LOGIT = 16  # +inf while ROWS is 0
+    ZEROS = 4  # logits that are exactly 0
+    PROBABILITIES = 5  # rows
+    LOG_PROBABILITIES = 6  # rows
+    CORRECT = 7  # rows
+    LABELS = 8  # labels of all rows
+    IGNORED = 9  # of them ignored
+    IGNORED_CALLS = 10
+    LOST_CALLS = 11
+    CLASSES = 12  # largest
+    MAX_LOG_Z = 13  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
+    MAX_LOGIT = 14
+    MIN_LOGIT = 15  # +inf while ROWS is 0
 
 
 N_NUMBERS = len(OutputColumn)
@@ -146,7 +147,7 @@ class OutputTable:
     def reset(self) -> None:
         """Start a new window."""
         self.rows.zero_()
-        self.rows[:, OutputColumn.MAX_LOGIT] = -torch.inf
+        self.rows[:, OutputColumn.MAX_LOG_Z : OutputColumn.MIN_LOGIT] = -torch.inf
         self.rows[:, OutputColumn.MIN_LOGIT] = torch.inf
 
 
@@ -154,46 +155,37 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
     """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it."""
     as_labels = target.dtype in _INTEGERS
     taken, labels = _sampled(logits, target)
-    x = taken.to(row_dtype(logits.device) if taken.dtype == torch.float64 else torch.float32)
+    dtype, tolerance = row_dtype(logits.device), _tolerance(logits.dtype)
+    x = taken if taken.dtype in (torch.float32, dtype) else taken.float()
     log_z = x.logsumexp(-1)
-    p = (x - log_z[:, None]).exp()
-    # A class that is masked out has the logit -inf and the probability 0.
-    entropy = log_z - torch.where(p > 0, p * x, 0.0).sum(-1)
-    counts = log_z.isfinite()
-    correct = x.argmax(-1) == (labels if as_labels else labels.argmax(-1))
-    of_classes = labels if as_labels else labels.argmax(-1)
-    if as_labels:
-        counts = counts & (labels != ignore_index)
-    weight = counts.to(x.dtype)
-    among = counts[:, None] & x.isfinite()
-    sums = [
-        torch.ones_like(log_z[0]),
-        weight.sum(),
-        torch.where(counts, entropy, 0.0).sum(),
-        torch.where(counts, log_z, 0.0).sum(),
-        among.sum(),
-        (among & (x == 0)).sum(),
-        (counts & (x >= 0).all(-1) & ((x.sum(-1) - 1).abs() <= _tolerance(logits.dtype))).sum(),
-        (counts & (log_z.abs() <= _tolerance(logits.dtype)) & (x <= 0).all(-1)).sum(),
-        (counts & correct).sum(),
-    ]
+    high, guess = x.max(-1)
+    log_p = x - log_z[:, None]
+    low = torch.where(x > -torch.inf, x, torch.inf).amin(-1)  # a class that is masked out has the logit -inf
+    named = labels if as_labels else labels.argmax(-1)
+    counts = log_z.isfinite() & (labels != ignore_index) if as_labels else log_z.isfinite()
+    of_rows = torch.stack(
+        (
+            torch.ones_like(log_z),
+            -(log_p.exp() * log_p.clamp_min(LEAST)).sum(-1),
+            log_z,
+            (x == 0).sum(-1),
+            ((x.sum(-1) - 1).abs() <= tolerance) & (low >= 0),
+            (log_z.abs() <= tolerance) & (high <= 0),
+            guess == named,
+        )
+    )
+    sums = torch.where(counts, of_rows, 0.0).sum(1, dtype=dtype)
+    maxima = torch.where(counts, torch.stack((log_z.abs(), high, -low)), -torch.inf).amax(1).to(dtype)
+    of_labels = torch.zeros(4, dtype=dtype, device=logits.device)
     if as_labels:
         ignored = (target == ignore_index).sum()
         whole = ignored == target.numel()
-        lost = torch.zeros_like(whole) if loss is None else whole & ~loss.sum().isfinite()
-        sums += [torch.full_like(log_z[0], target.numel()), ignored, whole, lost]
-    else:
-        sums += [torch.zeros_like(log_z[0])] * 4
-    maxima = [
-        torch.full_like(log_z[0], x.shape[-1]),
-        torch.where(counts, log_z.abs(), 0.0).amax(),
-        torch.where(among, x, -torch.inf).amax(),
-        torch.where(among, x, torch.inf).amin(),
-    ]
-    dtype = row_dtype(logits.device)
+        lost = whole & ~loss.sum().isfinite() if loss is not None else torch.zeros_like(whole)
+        of_labels = torch.stack((torch.full_like(ignored, target.numel()), ignored, whole, lost)).to(dtype)
     buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
-    buckets.scatter_add_(0, of_classes.to(torch.int64).remainder(BUCKETS), weight.to(dtype))
-    return torch.cat((torch.stack([number.to(dtype) for number in (*sums, *maxima)]), buckets))
+    buckets.scatter_add_(0, named.to(torch.int64).remainder(BUCKETS), counts.to(dtype))
+    call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
+    return torch.cat((call, sums, of_labels, classes, maxima[:2], -maxima[2:], buckets))
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -245,7 +237,7 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         max_log_z=row[of.MAX_LOG_Z] if rows else math.nan,
         max_logit=row[of.MAX_LOGIT] if rows else math.nan,
         min_logit=row[of.MIN_LOGIT] if rows else math.nan,
-        zero_fraction=row[of.ZEROS] / row[of.NUMBERS] if row[of.NUMBERS] else math.nan,
+        zero_fraction=row[of.ZEROS] / (rows * row[of.CLASSES]) if rows else math.nan,
         probabilities=mean(of.PROBABILITIES),
         log_probabilities=mean(of.LOG_PROBABILITIES),
         ignored_fraction=row[of.IGNORED] / labels if labels else math.nan,

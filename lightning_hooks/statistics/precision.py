@@ -37,29 +37,29 @@ class PrecisionTable:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
-        self._calls = torch.zeros((len(sizes), 2), dtype=torch.float32)
+        self._calls = [[0.0, 0.0] for _ in sizes]
 
     def add(self, line: int, output: Tensor) -> None:
         """Take up the output of a layer."""
-        self._calls[line, 0] += 1
-        self._calls[line, 1] += output.dtype in (torch.float32, torch.float64)
+        self._calls[line][0] += 1
+        self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
 
     def pack(self) -> Tensor:
         """Return everything as one vector."""
-        return self._calls.flatten()
+        return torch.tensor(self._calls, dtype=torch.float32).flatten()
 
     def unpack(self, packed: Tensor) -> None:
         """Take up a vector that :meth:`pack` or a merge gave."""
-        self._calls.copy_(packed.view_as(self._calls))
+        self._calls = packed.view(-1, 2).tolist()
 
     @property
     def stretches(self) -> Stretches:
         """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self._calls.numel(), added),)
+        return (Stretch(2 * len(self.sizes), added),)
 
     def reset(self) -> None:
         """Start a new window."""
-        self._calls.zero_()
+        self._calls = [[0.0, 0.0] for _ in self.sizes]
 
     def read(self, packed: Tensor, names: Sequence[str], asked: str) -> PrecisionStats | None:
         """Name the numbers of a packed vector on the host; None where no layer was called.

@@ -13,12 +13,14 @@ from lightning_hooks.statistics.inputs import tensors_in
 from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
 from lightning_hooks.statistics.rows import fixed, row_dtype
 
-MOST_SAMPLES = 16
+MOST_SAMPLES = 8
 """Samples of a batch that are compared, evenly spaced."""
-MOST_ELEMENTS = 256
+MOST_ELEMENTS = 128
 """Elements of a sample that are compared, on an evenly spaced grid."""
-TINY = 1e-30
-"""A sample whose root mean square is smaller stays as it is."""
+TINY = 1e-60
+"""A sample whose mean square is smaller counts as 0."""
+LEAST_WITHIN = 1e-9
+"""With a smaller variance within samples, of mean square 1, an output is constant but for roundings, and says nothing."""
 FEWEST_SAMPLES = 4
 FEWEST_ELEMENTS = 8
 """With fewer of either, a site is not measured: one spread of two is by chance much smaller than the other."""
@@ -86,12 +88,16 @@ class RepresentationTable:
         """Compute the variances of what was taken up. No host sync."""
         for entries in self._waiting.values():
             stacked = torch.stack([taken.flatten(1) for _, taken in entries]).to(self.rows.device, self.rows.dtype)
-            stacked = stacked / stacked.square().mean(2, keepdim=True).sqrt().clamp_min(TINY)
-            between = stacked.var(1, correction=0).mean(1)
-            within = stacked.var(2, correction=0).mean(1)
-            usable = (between.isfinite() & (within > 0)).to(between.dtype)
-            ratio = (between / within).nan_to_num(0.0, 0.0, 0.0) * usable
-            found = torch.stack((usable, between.nan_to_num(0.0, 0.0) * usable, within.nan_to_num(0.0, 0.0) * usable), 1)
+            squares = stacked.square().mean(2)
+            scale = squares.clamp_min(TINY).rsqrt()
+            # Of samples with mean square 1 a variance is 1 minus a squared mean, exact enough in float64: these are of that size.
+            size = (squares * scale.square()).mean(1)
+            between = size - (scale[:, None] @ stacked).squeeze(1).div(stacked.shape[1]).square().mean(1)
+            within = size - (scale * stacked.mean(2)).square().mean(1)
+            usable = (between.isfinite() & (within > LEAST_WITHIN)).to(between.dtype)
+            between, within = (numbers.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable for numbers in (between, within))
+            ratio = between / within.clamp_min(LEAST_WITHIN)
+            found = torch.stack((usable, between, within), 1)
             lines = fixed(tuple(index for index, _ in entries)).to(self.rows.device, non_blocking=True)
             self.rows[:, : RepresentationColumn.LARGEST].index_add_(0, lines, found)
             self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
