@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import functools
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
-from lightning_hooks import TrainingMonitor
+from docs.make_architectures import PAGE, STEPS, Trained, matches, row, train
+from lightning_hooks import AttentionMonitor
 from tests.support.architectures import ARCHITECTURES, NEVER_CALLED, ArchitectureModule, batches_of
 from tests.support.models import trainer
-
-STEPS = 2
 
 each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
-class Trained(NamedTuple):
-    model: ArchitectureModule
-    monitor: TrainingMonitor | None
-    random_state: Tensor
-
-
 @functools.cache
 def trained(name: str, monitored: bool) -> Trained:
-    architecture = ARCHITECTURES[name]
-    model, batches = ArchitectureModule(architecture), batches_of(architecture, STEPS)
-    monitor = TrainingMonitor(every_n_steps=1, summary=False, report_dir=None) if monitored else None
-    trainer([monitor] if monitor else []).fit(model, batches)
-    return Trained(model, monitor, torch.get_rng_state())
-
-
-def matches(name: str, patterns: object) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)  # type: ignore[attr-defined]
+    return train(name, monitored)
 
 
 @each_architecture
@@ -51,7 +34,7 @@ def test_training_is_unaltered(name: str) -> None:
 
 @each_architecture
 def test_every_module_with_parameters_is_recorded_or_silent_for_a_reason(name: str) -> None:
-    model, monitor, _ = trained(name, monitored=True)
+    model, monitor, *_ = trained(name, monitored=True)
     architecture, report = ARCHITECTURES[name], monitor.features
     assert not any(member.faults.errors for member in monitor.members)
     holders = [site for site, module in model.named_modules() if list(module.parameters(recurse=False))]
@@ -68,7 +51,7 @@ def test_every_module_with_parameters_is_recorded_or_silent_for_a_reason(name: s
 
 @each_architecture
 def test_every_parameter_has_its_gradient_recorded(name: str) -> None:
-    model, monitor, _ = trained(name, monitored=True)
+    model, monitor, *_ = trained(name, monitored=True)
     recorded = monitor.gradients.parameters
     trains = {parameter: weight for parameter, weight in model.named_parameters() if weight.requires_grad}
     assert set(recorded) == set(trains)
@@ -78,6 +61,28 @@ def test_every_parameter_has_its_gradient_recorded(name: str) -> None:
 
 @each_architecture
 def test_what_has_numbers_has_finite_ones(name: str) -> None:
-    _, monitor, _ = trained(name, monitored=True)
+    _, monitor, *_ = trained(name, monitored=True)
     assert all(stats.nonfinite_fraction == 0 and stats.calls >= STEPS for stats in monitor.features.sites.values())
     assert not [str(alert) for alert in monitor.alerts if alert.severity != "info"]
+
+
+@pytest.mark.parametrize("name", [name for name, architecture in ARCHITECTURES.items() if architecture.attention])
+def test_attention_is_found(name: str) -> None:
+    report = trained(name, monitored=True).attention.report
+    assert len(report.sites) == ARCHITECTURES[name].attention
+    assert all(stats.calls == STEPS and stats.nonfinite_rows == 0 for stats in report.sites.values())
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in ("UNet", "DiT", "Mamba")])
+def test_attention_that_is_written_out_is_found_too(name: str) -> None:
+    model = ArchitectureModule(ARCHITECTURES[name])
+    model.net.set_attn_implementation("eager")
+    attention = AttentionMonitor(every_n_steps=1, summary=False, report_dir=None)
+    trainer([attention]).fit(model, batches_of(ARCHITECTURES[name], STEPS))
+    assert len(attention.report.sites) == ARCHITECTURES[name].attention
+
+
+@each_architecture
+def test_the_documentation_says_what_is_seen(name: str) -> None:
+    """``python -m docs.make_architectures`` writes it again."""
+    assert row(name, trained(name, monitored=True)) in PAGE.read_text(encoding="utf-8").splitlines()
