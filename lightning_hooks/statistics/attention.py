@@ -7,6 +7,7 @@ queries times keys.
 
 from __future__ import annotations
 
+import functools
 import math
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -51,17 +52,14 @@ class Grid(NamedTuple):
     Attributes:
         samples: How many samples.
         step: From each of them to the next.
+        chosen: The samples, ``(samples, 1)``.
         queries: Of each sample, ``(samples, queries per sample)``.
     """
 
     samples: int
     step: int
+    chosen: Tensor
     queries: Tensor
-
-    @property
-    def chosen(self) -> Tensor:
-        """The samples, ``(samples, 1)``."""
-        return torch.arange(self.samples, device=self.queries.device)[:, None] * self.step
 
     def rows(self, values: Tensor) -> Tensor:
         """The rows of a tensor ``(samples, heads, queries, width)``: ``(samples taken, heads, queries per sample, width)``."""
@@ -72,6 +70,7 @@ class Grid(NamedTuple):
         return values if values.shape[0] == 1 else values[: self.samples * self.step : self.step]
 
 
+@functools.lru_cache(maxsize=64)
 def grid(samples: int, queries: int, device: torch.device | str = "cpu") -> Grid:
     """Choose rows: of every sample its first query, its last, and between them others than in the next sample.
 
@@ -85,10 +84,12 @@ def grid(samples: int, queries: int, device: torch.device | str = "cpu") -> Grid
     else:
         taken = min(samples, max(MOST_SAMPLES, MOST_ROWS // queries))
         each = min(queries, MOST_ROWS // taken)
+    numbers = torch.arange(taken, device=device)[:, None]
     places = torch.arange(each, device=device).expand(taken, each) * taken
     if each > 2:
-        places[:, 1:-1] = places[:, 1:-1] + torch.arange(taken, device=device)[:, None]
-    return Grid(taken, max(samples // max(taken, 1), 1), places * (queries - 1) // max((each - 1) * taken, 1))
+        places[:, 1:-1] = places[:, 1:-1] + numbers
+    step = max(samples // max(taken, 1), 1)
+    return Grid(taken, step, numbers * step, places * (queries - 1) // max((each - 1) * taken, 1))
 
 
 def product_heads(

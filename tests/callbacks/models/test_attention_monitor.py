@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import AttentionMonitor
 from lightning_hooks.alerts import AttentionReport
+from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
 from tests.support.attention import LAYERS, Checkpointed, Transformer, assert_stats, pooled
 from tests.support.host_reads import CountSyncs
 from tests.support.interruptions import Batches, SaveAt
@@ -220,3 +221,22 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
         for name, stats in first.sites.items():
             key = name.split(".")[-1].split("/")[0]  # "net" for the one that the second rank alone calls
             assert_stats(stats, pooled([call for kept in (of_first, of_second) for call in kept[key][begin:]]))
+
+
+@pytest.mark.parametrize("name", ["Llama", "BERT", "T5"])
+def test_attention_that_is_written_out_has_the_same_probabilities(name: str) -> None:
+    found = []
+    for written in ("sdpa", "eager"):
+        monitor, model = AttentionMonitor(every_n_steps=1, summary=False, report_dir=None), ArchitectureModule(ARCHITECTURES[name])
+        model.net.set_attn_implementation(written)
+        trainer([monitor]).fit(model, batches_of(ARCHITECTURES[name], 2))
+        assert monitor.report is not None
+        assert not monitor.report.alerts
+        found.append(monitor.report.sites)
+    called, written_out = found
+    assert [site.replace("/sdpa", "/softmax") for site in called] == list(written_out)
+    for one, other in zip(called.values(), written_out.values(), strict=True):
+        assert one.rows == other.rows
+        for head, same in zip(one.heads, other.heads, strict=True):
+            assert head.entropy == pytest.approx(same.entropy, rel=1e-4)
+            assert head.first_token_share == pytest.approx(same.first_token_share, rel=1e-4)
