@@ -204,6 +204,16 @@ def test_batches_come_again(name: str, different: int, planted: bool) -> None:
     assert repeated == (len(seen) - different if planted else 0)
 
 
+@pytest.mark.parametrize("planted", [True, False])
+def test_tokens_reach_few_experts(planted: bool) -> None:
+    for name, least in (("router_starts_collapsed", 6), ("experts_out_of_reach", 2)):
+        built = build(FAULTS[name], 0, planted)
+        logits = outputs(built)["net.mixtures.0.gate"]
+        chosen = logits.topk(2, -1).indices.flatten().bincount(minlength=8)
+        assert (int((chosen == 0).sum()) >= least) is planted
+    assert (build(FAULTS["balance_with_wrong_sign"], 0, planted).module.weight < 0) is planted
+
+
 @pytest.mark.parametrize("name", ["zero_init", "negative_bias"])
 def test_harm_is_done(name: str) -> None:
     """A sample; ``make faults`` looks at every family and seed."""

@@ -17,6 +17,7 @@ from lightning_hooks.collectors.router_sites import chosen_codebooks, chosen_rou
 from lightning_hooks.plots import expert_load
 from tests.statistics.test_routing import check, reference
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
+from tests.support.host_reads import CountSyncs
 from tests.support.mixtures import Choices, Mixture, Routed, routed
 from tests.support.models import Classifier, hook_counts, loader, trainer
 
@@ -172,6 +173,13 @@ def test_training_is_unaltered_and_hooks_are_removed() -> None:
     assert plain.losses == seen.losses
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), seen.parameters(), strict=True))
     assert hook_counts(seen) == before
+
+
+def test_no_batch_waits_for_the_device() -> None:
+    plain, seen = CountSyncs(), CountSyncs()
+    trainer([plain]).fit(routed(), loader())
+    trainer([seen, monitor(codebooks="net.quantise")]).fit(routed(), loader())
+    assert plain.mode.syncs == seen.mode.syncs
 
 
 def test_logged_values_report_figure_and_table() -> None:
