@@ -26,8 +26,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[s
     return run_twice("tests.support.rank_cases", tmp_path_factory.mktemp("ranks"))
 
 
-# What counts batches counts each rank's: calls, norms of a call and batch counts differ from one process by nature.
-PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts"})
+# What counts batches counts each rank's: calls, norms of a call, batch counts and how much the samples of a batch differ are other
+# numbers in one process by nature.
+PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts", "representations"})
 
 
 @pytest.mark.parametrize("case", ["even", "uneven"])
