@@ -2,9 +2,10 @@
 
     python examples/characters.py                       # about a minute; ends with a text of its own
     python examples/characters.py --learning-rate 0.3   # a hundred times too high: which alerts come?
+    python examples/characters.py --large-queries 12    # queries and keys of block 1 start 12 times too large
 
 The text is that of ``help("if")`` and other topics: ``pydoc_data.topics``, which ships with Python. Gradients are clipped by ZClip,
-which finds outliers among the norms so far.
+which finds outliers among the norms so far. Attention is a call of ``scaled_dot_product_attention``, which AttentionMonitor sees.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipper, GradientFlowMonitor
+from lightning_hooks import AttentionMonitor, FeatureStatsMonitor, GradientClipper, GradientFlowMonitor
 
 CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 64, 64, 4, 3, 32
 
@@ -96,6 +97,13 @@ class CharacterModel(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
 
     @torch.no_grad()
+    def enlarge_queries(self, factor: float) -> None:
+        """Make queries and keys of block 1 too large: logits grow by the square of ``factor``."""
+        layer = self.blocks[1].attention.queries_keys_values
+        layer.weight[: 2 * WIDTH] *= factor
+        layer.bias[: 2 * WIDTH] *= factor
+
+    @torch.no_grad()
     def write(self, start: str, length: int) -> str:
         """Continue ``start`` by characters that are sampled from the model's probabilities."""
         codes = [self.alphabet.index(character) for character in start]
@@ -119,6 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A character transformer on Python's manual with lightning_hooks on.")
     parser.add_argument("--epochs", type=int, default=10, help="training epochs of 200 steps (default 10)")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="of AdamW (default 0.003)")
+    parser.add_argument("--large-queries", type=float, default=1.0, metavar="FACTOR", help="of block 1's queries and keys")
     parser.add_argument("--fast", action="store_true", help="two epochs of 30 steps, enough for a look")
     parser.add_argument("--log-dir", type=Path, default=Path("runs/characters"), help="where the logs go (default runs/characters)")
     options = parser.parse_args()
@@ -130,8 +139,10 @@ def main() -> int:
     seed_everything(0, verbose=False)
     alphabet, train_set, val_set = load_data()
     model = CharacterModel(alphabet, options.learning_rate)
+    model.enlarge_queries(options.large_queries)
 
     features = FeatureStatsMonitor(modules=["blocks.*.attention", "blocks.*.mlp", "norm", "head"])
+    attention = AttentionMonitor()
     flow = GradientFlowMonitor(modules=["blocks.?", "head"])
     tensorboard = TensorBoardLogger(options.log_dir, name="")
     trainer = Trainer(
@@ -139,7 +150,7 @@ def main() -> int:
         limit_train_batches=30 if options.fast else 200,
         limit_val_batches=3 if options.fast else 20,
         accelerator="cpu",
-        callbacks=[features, flow, GradientClipper(policy="zclip")],
+        callbacks=[features, attention, flow, GradientClipper(policy="zclip")],
         logger=[CSVLogger(options.log_dir, name="", version=tensorboard.version), tensorboard],
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -152,6 +163,9 @@ def main() -> int:
     bits, chance = trainer.callback_metrics["val_bits"].item(), math.log2(len(alphabet))
     print(f"\nValidation: {bits:.2f} bits per character (chance: {chance:.2f}), {time.perf_counter() - start:.1f} s.")
     print(f"Steps that ZClip brought down in the last epoch: {trainer.callback_metrics['gradient_clip/rate'].item():.0%}.")
+    print("Attention, in the last epoch:")
+    for site, stats in attention.report.sites.items():
+        print(f"    {site}: largest logit {stats.max_logit:.1f}, entropy {stats.entropy:.0%} of its maximum")
     print(f"It writes:\n{textwrap.indent(model.eval().write('The ', 40 if options.fast else 400), '    ')}")
     print(f"Logs: {tensorboard.log_dir}. To look:\n    tensorboard --logdir {options.log_dir}")
     return 0

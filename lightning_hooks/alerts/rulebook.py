@@ -149,7 +149,7 @@ class RuleBook:
             entry = _mute_of(entry)
         elif isinstance(entry, dict):
             fields = dict(entry)
-            entry = _instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
+            entry = instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
         if isinstance(entry, Mute):
             if entry.kind not in ("*", *ALERT_KINDS) and not open_ended:
                 raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, ALERT_KINDS)}")
@@ -209,7 +209,7 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
     for entry in given:
         chosen = list(defaults)
         if isinstance(entry, dict) and "class_path" in entry:
-            entry = _instance_of(entry)
+            entry = instance_of(entry)
         if isinstance(entry, dict) and "mute" not in entry:
             chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
             chosen = [reads for reads in chosen if _has_fields(entry, defaults[reads])] or chosen  # none: an error names the fields
@@ -293,7 +293,7 @@ def _decides(group: Sequence[RuleLike], place: int, site: str) -> bool:
     )
 
 
-def _instance_of(entry: Mapping[str, Any]) -> Any:
+def instance_of(entry: Mapping[str, Any]) -> Any:
     """What a configuration describes as LightningCLI does."""
     module, _, name = str(entry["class_path"]).rpartition(".")
     try:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts import FeatureReport
+from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
+
+from lightning_hooks.alerts import AttentionReport, FeatureReport, RouterReport
+from lightning_hooks.callbacks.models.built_in import BuiltIn
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 
 
@@ -55,7 +61,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         progress_bar: bool = False,
         functional: bool = True,
     ) -> None:
-        super().__init__(
+        self._built_in = BuiltIn(
             Settings(
                 modules=modules,
                 every_n_steps=every_n_steps,
@@ -73,3 +79,34 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
                 functional=functional,
             )
         )
+        super().__init__(self._built_in.own)
+
+    @property
+    @override
+    def members(self) -> Sequence[Member]:
+        return (self.member, *self._built_in.members)
+
+    @override
+    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
+        return (self.member, *self._built_in.joining(trainer, pl_module))
+
+    @property
+    def attention(self) -> AttentionReport | None:
+        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
+        return self._built_in.attention_report
+
+    @property
+    def routers(self) -> RouterReport | None:
+        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
+        return self._built_in.router_report
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **{member.kind.prefix: member.state_dict() for member in self._built_in.members}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for member in self._built_in.members:
+            if member.kind.prefix in state_dict:
+                member.load_state_dict(state_dict[member.kind.prefix])

@@ -30,7 +30,8 @@ class MissingMonitors(TrainingMonitor):
             if part.member.kind.prefix in present:
                 continue
             try:
-                session.join(part.member)
+                for member in part.joining(trainer, pl_module):
+                    session.join(member)
             except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
                 warn(
                     f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "

@@ -41,10 +41,14 @@ class SessionCallback(EitherPackage):
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
 
+    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
+        """Those of its members that have something to measure in a fit."""
+        return self.members
+
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         session = Adapter.of(trainer).session_of(trainer, pl_module)
-        for member in self.members:
+        for member in self.joining(trainer, pl_module):
             session.join(member)
 
     def subscribe(self, observer: Callable[[Alert], object]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hooks.alerts import RULES, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import RULES, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.alerts.rulebook import hand_out
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.collectors.attention import AttentionCollector
 from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.collectors.gradients import GradientCollector
+from lightning_hooks.collectors.routers import RouterCollector
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
@@ -47,7 +49,8 @@ def monitors(
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
     handed = hand_out(rules, RULES)
-    feature_tags, gradient_tags = of_each(logged, FeatureCollector.ranking, GradientCollector.ranking)
+    ranking = (*FeatureCollector.ranking, *AttentionCollector.ranking, *RouterCollector.ranking)
+    feature_tags, gradient_tags = of_each(logged, ranking, GradientCollector.ranking)
     shared: dict[str, Any] = {
         "report_every_n_steps": report_every_n_steps,
         "on_alert": on_alert,
@@ -64,7 +67,10 @@ def monitors(
         "histograms": histograms,
         "check_every_n_steps": check_every_n_steps,
     }
-    features = FeatureStatsMonitor(rules=handed[FeatureReport], logged=feature_tags, functional=functional, **of_sites)
+    of_features = list(
+        {id(rule): rule for report in (FeatureReport, AttentionReport, RouterReport) for rule in handed[report]}.values()
+    )
+    features = FeatureStatsMonitor(rules=of_features, logged=feature_tags, functional=functional, **of_sites)
     gradients = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=gradient_tags, **of_sites)
     clipping = GradientClipMonitor(rules=handed[ClipReport], **shared)
     clipping.selection = features.selection  # so that a checkpoint distinguishes two lists

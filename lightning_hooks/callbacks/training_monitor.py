@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
@@ -87,7 +88,7 @@ class TrainingMonitor(SessionCallback):
         functional: bool = True,
     ) -> None:
         super().__init__()
-        self._parts = monitors(
+        self._features, self._gradients, self._clipping = self._parts = monitors(
             modules=modules,
             every_n_steps=every_n_steps,
             report_every_n_steps=report_every_n_steps,
@@ -107,24 +108,40 @@ class TrainingMonitor(SessionCallback):
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return [part.member for part in self._parts]
+        return [member for part in self._parts for member in part.members]
+
+    @override
+    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
+        return [member for part in self._parts for member in part.joining(trainer, pl_module)]
 
     @property
     def features(self) -> FeatureReport | None:
         """The latest report of module outputs; None before the first."""
-        report: FeatureReport | None = self._parts[0].report
+        report: FeatureReport | None = self._features.report
+        return report
+
+    @property
+    def attention(self) -> AttentionReport | None:
+        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
+        report: AttentionReport | None = self._features.attention  # type: ignore[attr-defined]  # the first is FeatureStatsMonitor
+        return report
+
+    @property
+    def routers(self) -> RouterReport | None:
+        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
+        report: RouterReport | None = self._features.routers  # type: ignore[attr-defined]  # as above
         return report
 
     @property
     def gradients(self) -> GradientFlowReport | None:
         """The latest report of gradients; None before the first."""
-        report: GradientFlowReport | None = self._parts[1].report
+        report: GradientFlowReport | None = self._gradients.report
         return report
 
     @property
     def clipping(self) -> ClipReport | None:
         """The latest report of clipping events; None before the first."""
-        report: ClipReport | None = self._parts[2].report
+        report: ClipReport | None = self._clipping.report
         return report
 
     @property
@@ -156,4 +173,4 @@ class TrainingMonitor(SessionCallback):
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(modules=self._parts[0].member.selection)
+        return self._generate_state_key(modules=self._features.member.selection)

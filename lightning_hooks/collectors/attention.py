@@ -61,7 +61,7 @@ class AttentionCollector(Collector[AttentionReport]):
         if functional is not None and "functional" in state:
             with context.loading():
                 functional.restore(state["functional"])
-        context.on_call(FUNCTIONS, self._record)
+        context.on_call(FUNCTIONS, self._record, layers=True)
 
     def _record(self, call: FunctionalCall) -> None:
         name = call.site.name

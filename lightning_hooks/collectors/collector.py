@@ -112,8 +112,14 @@ class Context(Protocol):
     def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
         """Whether the user selects the calls at a site, which ``module`` makes."""
 
-    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None]) -> None:
-        """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
+    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None], layers: bool = False) -> None:
+        """Call ``recorder`` with each call of some functions, by their names, in sampled batches.
+
+        Args:
+            functions: Some of :data:`lightning_hooks.hooks.functional.FUNCTIONS`.
+            recorder: What records a call.
+            layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
+        """
 
     def guard(self, function: Callable[..., Any], site: str) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

@@ -1,4 +1,4 @@
-"""What a collector is told of the calls of functions."""
+"""The calls of functions, as a collector gets them."""
 
 from __future__ import annotations
 

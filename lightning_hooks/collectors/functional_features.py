@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.hooks.functional import FUNCTIONS, is_calling_layer
+from lightning_hooks.hooks.functional import FUNCTIONS
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
@@ -86,4 +86,4 @@ class FunctionalFeatures:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return is_calling_layer(module) or is_rectifier(module) or saturation_of(module) is not None
+    return is_rectifier(module) or saturation_of(module) is not None

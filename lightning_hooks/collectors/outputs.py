@@ -79,8 +79,8 @@ class CheckedCalls(CallChecks):
         super().__init__(functional.capacity, context.host.device)
         self._functional = functional
         self._samples: int | None = None
-        context.on_call(("softmax",), self._softmax)
-        context.on_call(("dropout", "sdpa"), self._dropout)
+        context.on_call(("softmax",), self._softmax, layers=True)
+        context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
 
     def batch_start(self, batch: Any, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""

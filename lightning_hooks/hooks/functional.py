@@ -114,9 +114,9 @@ class FunctionMode(TorchFunctionMode):
         self._above: int | None = None  # modes above this one where it is suspended
 
     @property
-    def n_callers(self) -> int:
-        """How many modules may call functions."""
-        return len(self._callers)
+    def callers(self) -> list[nn.Module]:
+        """The modules that may call functions."""
+        return [module for _, module in self._callers]
 
     def start(self) -> None:
         """A sampled batch starts."""

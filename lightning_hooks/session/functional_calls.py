@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.hooks import Gate, guarded
-from lightning_hooks.hooks.functional import FunctionCall, FunctionMode
+from lightning_hooks.hooks.functional import FunctionCall, FunctionMode, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.statistics.reduction import Stretch, all_ranks, largest
 from lightning_hooks.statistics.rows import row_dtype
 
-SITES_PER_CALLER = 4
+SITES_PER_CALLER = 3
 SPARE_SITES = 16
 
 
@@ -32,10 +32,14 @@ class _Subscriber:
     functions: frozenset[str]
     gate: Gate
     new: Callable[[str], guarded]
+    layers: bool
     of_sites: dict[int, guarded] = field(default_factory=dict)
 
     def wants(self, function: str) -> bool:
         return self.gate.open and function in self.functions
+
+    def wants_of(self, call: FunctionCall) -> bool:
+        return self.wants(call.function) and (self.layers or not is_calling_layer(call.module))
 
     def take(self, call: FunctionalCall) -> None:
         recorder = self.of_sites.get(call.site.index)
@@ -62,14 +66,14 @@ class FunctionalCalls:
         self._host = host
         self.sites: list[FunctionalSite] = []
         self._mode = FunctionMode(host.model, self._record, self._is_wanted)
-        self.capacity = SPARE_SITES + SITES_PER_CALLER * self._mode.n_callers
+        self.capacity = SPARE_SITES + sum(map(_most_sites, self._mode.callers))
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
         self._running = self._explained = False
-        self._numbering: bool | None = None
+        self._changed: bool | None = None  # numbers, since collectors were notified
 
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
@@ -79,7 +83,7 @@ class FunctionalCalls:
             self._host.info(compiled_message(type(self._host.model).__name__, regions))
         return not regions
 
-    def add(self, owner: object, functions: Sequence[str], gate: Gate, new: Callable[[str], guarded]) -> None:
+    def add(self, owner: object, functions: Sequence[str], gate: Gate, new: Callable[[str], guarded], layers: bool = False) -> None:
         """Record each call of some functions while a gate is open.
 
         Args:
@@ -87,8 +91,9 @@ class FunctionalCalls:
             functions: Their names.
             gate: When.
             new: Makes the recorder of a site, by its name.
+            layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
         """
-        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new))
+        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers))
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner."""
@@ -104,12 +109,13 @@ class FunctionalCalls:
         """Backward is done."""
         self._mode.forget_callers()
 
-    def batch_end(self) -> None:
+    def batch_end(self, collectors: Iterable[Collector[Any]]) -> None:
         """The batch has ended: after the first sampled one ranks number its sites alike."""
         running, self._running = self._running, False
         self._mode.stop()
         if running and not self._agreed:
             self._agree()
+            self.notify(collectors)
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
@@ -120,12 +126,12 @@ class FunctionalCalls:
         return any(subscriber.wants(function) for subscriber in self._subscribers)
 
     def _record(self, call: FunctionCall) -> None:
-        site = self._site_of(call)
+        takers = [subscriber for subscriber in self._subscribers if subscriber.wants_of(call)]
+        site = self._site_of(call) if takers else None
         if site is not None:
             seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
-            for subscriber in self._subscribers:
-                if subscriber.wants(call.function):
-                    subscriber.take(seen)
+            for subscriber in takers:
+                subscriber.take(seen)
 
     def _site_of(self, call: FunctionCall) -> FunctionalSite | None:
         """The site of a call; None where it has no number (yet)."""
@@ -158,10 +164,11 @@ class FunctionalCalls:
             self._agree()
         return tables
 
-    def take_numbering(self) -> bool | None:
-        """Once after ranks have agreed: whether what was recorded before counts no more, since numbers changed; else None."""
-        numbering, self._numbering = self._numbering, None
-        return numbering
+    def notify(self, collectors: Iterable[Collector[Any]]) -> None:
+        """Where ranks have numbered sites since the last time, collectors take them up."""
+        changed, self._changed = self._changed, None
+        for collector in collectors if changed is not None else ():
+            collector.calls_numbered(changed is True)
 
     def _agree(self) -> None:
         """Number the sites alike on all ranks, which all call this."""
@@ -176,7 +183,7 @@ class FunctionalCalls:
             subscriber.of_sites.clear()
         for entry in dict.fromkeys((*known, *(entry for entries in of_ranks for entry in entries))):
             self._add(FunctionalSite(len(self.sites), *entry))
-        self._numbering = first and any(entries != of_ranks[0] for entries in of_ranks)
+        self._changed = first and any(entries != of_ranks[0] for entries in of_ranks)
 
     # Checkpoints.
 
@@ -189,6 +196,13 @@ class FunctionalCalls:
         for name, function, module in state:
             if name not in self._numbers:
                 self._add(FunctionalSite(len(self.sites), name, function, module))
+
+
+def _most_sites(module: nn.Module) -> int:
+    """The most sites of a module that may call functions; of layers only those count that somebody wants."""
+    if is_calling_layer(module):
+        return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.Dropout))
+    return SITES_PER_CALLER
 
 
 def compiled_message(model: str, regions: Sequence[str]) -> str:

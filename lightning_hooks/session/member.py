@@ -171,7 +171,7 @@ class Member(MemberContext):
             if inside and silent.issuperset(inside):
                 late += inside
         if late:
-            self._session.warn_of_compiled(self.name, late)
+            self._session.hooks.warn_of_compiled(self.name, late)
 
     # The end of a window.
 

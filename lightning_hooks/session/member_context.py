@@ -45,9 +45,6 @@ class Parts(Protocol):
     def release(self, member: Any) -> None:
         """Remove what a member registered."""
 
-    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
-        """Warn that sites run in graphs that were compiled before the hooks came."""
-
 
 class MemberContext:
     """The :class:`~lightning_hooks.collectors.collector.Context` of a collector, but for what counts its batches."""
@@ -120,12 +117,12 @@ class MemberContext:
         """Whether the user selects the calls at a site, which ``module`` makes."""
         return selects_call(self.settings.modules, site.name, site.module, module)
 
-    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None]) -> None:
+    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None], layers: bool = False) -> None:
         """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
         calls = self.functional
         if calls is not None:
             new = partial(guarded, recorder, on_fault=self.faults, meter=self.meter)
-            calls.add(self, functions, self.gate, lambda site: new(site=site))
+            calls.add(self, functions, self.gate, lambda site: new(site=site), layers)
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

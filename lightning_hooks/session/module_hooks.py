@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks import Gate, HookManager, Listener, guarded
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension
@@ -46,6 +47,7 @@ class ModuleHooks:
         self._suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
         self._owners: dict[int, list[tuple[nn.Module, guarded]]] = {}
+        self._warned_of_compiled = False
 
     def add(self, owner: object, name: str, module: nn.Module, recorder: guarded) -> None:
         """Call ``recorder`` with each output of a module, after the hooks that it has by now: those of others may change it."""
@@ -88,3 +90,13 @@ class ModuleHooks:
         self._owners.clear()
         if model is not None:
             remove_hooks(model, lambda hook: isinstance(hook, SharedHook) and hook.gate is self.gate)
+
+    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
+        """Warn, once, that sites run in graphs that were compiled before the hooks came."""
+        if not self._warned_of_compiled:
+            self._warned_of_compiled = True
+            warn(
+                f"{name}: nothing was recorded from {', '.join(dict.fromkeys(sites))}, which run under torch.compile: "
+                "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
+                "torch.compiler.reset() before trainer.fit()."
+            )

@@ -57,14 +57,14 @@ class Publisher:
     def _scalars(members: Sequence[Member]) -> Iterator[tuple[Member, dict[str, float]]]:
         """The scalars of the latest reports by member, each tag once."""
         written = set[str]()
-        for member in members:
+        for member in (member for member in members if not member.live.unused):
             kind = member.kind.prefix
             peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
             report = member.latest_report
             scalars = {tag: value for tag, value in member.live.scalars(report).items() if tag not in written}
             written.update(scalars)
             if member is peers[-1]:
-                scalars.update(_alert_counts(kind, () if member.live.unused else member.kind.kinds, peers))
+                scalars.update(_alert_counts(kind, member.kind.kinds, peers))
             yield member, scalars
 
     @staticmethod

@@ -65,7 +65,7 @@ class RunRecord:
         if not lines:
             return
         event: dict[str, Any] = {**self._at, "seconds": time.perf_counter() - self._began}
-        event["bytes"] = sum(member.table_bytes for member in self.members)
+        event["bytes"] = sum(member.table_bytes for member in self.members if not member.live.unused)
         event |= self._of_training()
         self._began = time.perf_counter()
         self._append("".join([*self._start(), *lines, line("epoch", event)]))

@@ -50,7 +50,7 @@ class Session:
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
         self._records: dict[Path, RunRecord] = {}
-        self._warned_of_compiled = self._warned_of_ending = self._closed = False
+        self._warned_of_ending = self._closed = False
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -149,8 +149,7 @@ class Session:
         Raises:
             AlertError: As :meth:`epoch_end`.
         """
-        self.calls.batch_end()
-        self._tell_numbers()
+        self.calls.batch_end(member.live for member in self.members)
         for member in self.members:
             member.batch_end(outputs)
         self.hooks.gate.stop()
@@ -161,12 +160,6 @@ class Session:
         full = [member for member in self.members if member.window_is_full]
         if full:
             self._end_windows(full)
-
-    def _tell_numbers(self) -> None:
-        """Where ranks have numbered the sites of functional calls, collectors take them up."""
-        changed = self.calls.take_numbering()
-        for member in self.members if changed is not None else ():
-            member.live.calls_numbered(bool(changed))
 
     def validation_start(self) -> None:
         """Validation starts: the model may be exported or replaced there."""
@@ -204,7 +197,7 @@ class Session:
         tables = self.calls.merged([member.live for member in members])
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
-        self._tell_numbers()
+        self.calls.notify(member.live for member in self.members)
         self.publisher.log(members)
         try:
             self.delivery.window_end(members)
@@ -279,15 +272,3 @@ class Session:
                     f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
                     "incomplete; hooks are removed and training is not affected."
                 )
-
-    # Warnings that members share.
-
-    def warn_of_compiled(self, name: str, sites: list[str]) -> None:
-        """Warn, once, that sites run in graphs that were compiled before the hooks came."""
-        if not self._warned_of_compiled:
-            self._warned_of_compiled = True
-            warn(
-                f"{name}: nothing was recorded from {', '.join(dict.fromkeys(sites))}, which run under torch.compile: "
-                "they were compiled before the hooks came, and a compiled graph does not see later hooks. Call "
-                "torch.compiler.reset() before trainer.fit()."
-            )

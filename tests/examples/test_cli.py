@@ -51,7 +51,7 @@ def test_it_trains_as_its_yaml_says(tmp_path: Path) -> None:
 def test_rules_and_thresholds_come_from_the_yaml(example: Any) -> None:
     cli = example.CLI(example.DigitsNet, example.Digits, args=["--config", str(CONFIG)], run=False, save_config_callback=None)
     (monitor,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, TrainingMonitor))
-    features, flow, clip = monitor.members
+    features, _, _, flow, clip = monitor.members
     general, of_head = (rule for rule in features.alerting.book.rules if isinstance(rule, Dead) and rule.threshold != 0.5)
     assert (general.threshold, general.sites) == (0.25, "*")
     assert (of_head.threshold, of_head.sites, of_head.times, of_head.of) == (0.8, "head.*", 2, 3)

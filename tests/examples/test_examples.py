@@ -53,6 +53,14 @@ def test_characters_with_a_learning_rate_far_too_high_raises_an_alert(run_here: 
     assert epoch_rows("gradient_flow/alerts/vanishing")[-1] >= 1
 
 
+def test_characters_with_queries_and_keys_too_large_names_the_block(run_here: Run) -> None:
+    printed = run_here("characters", "--large-queries", "12")
+    assert "[warning] attention_collapse at blocks.1.attention/sdpa" in printed
+    assert number(r"blocks.1.attention/sdpa: largest logit ([\d.]+)", printed) > 30
+    assert number(r"blocks.0.attention/sdpa: largest logit ([\d.]+)", printed) < 10
+    assert epoch_rows("attention/alerts/attention_collapse")[-1] >= 1
+
+
 def test_gan_reports_its_optimizers_separately(run_here: Run) -> None:
     printed = run_here("gan")
     for net in ("discriminator", "generator"):

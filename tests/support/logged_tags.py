@@ -10,7 +10,7 @@ MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
 PARAMETERS = [f"net.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")]
 
 
-FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction"]
+FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis"]
 
 
 MODULE_GRADIENTS = ["mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction"]

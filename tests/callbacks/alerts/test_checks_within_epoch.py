@@ -517,4 +517,10 @@ def test_the_environment_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "hooks.yaml").write_text("check_every_n_steps: 5\non_alert: stop\n")
     monkeypatch.setenv("LIGHTNING_HOOKS", str(tmp_path / "hooks.yaml"))
     (monitor,) = callbacks_from_environment()
-    assert [member.settings.check_every_n_steps for member in monitor.members] == [5, 5, None]
+    assert [member.settings.check_every_n_steps for member in monitor.members] == [
+        5,
+        None,
+        None,
+        5,
+        None,
+    ]  # attention and routers have nothing urgent

@@ -268,6 +268,8 @@ def test_a_recorder_that_raises_disables_its_site_alone(monkeypatch: pytest.Monk
     assert not math.isnan(monitor.report.sites[SITES[6]].rms)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, from within its compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*lru_cache.*")
 def test_a_compiled_model_gets_one_message(caplog: pytest.LogCaptureFixture) -> None:
     torch.compiler.reset()
     net = Net()

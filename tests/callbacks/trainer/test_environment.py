@@ -53,7 +53,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def present(run: Any) -> list[str]:
     """The parts that observed the last fit."""
     ours = [callback for callback in run.callbacks if isinstance(callback, SessionCallback)]
-    return [member.kind.prefix for callback in ours for member in callback.members if member.report is not None]
+    return [
+        member.kind.prefix
+        for callback in ours
+        for member in callback.members
+        if member.report is not None and not member.live.unused
+    ]
 
 
 TRIO = ["features", "gradient_flow", "gradient_clip"]

@@ -1,0 +1,100 @@
+"""What belongs to the feature statistics of models that have something to measure: attention, routers of experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch import nn
+
+from lightning_hooks.alerts import RULES, AttentionReport, Mute, RouterReport
+from lightning_hooks.alerts.rulebook import instance_of, report_of
+from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
+from lightning_hooks.callbacks.models.router_monitor import RouterMonitor
+from lightning_hooks.collectors.attention import AttentionCollector
+from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.collectors.router_sites import find_routers
+from lightning_hooks.collectors.routers import RouterCollector
+from lightning_hooks.session.logged import of_each
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.settings import Rules, Settings
+
+
+class BuiltIn:
+    """The members that join a session together with the feature statistics.
+
+    One whose monitor is listed separately in the Trainer does not: it has the report then.
+
+    Args:
+        settings: The arguments of the feature statistics.
+
+    Attributes:
+        own: The settings of the feature statistics alone.
+        attention: Measures attention.
+        routers: Measures what routers choose.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        features, *logged = of_each(settings.logged, FeatureCollector.ranking, AttentionCollector.ranking, RouterCollector.ranking)
+        of_features, *rules = _handed(settings.rules, AttentionReport, RouterReport)
+        self.own = dataclasses.replace(settings, rules=of_features, logged=features)
+        for_attention, for_routers = (
+            dataclasses.replace(settings, rules=given, logged=tags, histograms=False, check_every_n_steps=None)
+            for given, tags in zip(rules, logged, strict=True)
+        )
+        self.attention = Member(AttentionMonitor.__name__, AttentionCollector, for_attention)
+        self.routers = Member(RouterMonitor.__name__, RouterCollector, dataclasses.replace(for_routers, modules=None))
+
+    @property
+    def attention_report(self) -> AttentionReport | None:
+        """The latest report of attention; None where there is none to report."""
+        report: AttentionReport | None = self.attention.latest_report
+        return report if report is not None and report.sites else None
+
+    @property
+    def router_report(self) -> RouterReport | None:
+        """The latest report of routers; None where there are none."""
+        report: RouterReport | None = self.routers.latest_report
+        return report
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them."""
+        return self.attention, self.routers
+
+    def joining(self, trainer: Trainer, model: nn.Module) -> list[Member]:
+        """Those that join a fit; the others have no report of it."""
+        listed = {type(callback) for callback in trainer.callbacks}  # type: ignore[attr-defined]  # a list, set at run time
+        joins = {
+            self.attention: self.own.functional and AttentionMonitor not in listed,
+            self.routers: RouterMonitor not in listed and bool(find_routers(model)),
+        }
+        for member in (member for member, wanted in joins.items() if not wanted):
+            member.report = member.epoch_report = None
+        return [member for member, wanted in joins.items() if wanted]
+
+
+def _handed(rules: Rules, *reports: type[Any]) -> list[Any]:
+    """The rules of the feature statistics, then those that read other reports; what mutes a kind is for all of them."""
+    if isinstance(rules, str | dict) or not isinstance(rules, Sequence):
+        return [rules, *([] for _ in reports)]  # the rule book of the feature statistics raises
+    handed: list[list[Any]] = [[], *([] for _ in reports)]
+    for entry in rules:
+        readers = [place for place, report in enumerate(reports, start=1) if _reads(entry, report)]
+        places = range(len(handed)) if _mutes(entry) else readers or [0]
+        for place in places:
+            handed[place].append(entry)
+    return handed
+
+
+def _reads(entry: Any, report: type[Any]) -> bool:
+    if isinstance(entry, dict):
+        kind = instance_of(entry).kind if "class_path" in entry else entry.get("kind")
+        return kind in {rule.kind for rule in RULES[report]}
+    return callable(entry) and report_of(entry) is report
+
+
+def _mutes(entry: Any) -> bool:
+    return isinstance(entry, str | Mute) or (isinstance(entry, dict) and "mute" in entry)
