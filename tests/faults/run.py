@@ -43,7 +43,7 @@ def run_one(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     case = CASES[name]
     built, log, recorder = build(case, seed, planted), AlertLog(), Recorder()
-    ours = observers(built, log)
+    ours = observers(log)
     outcome, seconds = train(built, [log, recorder, *ours] if planted else [log, *ours])
     row = {
         "name": name,

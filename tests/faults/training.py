@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from lightning_hooks import Alert, AttentionMonitor, RouterMonitor, monitors
-from lightning_hooks.collectors.router_sites import find_routers
+from lightning_hooks import Alert, monitors
 from tests.faults.zoo import Built, Case, Outcome
 
 QUIET: dict[str, Any] = {
@@ -94,12 +93,9 @@ def train(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, fl
     return Outcome(score, losses[:5].mean().item(), losses[-5:].mean().item(), finite), time.perf_counter() - start
 
 
-def observers(built: Built, log: AlertLog, **options: Any) -> list[Callback]:
-    """All monitors, that of routers where there are some, with the arguments of :func:`lightning_hooks.monitors`."""
-    shared: dict[str, Any] = {"on_alert": log.note, "summary": False}
-    attention = AttentionMonitor(every_n_steps=options.get("every_n_steps", 10), **shared)
-    ours: list[Callback] = [*monitors(**shared, **options), attention]
-    return [*ours, RouterMonitor(**shared)] if find_routers(built.module) else ours
+def observers(log: AlertLog, **options: Any) -> list[Callback]:
+    """All monitors, with the arguments of :func:`lightning_hooks.monitors`."""
+    return list(monitors(on_alert=log.note, summary=False, **options))
 
 
 def train_monitored(case: Case, seed: int, planted: bool = True, **options: Any) -> tuple[list[TimedAlert], Outcome, History]:
@@ -112,5 +108,5 @@ def train_monitored(case: Case, seed: int, planted: bool = True, **options: Any)
         **options: For :func:`lightning_hooks.monitors`; by default none, as users write it.
     """
     built, log = build(case, seed, planted), AlertLog()
-    outcome, _ = train(built, [log, *observers(built, log, **options)])
+    outcome, _ = train(built, [log, *observers(log, **options)])
     return log.alerts, outcome, log.history(built)
