@@ -163,7 +163,8 @@ def test_a_module_called_n_times_and_a_shared_one() -> None:
             return self.head(self.alias(x))
 
     features, flow, _ = fit(Unrolled())
-    assert list(features.sites) == ["net.cell", "net.head"]
+    assert [site for site in features.sites if site not in features.functions] == ["net.cell", "net.head"]
+    assert set(features.functions) == {"net/tanh", *(f"net/tanh_{i}" for i in range(1, 5))}
     assert features.sites["net.cell"].calls == flow.modules["net.cell"].calls == 6 * 7
     assert [name for name in flow.parameters if "alias" in name] == []
 
