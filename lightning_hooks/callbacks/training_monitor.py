@@ -146,8 +146,9 @@ class TrainingMonitor(SessionCallback):
 
     @property
     def history(self) -> dict[str, deque[Any]]:
-        """The reports of this fit, oldest first, of ``features``, ``gradients`` and ``clipping``."""
-        return dict(zip(("features", "gradients", "clipping"), (part.history for part in self._parts), strict=True))
+        """The reports of this fit, oldest first, of ``features``, ``gradients``, ``clipping``, ``attention`` and ``routers``."""
+        names = {"gradient_flow": "gradients", "gradient_clip": "clipping"}
+        return {names.get(member.kind.prefix, member.kind.prefix): member.history.reports for member in self.members}
 
     @property
     def alerts(self) -> list[Alert]:

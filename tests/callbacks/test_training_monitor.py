@@ -54,8 +54,12 @@ def test_its_reports_alerts_and_verdict() -> None:
     assert monitor.clipping.optimizers["0-SGD"].steps == 7
     assert [alert.name for alert in monitor.alerts] == ["dead at net.1"]
     assert monitor.verdict == "Dead units at net.1."
-    assert {part: [report.epoch for report in reports] for part, reports in monitor.history.items()} == {
+    assert {
+        part: [report.epoch for report in reports if getattr(report, "sites", True)] for part, reports in monitor.history.items()
+    } == {
         "features": [0, 1],
+        "attention": [],
+        "routers": [],
         "gradients": [0, 1],
         "clipping": [0, 1],
     }
