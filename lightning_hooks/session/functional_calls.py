@@ -98,6 +98,8 @@ class FunctionalCalls:
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner."""
         self._subscribers = [other for other in self._subscribers if other.owner is not owner]
+        if not self._subscribers:
+            self.stop()
 
     def start(self) -> None:
         """A training batch starts: record where somebody samples it."""

@@ -239,7 +239,8 @@ def test_hooks_are_there_while_training() -> None:
     trainer([*(build() for build in ALL.values()), Look()]).fit(model, loader((1, 6, 6), n=24))
     assert counts[0]["net.conv._forward_hooks"] >= 4
     assert counts[0]["net.conv.weight:tensor"] == 2
-    assert counts[0]["net.drop._forward_hooks"] == 3  # the profiler times it, the debugger traces it and asks at it
+    # The profiler times it, the debugger traces it and asks at it, and it calls a function in a sampled batch.
+    assert counts[0]["net.drop._forward_hooks"] == 4
 
 
 def test_a_second_fit_starts_clean_even_after_a_lost_exit(monkeypatch: pytest.MonkeyPatch) -> None:
