@@ -120,7 +120,7 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def detach(self) -> None:
-        self._outputs.stop()
+        self._outputs.detach()
 
     @override
     def silent_sites(self) -> list[str]:

@@ -219,6 +219,11 @@ class OutputParts:
         if self._mode is not None:
             self._mode.stop()
 
+    def detach(self) -> None:
+        """The run is over: the model is let go."""
+        self.stop()
+        self._mode = None
+
     def _batch_start(self, batch: Any) -> None:
         self.compares = self._context.sampled_batches <= COMPARED_BATCHES
         size = self._representations.size = batch_size_of(batch)

@@ -138,6 +138,12 @@ class FunctionMode(TorchFunctionMode):
         self._handles.clear()
         self.forget_callers()
 
+    def close(self) -> None:
+        """Let the model go."""
+        self._callers.clear()
+        self._bottom = _Frame("", nn.Identity())
+        self._stack = [self._bottom]
+
     def forget_callers(self) -> None:
         """No module's forward runs: recomputation in backward is broken off where it has what it needs."""
         del self._stack[1:]

@@ -124,6 +124,13 @@ class FunctionalCalls:
         self._running = False
         self._mode.stop()
 
+    def close(self) -> None:
+        """The run is over: a report may still ask for the sites, and the model is let go."""
+        self.stop()
+        self._subscribers = []
+        self._mode.close()
+        del self._host
+
     def _is_wanted(self, function: str) -> bool:
         return any(subscriber.wants(function) for subscriber in self._subscribers)
 

@@ -252,6 +252,7 @@ class Session:
             self.hooks.remove_all(self.host.model)
         for member in list(members):
             member.detach()
+        self.calls.close()
         for member in members:
             member.history.add(member.report)
         with self._ending():

@@ -14,7 +14,9 @@ from tests.support.two_processes import run_twice
 pytestmark = pytest.mark.ranks
 
 # What counts batches counts each rank's: calls and norms of a call differ from one process by nature, and time from run to run.
-PER_CALL = frozenset({"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts", "overhead", "order"})
+PER_CALL = frozenset(
+    {"calls", "norm", "norm_max", "sampled_batches", "batches", "alerts", "overhead", "order", "representations", "outputs"}
+)
 LARGE = ("net.wide.weight", "net.back.weight")  # their update ratios are estimated
 
 
