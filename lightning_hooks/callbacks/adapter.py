@@ -11,7 +11,7 @@ from typing_extensions import Self, override
 
 from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.callbacks.lightning_api import callbacks_of
-from lightning_hooks.callbacks.lightning_host import LightningHost
+from lightning_hooks.callbacks.lightning_host import EpochLog, LightningHost
 from lightning_hooks.callbacks.run_folder import TemporaryFolder
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.session.session import Session
@@ -38,6 +38,7 @@ class Adapter(EitherPackage):
         self._trainer = ref(trainer)
         self.session: Session | None = None
         self.temporary_folder = TemporaryFolder(trainer)
+        self.epoch_log = EpochLog()
         self._trackers: Trackers | None = None
 
     @classmethod
@@ -135,6 +136,7 @@ class Adapter(EitherPackage):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.leave(trainer, "stopped")
+        self.epoch_log.withdraw(trainer)
 
     def leave(self, trainer: Trainer, how: str, error: BaseException | None = None) -> None:
         """The fit is over: close its session, and leave the trainer's callbacks as they were.

@@ -36,6 +36,11 @@ def log_step(trainer: Trainer) -> int:
     return stepped if batch_ends or trainer.validating else max(stepped - 1, 0)  # the batch that ends is not counted yet
 
 
+def sends_metrics(trainer: Trainer) -> bool:
+    """Whether this process was started by ``fit`` and sends ``callback_metrics`` back to the one that called it."""
+    return hasattr(trainer.strategy.launcher, "get_extra_results")
+
+
 def batches_per_epoch(trainer: Trainer) -> float:
     """Training batches of an epoch, the most of any rank; infinite where that is not known."""
     batches = float(trainer.num_training_batches)

@@ -25,6 +25,7 @@ class OfTheFit(Protocol):
     """What belongs to the fit and outlives its session."""
 
     temporary_folder: TemporaryFolder
+    epoch_log: EpochLog
 
     @property
     def trackers(self) -> Trackers:
@@ -43,7 +44,6 @@ class LightningHost(Host):
     def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: OfTheFit) -> None:
         self._trainer, self._model = ref(trainer), ref(pl_module)
         self._of_fit = of_fit
-        self._log = EpochLog()
 
     @property
     def trainer(self) -> Trainer:
@@ -168,7 +168,7 @@ class LightningHost(Host):
 
     @override
     def log(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        self._log.write(who, self.trainer, self.trackers, scalars, logged)
+        self._of_fit.epoch_log.write(who, self.trainer, self.trackers, scalars, logged)
 
     @override
     def show_progress(self, values: Mapping[str, Any]) -> None:
@@ -249,3 +249,13 @@ class EpochLog:
         trainer.logged_metrics.update({tag: tensors[tag] for tag in logged if tag in tensors})
         trackers.scalars({tag: value for tag, value in logged.items() if tag in tensors}, lightning_api.log_step(trainer))
         trackers.save()
+
+    def withdraw(self, trainer: Trainer) -> None:
+        """Take the numbers out of ``trainer.callback_metrics`` again where they would be sent to another process.
+
+        A process of ``ddp_spawn`` sends them through a pipe that holds 64 KB, which is read only when the process has ended: with a
+        few hundred of them it never ends.
+        """
+        if lightning_api.sends_metrics(trainer):
+            for tag in self._tags:
+                trainer.callback_metrics.pop(tag, None)

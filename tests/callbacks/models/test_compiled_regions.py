@@ -126,7 +126,7 @@ def test_compiled_regions_train_and_are_recorded_as_if_uncompiled(
     assert not any(callback.faults.errors for callback in ours[:3])
     assert_same(tuple(callback.report for callback in ours[:3]), uncompiled(calls), rel=1e-4, tiny=1e-6)
     assert same_state(model, plain)
-    assert graphs <= plain_graphs
+    assert graphs <= plain_graphs + 1  # the hook of a block itself, where that is compiled or interrupted
 
 
 def test_equal_blocks_share_one_graph() -> None:
@@ -137,7 +137,7 @@ def test_equal_blocks_share_one_graph() -> None:
     _, graphs = fit(ours, "blocks", "eager", blocks=blocks)
     assert_same(tuple(callback.report for callback in ours[:3]), uncompiled(1, blocks), rel=1e-4, tiny=1e-6)
     assert plain_graphs == 1
-    assert graphs <= 2  # however many blocks there are
+    assert graphs == 2  # one for the hook of a block itself
 
 
 def test_ranges_within_compiled_regions() -> None:

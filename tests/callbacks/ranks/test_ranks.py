@@ -199,7 +199,6 @@ def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
     assert ranks[0]["collectives"] == [2, 2]
 
 
-@pytest.mark.xfail(run=False, reason="Lightning sends all metrics through a pipe of 64 KB that it only reads at the end: it hangs")
 def test_ddp_spawn_pickles_the_callbacks(tmp_path: Path) -> None:
     code = "import sys; from tests.support.rank_cases import spawn\nif __name__ == '__main__': spawn(sys.argv[1])\n"
     script = tmp_path / "spawned.py"
