@@ -12,6 +12,8 @@ from lightning.pytorch import Callback
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tests.faults.training import loss_of
+
 Array = NDArray[np.float64]
 
 OUTPUT = ("std", "variance_in", "dead", "saturated", "beyond_range", "nonfinite", "nonfinite_in")
@@ -171,13 +173,13 @@ class Recorder(Callback):
                 _array(parameters, len(self.names), len(PARAMETER)),
             )
         )
-        self.losses.append(pl_module.losses[-1].item())
+        self.losses.append(loss_of(trainer, pl_module, outputs).item())
         self.totals.append(self.total)
         self.accepted.append(float(self.steps > 0))
         self.epochs.append(trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.scores.append(trainer.callback_metrics["val_score"].item())
+        self.scores.append(float(trainer.callback_metrics.get("val_score", math.nan)))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()

@@ -9,21 +9,16 @@ used again while neither the package nor the zoo has changed; ``--fresh`` discar
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
-import multiprocessing
-import os
 import sys
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import lightning_hooks
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY
+from tests.faults.jobs import fingerprint, run_all
 from tests.faults.peers import PEERS
 from tests.faults.recorder import Recorder
 from tests.faults.score import judge, judge_peers, serious, summary
@@ -34,11 +29,8 @@ FOLDER = Path("runs/faults")
 HALVES = {"calibration": CALIBRATION, "report": tuple(seed for seed in SEEDS if seed not in CALIBRATION), "all": SEEDS}
 
 
-Job = tuple[str, int, bool]  # name, seed, whether the fault is planted
-
-
-def run_one(job: Job) -> dict[str, Any]:
-    """One training: the alerts of the monitors, those of the peers' rules, and the outcome."""
+def run_one(job: tuple[str, int, bool]) -> dict[str, Any]:
+    """One training, of (name, seed, planted): the alerts of the monitors, those of the peers' rules, and the outcome."""
     name, seed, planted = job
     torch.set_num_threads(1)
     case = CASES[name]
@@ -58,40 +50,8 @@ def run_one(job: Job) -> dict[str, Any]:
     assert recorder.recording is not None
     history = log.history(built)
     verdict = judge(log.alerts, built.expected, history)
-    peers = judge_peers(case, built.expected, history, recorder.recording)
+    peers = judge_peers(case.healthy, built.expected, history, recorder.recording)
     return {**row, "kinds": built.expected.kinds, "sites": built.expected.sites, **verdict, "peers": peers}
-
-
-def fingerprint() -> str:
-    """Of the package and the zoo: results of other code are not reused."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    for folder in (Path(lightning_hooks.__file__).parent, Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def run_all(jobs: Iterable[Job], processes: int, fresh: bool) -> list[dict[str, Any]]:
-    """Run what has not run yet, and return the results of all jobs."""
-    jobs = list(jobs)
-    kept = FOLDER / f"runs-{fingerprint()}.jsonl"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if fresh:
-        kept.unlink(missing_ok=True)
-    lines = kept.read_text().splitlines() if kept.exists() else []
-    done = {(run["name"], run["seed"], run["planted"]): run for run in map(json.loads, lines)}
-    wanted = [job for job in jobs if job not in done]
-    start = time.perf_counter()
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes: small nets only wait for a second thread
-    with kept.open("a") as file, multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=40) as pool:
-        for number, run in enumerate(pool.imap_unordered(run_one, wanted), start=1):
-            done[run["name"], run["seed"], run["planted"]] = run
-            file.write(json.dumps(run) + "\n")
-            file.flush()
-            if sys.stdout.isatty() or number == len(wanted) or number % 25 == 0:
-                print(f"\r{number} of {len(wanted)} trainings, {time.perf_counter() - start:.0f} s", end="", flush=True)
-    print()
-    return [done[job] for job in jobs]
 
 
 def percent(share: float) -> str:
@@ -213,7 +173,8 @@ def main() -> int:
     jobs = [(name, seed, True) for name in names for seed in options.seeds]
     if not options.no_twins:
         jobs += [(name, seed, False) for name in names if name in FAULTS for seed in options.seeds]
-    results = run_all(jobs, options.processes, options.fresh)
+    kept = FOLDER / f"runs-{fingerprint(Path(__file__).parent)}.jsonl"
+    results = run_all(run_one, jobs, kept, options.processes, options.fresh)
     runs, twins = ([run for run in results if run["planted"] is planted] for planted in (True, False))
     result, short = summaries(runs)
     alarms = [run for run in twins if run["alerts"]]

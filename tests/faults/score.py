@@ -11,7 +11,7 @@ import numpy as np
 from tests.faults.peers import PEERS
 from tests.faults.recorder import Recording
 from tests.faults.training import History, TimedAlert
-from tests.faults.zoo import Case, Expected
+from tests.faults.zoo import Expected
 
 WITHIN = 50
 """Batches within which a fault is to be found, where an epoch is shorter."""
@@ -66,13 +66,13 @@ def serious(alerts: Sequence[TimedAlert]) -> list[list[Any]]:
     return [[t.alert.kind, t.alert.site, t.alert.severity, t.batches] for t in alerts if t.alert.severity in SERIOUS]
 
 
-def judge_peers(case: Case, expected: Expected, history: History, recording: Recording) -> dict[str, Any]:
+def judge_peers(healthy: bool, expected: Expected, history: History, recording: Recording) -> dict[str, Any]:
     """Of every peer's rules: the largest score of all, the largest in time, and where and when each first fired in time.
 
     In a healthy training all time counts.
     """
-    planted = 0 if case.healthy else planted_at(expected, history)
-    end = len(recording.losses) if case.healthy else deadline(planted, history)
+    planted = 0 if healthy else planted_at(expected, history)
+    end = len(recording.losses) if healthy else deadline(planted, history)
     result: dict[str, Any] = {}
     for peer, rules in PEERS.items():
         of_peer = result[peer] = {}

@@ -162,7 +162,7 @@ def test_tightening_silences_healthy_runs() -> None:
             {
                 "kinds": expected.kinds,
                 "site": None,
-                "peers": judge_peers(case, expected, History(recording.epochs, list(recording.losses), frozenset()), recording),
+                "peers": judge_peers(False, expected, History(recording.epochs, list(recording.losses), frozenset()), recording),
             }
         )
     well = {"peers": runs[1]["peers"]}  # a healthy training with a norm of 1e5

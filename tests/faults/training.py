@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from torch import Tensor
 
 from lightning_hooks import Alert, monitors
 from tests.faults.zoo import Built, Case, Outcome
@@ -51,11 +52,22 @@ class History:
     places: frozenset[str]
 
 
+def loss_of(trainer: Any, pl_module: Any, outputs: Any) -> Tensor:
+    """The loss of a batch: the last in the module's ``losses``, or what ``training_step`` returned; NaN without either."""
+    noted = getattr(pl_module, "losses", None)
+    if isinstance(noted, list) and noted:
+        return noted[-1].detach()
+    if isinstance(outputs, dict) and isinstance(outputs.get("loss"), Tensor):
+        return outputs["loss"].detach() * trainer.accumulate_grad_batches
+    return torch.tensor(math.nan)
+
+
 class AlertLog(Callback):
     """Keeps the monitors' alerts with their times. Comes first in the list, so that a batch is counted before its alerts."""
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
+        self.losses: list[Tensor] = []
         self.alerts: list[TimedAlert] = []
 
     def note(self, alert: Alert) -> None:
@@ -65,11 +77,14 @@ class AlertLog(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.epochs.append(trainer.current_epoch)
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(loss_of(trainer, pl_module, outputs))
+
     def history(self, built: Built) -> History:
         """What is known after the training."""
-        module: Any = built.module
+        module = built.module
         places = {name for name, _ in module.named_modules()} | {name for name, _ in module.named_parameters()}
-        return History(self.epochs, [loss.item() for loss in module.losses], frozenset(places))
+        return History(self.epochs, [loss.item() for loss in self.losses], frozenset(places))
 
 
 def build(case: Case, seed: int, planted: bool = True) -> Built:
