@@ -12,7 +12,7 @@ from tests.faults.recorder import OUTPUT, PARAMETER, Recorder, Recording
 from tests.faults.score import judge_peers, peer_summary
 from tests.faults.tasks import Supervised, sgd
 from tests.faults.training import History, train
-from tests.faults.zoo import Built, Case, Expected
+from tests.faults.zoo import Built, Expected
 from tests.support.models import loader
 
 
@@ -152,7 +152,6 @@ def test_the_record_holds_what_happened() -> None:
 
 def test_tightening_silences_healthy_runs() -> None:
     """A rule that fires higher in a fault than in any healthy training still finds it; one that does not is lost."""
-    case = Case("x", build=None, family="MLP", story="", reaches=0.0)  # type: ignore[arg-type]
     expected = Expected(("exploding",))
     runs = []
     for norm in (1e6, 1e5, 2e4):
