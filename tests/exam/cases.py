@@ -1,7 +1,7 @@
 """What the exam is made of: trainings of the models of others, by their own recipes, in two halves of families.
 
-Rules and thresholds may be chosen by looking at the families of the half for calibration, never by those of the other half, the report.
-Which half a family is in depends on its name alone.
+Rules and thresholds may be chosen by looking at the families of the half for calibration, never by those of the other half, the
+report. Which half a family is in depends on its name alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train every family of the exam with the monitors on, and compare them with the peers' rules.
 
-``python -m tests.exam.run [--only gpt2 unet] [--processes 2] [--fresh]`` prints a table and writes ``runs/exam/table.md``. Results are
-kept as long as neither the package nor the exam changes, so that a run that was broken off goes on.
+``python -m tests.exam.run [--only gpt2 unet] [--processes 2] [--fresh]`` prints a table and writes ``runs/exam/table.md``. Results
+are kept as long as neither the package nor the exam changes, so that a run that was broken off goes on.
 """
 
 from __future__ import annotations

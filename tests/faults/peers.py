@@ -9,46 +9,17 @@ are frozen are not called unchanged; gradients are those at the optimizer step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from tests.faults.peers_loss import kill_loss_spike, lightning_spikes, stabilityguard, training_doctor, trainscope
 from tests.faults.recorder import Array, Recording
-
-ONCE = np.inf  # the score of what is not a matter of degree
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What one rule of a peer says of a training.
-
-    Attributes:
-        rule: Its name.
-        kinds: The kinds of alert, in our words, that it stands for.
-        scores: Shape ``(batches, sites)``; above 1 it fires.
-        sites: The names of the columns; empty strings where the rule names no layer.
-    """
-
-    rule: str
-    kinds: tuple[str, ...]
-    scores: Array
-    sites: list[str]
-
-
-def _of(rule: str, kinds: tuple[str, ...], scores: Array, sites: list[str] | None = None) -> Trace:
-    scores = np.asarray(scores, dtype=float)
-    if scores.ndim == 1:
-        scores, sites = scores[:, None], [""]
-    return Trace(rule, kinds, np.nan_to_num(scores, nan=0.0, posinf=ONCE, neginf=0.0), sites or [""])
+from tests.faults.traces import ONCE, Trace, of, where
 
 
 def _below(values: Array, threshold: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         return threshold / values
-
-
-def _if(condition: Array) -> Array:
-    return np.where(condition, ONCE, 0.0)
 
 
 def _m_of_n(scores: Array, m: int, n: int) -> Array:
@@ -64,19 +35,19 @@ def _m_of_n(scores: Array, m: int, n: int) -> Array:
 
 def sagemaker(r: Recording) -> Iterator[Trace]:
     """The built-in rules of SageMaker Debugger (smdebug), with their defaults."""
-    yield _of("VanishingGradient", ("vanishing",), _below(r.parameter("mean_abs"), 1e-7), r.parameters)
-    broken = _if((r.output("nonfinite") > 0) | (r.gradient("nonfinite") > 0))
-    yield _of("ExplodingTensor (outputs)", ("nonfinite", "exploding"), broken, r.sites)
-    broken = _if((r.parameter("nonfinite") > 0) | (r.parameter("nonfinite_weight") > 0))
-    yield _of("ExplodingTensor (parameters)", ("nonfinite", "exploding"), broken, r.parameters)
+    yield of("VanishingGradient", ("vanishing",), _below(r.parameter("mean_abs"), 1e-7), r.parameters)
+    broken = where((r.output("nonfinite") > 0) | (r.gradient("nonfinite") > 0))
+    yield of("ExplodingTensor (outputs)", ("nonfinite", "exploding"), broken, r.sites)
+    broken = where((r.parameter("nonfinite") > 0) | (r.parameter("nonfinite_weight") > 0))
+    yield of("ExplodingTensor (parameters)", ("nonfinite", "exploding"), broken, r.parameters)
     relu = np.array([kind == "ReLU" for kind in r.types])
-    yield _of("DeadRelu", ("dead",), np.where(relu, r.output("dead") / 0.5, 0), r.sites)
-    yield _of("SaturatedActivation", ("saturated",), r.output("beyond_range") / 0.5, r.sites)
-    yield _of("WeightUpdateRatio (large)", ("update_too_large",), r.parameter("update_ratio") / 10.0, r.parameters)
-    yield _of("WeightUpdateRatio (small)", ("update_too_small",), _below(r.parameter("update_ratio"), 1e-8), r.parameters)
-    still = np.where(np.isnan(r.parameter("moved")), np.nan, _if(r.parameter("moved") == 0))
-    yield _of("UnchangedTensor", ("update_too_small", "not_optimized"), _m_of_n(still, 3, 3), r.parameters)
-    yield _of("AllZero (gradients)", ("zero",), _if(r.parameter("zeros") >= 1.0), r.parameters)
+    yield of("DeadRelu", ("dead",), np.where(relu, r.output("dead") / 0.5, 0), r.sites)
+    yield of("SaturatedActivation", ("saturated",), r.output("beyond_range") / 0.5, r.sites)
+    yield of("WeightUpdateRatio (large)", ("update_too_large",), r.parameter("update_ratio") / 10.0, r.parameters)
+    yield of("WeightUpdateRatio (small)", ("update_too_small",), _below(r.parameter("update_ratio"), 1e-8), r.parameters)
+    still = np.where(np.isnan(r.parameter("moved")), np.nan, where(r.parameter("moved") == 0))
+    yield of("UnchangedTensor", ("update_too_small", "not_optimized"), _m_of_n(still, 3, 3), r.parameters)
+    yield of("AllZero (gradients)", ("zero",), where(r.parameter("zeros") >= 1.0), r.parameters)
     # The variances of the rectifiers' inputs, over the first ten steps.
     variance = r.output("variance_in")[:10][:, relu]
     ratio = np.zeros((len(r.losses), len(r.sites)))
@@ -85,49 +56,49 @@ def sagemaker(r: Recording) -> Iterator[Trace]:
         worst = np.divide(high, low, out=np.zeros_like(high), where=np.isfinite(low) & (low > 0))
         at = np.flatnonzero(relu)[np.argmax(np.nan_to_num(variance), 1)]
         ratio[np.arange(len(worst)), at] = worst / 10.0
-    yield _of("PoorWeightInitialization", ("poor_init",), ratio, r.sites)
+    yield of("PoorWeightInitialization", ("poor_init",), ratio, r.sites)
 
 
 def lightning_pr(r: Recording) -> Iterator[Trace]:
     """GradientStatsMonitor of Lightning's pull request 21720: a warning where the norm before clipping is above 1e4."""
-    yield _of("explosion_threshold", ("exploding",), r.total_norm / 1e4)
+    yield of("explosion_threshold", ("exploding",), r.total_norm / 1e4)
 
 
 def torchlens(r: Recording) -> Iterator[Trace]:
     """The checks of torchlens 2.36 with all that have a default registered; warnings where 5 of the last 8 steps are bad."""
-    missing = np.where(np.isnan(r.parameter("missing")), np.nan, _if(r.parameter("missing") > 0))
-    yield _of("no gradient (None)", ("missing",), _m_of_n(missing, 5, 8), r.parameters)
+    missing = np.where(np.isnan(r.parameter("missing")), np.nan, where(r.parameter("missing") > 0))
+    yield of("no gradient (None)", ("missing",), _m_of_n(missing, 5, 8), r.parameters)
     norm = r.parameter("norm")
-    zero = np.where(np.isnan(norm), np.nan, _if(norm == 0))
-    yield _of("no gradient (zero)", ("zero",), _m_of_n(zero, 5, 8), r.parameters)
+    zero = np.where(np.isnan(norm), np.nan, where(norm == 0))
+    yield of("no gradient (zero)", ("zero",), _m_of_n(zero, 5, 8), r.parameters)
     small = np.where(norm == 0, 0.0, _below(norm, 1e-7))
-    yield _of("magnitude (vanishing)", ("vanishing",), _m_of_n(small, 5, 8), r.parameters)
-    yield _of("magnitude (exploding)", ("exploding",), _m_of_n(norm / 1e4, 5, 8), r.parameters)
-    yield _of("nonfinite gradient", ("nonfinite",), _if(r.parameter("nonfinite") > 0), r.parameters)
-    yield _of("nonfinite parameter", ("nonfinite",), _if(r.parameter("nonfinite_weight") > 0), r.parameters)
+    yield of("magnitude (vanishing)", ("vanishing",), _m_of_n(small, 5, 8), r.parameters)
+    yield of("magnitude (exploding)", ("exploding",), _m_of_n(norm / 1e4, 5, 8), r.parameters)
+    yield of("nonfinite gradient", ("nonfinite",), where(r.parameter("nonfinite") > 0), r.parameters)
+    yield of("nonfinite parameter", ("nonfinite",), where(r.parameter("nonfinite_weight") > 0), r.parameters)
     since, waiting = 0, []
     for accepted in r.accepted:
         since = 0 if accepted else since + 1
         waiting.append(float(since))
     window = 4 * max(1, round(len(r.accepted) / max(1.0, r.accepted.sum()))) if r.accepted.sum() else 4
-    yield _of("watchdog", ("steps_skipped",), np.array(waiting) / window)
+    yield of("watchdog", ("steps_skipped",), np.array(waiting) / window)
 
 
 def neuraldbg(r: Recording) -> Iterator[Trace]:
     """NeuralDBG's states that are not healthy, with its thresholds."""
     norm = r.gradient("norm")
-    yield _of("gradient vanishing", ("vanishing",), _below(norm, 1e-6), r.sites)
-    yield _of("gradient exploding", ("exploding",), norm / 1e3, r.sites)
-    yield _of("activation dead", ("dead",), r.output("dead") / 0.9, r.sites)
-    yield _of("activation saturated", ("saturated",), r.output("saturated") / 0.7, r.sites)
-    yield _of("activation anomalous", ("constant",), _below(r.output("std"), 1e-4), r.sites)
-    yield _of("data nan or inf", ("nonfinite",), _if(r.output("nonfinite_in") > 0), r.sites)
-    yield _of("loss diverging", ("nonfinite", "exploding"), _if(~np.isfinite(r.losses)))
+    yield of("gradient vanishing", ("vanishing",), _below(norm, 1e-6), r.sites)
+    yield of("gradient exploding", ("exploding",), norm / 1e3, r.sites)
+    yield of("activation dead", ("dead",), r.output("dead") / 0.9, r.sites)
+    yield of("activation saturated", ("saturated",), r.output("saturated") / 0.7, r.sites)
+    yield of("activation anomalous", ("constant",), _below(r.output("std"), 1e-4), r.sites)
+    yield of("data nan or inf", ("nonfinite",), where(r.output("nonfinite_in") > 0), r.sites)
+    yield of("loss diverging", ("nonfinite", "exploding"), where(~np.isfinite(r.losses)))
     spike = np.zeros(len(r.losses))
     for t in range(5, len(r.losses)):
         before = r.losses[t - 5 : t].mean()
         spike[t] = r.losses[t] / (10 * before) if before > 0 else 0.0
-    yield _of("loss spike", ("spike",), spike)
+    yield of("loss spike", ("spike",), spike)
 
 
 def autotrainer(r: Recording) -> Iterator[Trace]:
@@ -149,10 +120,10 @@ def autotrainer(r: Recording) -> Iterator[Trace]:
             scores["relu"][end] = np.nanmean(zeros) / 0.7
             scores["explode"][end] = rate / 70
             scores["vanish"][end] = min(1e-3 / rate, 1e-4 / np.float64(first))
-    yield _of("nan", ("nonfinite", "exploding"), scores["nan"])
-    yield _of("dying relu", ("dead",), scores["relu"])
-    yield _of("gradient explode", ("exploding",), scores["explode"])
-    yield _of("gradient vanish", ("vanishing",), scores["vanish"])
+    yield of("nan", ("nonfinite", "exploding"), scores["nan"])
+    yield of("dying relu", ("dead",), scores["relu"])
+    yield of("gradient explode", ("exploding",), scores["explode"])
+    yield of("gradient vanish", ("vanishing",), scores["vanish"])
 
 
 def spikes(r: Recording) -> Iterator[Trace]:
@@ -163,7 +134,7 @@ def spikes(r: Recording) -> Iterator[Trace]:
         past = past[np.isfinite(past)]
         if len(past) > 1 and past.std() > 0:
             score[t] = (r.total_norm[t] - past.mean()) / (6 * past.std())
-    yield _of("norm above mean + 6 sigma", ("spike",), score)
+    yield of("norm above mean + 6 sigma", ("spike",), score)
 
 
 PEERS: dict[str, Callable[[Recording], Iterator[Trace]]] = {
@@ -173,4 +144,9 @@ PEERS: dict[str, Callable[[Recording], Iterator[Trace]]] = {
     "NeuralDBG": neuraldbg,
     "AUTOTRAINER": autotrainer,
     "OLMo-core": spikes,
+    "trainscope": trainscope,
+    "Lightning SpikeDetection": lightning_spikes,
+    "KillLossSpike": kill_loss_spike,
+    "stabilityguard": stabilityguard,
+    "training-doctor": training_doctor,
 }

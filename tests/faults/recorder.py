@@ -16,7 +16,7 @@ from tests.faults.training import loss_of
 
 Array = NDArray[np.float64]
 
-OUTPUT = ("std", "variance_in", "dead", "saturated", "beyond_range", "nonfinite", "nonfinite_in")
+OUTPUT = ("std", "variance_in", "dead", "saturated", "beyond_range", "nonfinite", "nonfinite_in", "kurtosis")
 GRADIENT = ("norm", "nonfinite")
 PARAMETER = ("norm", "mean_abs", "zeros", "nonfinite", "missing", "update_ratio", "moved", "nonfinite_weight")
 RANGES = {"Tanh": (-9.4999, 9.4999), "Sigmoid": (-23.0, 16.99999)}  # SageMaker's, where the slope is below 1e-7
@@ -76,7 +76,9 @@ def output_statistics(module: nn.Module, given: Tensor | None, output: Tensor) -
             low, high = RANGES[type(module).__name__]
             beyond = (((source > low) & (source < high)).flatten(1).float().mean(0) < 0.01).float().mean()
     spread = x.std() if x.numel() > 1 else nothing
-    return torch.stack((spread, variance_in, dead.float().mean(), (size > 0.95).float().mean(), beyond, _broken(x), broken_in))
+    kurtosis = ((x - x.mean()) / spread).pow(4).mean() - 3 if x.numel() > 1 else nothing
+    dead_share, saturated = dead.float().mean(), (size > 0.95).float().mean()
+    return torch.stack((spread, variance_in, dead_share, saturated, beyond, _broken(x), broken_in, kurtosis))
 
 
 def _broken(x: Tensor) -> Tensor:

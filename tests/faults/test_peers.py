@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from tests.support.models import loader
 
 def quiet(batches: int = 60) -> Recording:
     """A healthy record of two rectifiers and two parameters."""
-    outputs = (1.0, 1.0, 0.0, 0.1, np.nan, 0.0, 0.0)  # in the order of OUTPUT; likewise the others
+    outputs = (1.0, 1.0, 0.0, 0.1, np.nan, 0.0, 0.0, 1.0)  # in the order of OUTPUT; likewise the others
     parameters = (0.1, 0.01, 0.0, 0.0, 0.0, 1e-3, 1.0, 0.0)
     norms = 0.1 + 0.01 * np.sin(np.arange(batches))
     return Recording(
@@ -83,9 +85,47 @@ def test_norms() -> None:
     recording = quiet()
     recording.total_norm[30] = 1.1e4
     recording.of_parameters[30:34, 0, 0] = 1.1e4
-    assert fired(recording) == {("Lightning PR 21720", "explosion_threshold", ""), ("OLMo-core", "norm above mean + 6 sigma", "")}
+    assert fired(recording) == {
+        ("Lightning PR 21720", "explosion_threshold", ""),
+        ("OLMo-core", "norm above mean + 6 sigma", ""),
+        ("stabilityguard", "gradient spike", "a.weight"),
+        ("training-doctor", "exploding gradients", ""),
+    }
     recording.of_parameters[30:35, 0, 0] = 1.1e4  # five of eight
     assert ("torchlens", "magnitude (exploding)", "a.weight") in fired(recording)
+
+
+def of_losses(values: list[float]) -> set[tuple[str, str]]:
+    """What fires of a record with these losses, of the rules that read nothing else."""
+    recording = quiet(len(values))
+    recording.losses[:] = values
+    readers = {"trainscope", "Lightning SpikeDetection", "KillLossSpike", "training-doctor"}
+    return {(peer, rule) for peer, rule, _ in fired(recording) if peer in readers}
+
+
+def test_a_loss_that_leaps_once() -> None:
+    flat = [1.0 + 0.01 * (t % 2) for t in range(40)]
+    leap = ("Lightning SpikeDetection", "loss spike")
+    assert leap not in of_losses([*flat, 2.9, *flat])
+    assert of_losses([*flat, 3.2, *flat]) >= {leap, ("trainscope", "CUSUM of the loss"), ("trainscope", "z-score of the loss")}
+    assert ("training-doctor", "not finite") in of_losses([*flat, float("nan")])
+
+
+def test_a_loss_that_drifts_adds_up() -> None:
+    """Two robust deviations above the median, each less than the limit: one a step beyond the slack, six in six steps."""
+    past = [1.0 + 0.01 * math.sin(t) for t in range(100)]
+    middle = float(np.median(past))
+    deviation = 1.4826 * float(np.median(np.abs(np.array(past) - middle)))
+    steps = [middle + 2.1 * deviation] * 6
+    assert ("trainscope", "CUSUM of the loss") not in of_losses([*past, *steps[:4]])
+    assert ("trainscope", "CUSUM of the loss") in of_losses([*past, *steps])
+
+
+def test_kill_loss_spike_waits_for_five_of_them() -> None:
+    past = [1.0] * 100
+    assert ("KillLossSpike", "loss spike") not in of_losses([*past, *[3.0] * 4, 1.0, 3.0])
+    assert ("KillLossSpike", "loss spike") in of_losses([*past, *[3.0] * 5])
+    assert ("KillLossSpike", "high loss") in of_losses([11.0] * 201)
 
 
 def test_autotrainer_looks_only_while_not_learning() -> None:
