@@ -53,8 +53,8 @@ bench: $(READY)
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.epoch_end
 
-faults: $(READY)  ## the proof: trainings with planted faults and healthy ones, what is found, and the peers' rules beside it
-	$(BIN)/python -m tests.faults.run
+faults: $(READY)  ## the proof, in one table: zoo, bugs of others, real trainings, lead times, and the peers' rules beside them
+	$(BIN)/python -m tests.proof
 
 browser:  ## a browser for the tests that look at pages, where one can be installed (apt-get, as root or with sudo)
 	.ci/browser

@@ -80,7 +80,7 @@ def kill_loss_spike(r: Recording) -> Iterator[Trace]:
 
 
 def stabilityguard(r: Recording) -> Iterator[Trace]:
-    """stabilityguard 0.3: a gradient norm above ten times its moving mean (alpha 0.01) after 10 steps, or not finite; by parameter."""
+    """stabilityguard 0.3: a gradient norm above ten times its moving mean (alpha 0.01) after 10 steps, or not finite."""
     norm = r.parameter("norm")
     scores, mean = np.zeros_like(norm), np.full(norm.shape[1], np.nan)
     for t, row in enumerate(norm):

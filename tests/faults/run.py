@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.faults.catalogue import CASES, FAULTS, HEALTHY
 from tests.faults.jobs import fingerprint, run_all
 from tests.faults.peers import PEERS
 from tests.faults.recorder import Recorder
-from tests.faults.score import judge, judge_peers, serious, summary
+from tests.faults.score import judge, judge_peers, peer_found, serious, summary
 from tests.faults.training import AlertLog, build, observers, train
 from tests.faults.zoo import CALIBRATION, SEEDS, Outcome
 
@@ -78,10 +79,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         latest = max((run["batches"] for run in mine if run["batches"] is not None), default=None)
         peers = []
         for peer in PEERS:
-            hits = [
-                any(set(run["kinds"]) & set(rule["kinds"]) and rule["in_time"] > 1 for rule in run["peers"][peer].values())
-                for run in mine
-            ]
+            hits = [bool(peer_found(run, peer)) for run in mine]
             peers.append(f"{sum(hits)}/{len(hits)}")
         lines.append(
             f"| {case.story} (`{name}`) | {case.family} | {_marks(mine, 'found')} | {_marks(mine, 'site')} | "
@@ -158,6 +156,14 @@ def dishonest(runs: list[dict[str, Any]], twins: list[dict[str, Any]]) -> list[s
     return lines
 
 
+def results(names: Sequence[str], seeds: Sequence[int], processes: int, fresh: bool, twins: bool = True) -> list[dict[str, Any]]:
+    """Of all trainings of these families, with these seeds."""
+    jobs = [(name, seed, True) for name in names for seed in seeds]
+    if twins:
+        jobs += [(name, seed, False) for name in names if name in FAULTS for seed in seeds]
+    return run_all(run_one, jobs, FOLDER / f"runs-{fingerprint(Path(__file__).parent)}.jsonl", processes, fresh)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
@@ -170,12 +176,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such family: {', '.join(unknown)}; python -m tests.faults.show lists them")
     names = options.only or list(CASES)
-    jobs = [(name, seed, True) for name in names for seed in options.seeds]
-    if not options.no_twins:
-        jobs += [(name, seed, False) for name in names if name in FAULTS for seed in options.seeds]
-    kept = FOLDER / f"runs-{fingerprint(Path(__file__).parent)}.jsonl"
-    results = run_all(run_one, jobs, kept, options.processes, options.fresh)
-    runs, twins = ([run for run in results if run["planted"] is planted] for planted in (True, False))
+    found = results(names, options.seeds, options.processes, options.fresh, twins=not options.no_twins)
+    runs, twins = ([run for run in found if run["planted"] is planted] for planted in (True, False))
     result, short = summaries(runs)
     alarms = [run for run in twins if run["alerts"]]
     listed = [f"- `{run['name']}` seed {run['seed']}: {run['alerts'][0][0]} at {run['alerts'][0][1]}" for run in alarms]
@@ -188,7 +190,7 @@ def main() -> int:
         ]
     if wrong:
         parts += ["Not what the zoo says of them:", "\n".join(wrong)]
-    parts.append(f"{len(results)} trainings, {sum(run['seconds'] for run in results):.0f} s of one core.")
+    parts.append(f"{len(found)} trainings, {sum(run['seconds'] for run in found):.0f} s of one core.")
     text = "\n\n".join(part for part in parts if part)
     print(text)
     (FOLDER / "table.md").write_text(text + "\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -108,13 +109,8 @@ def peer_summary(faults: Sequence[dict[str, Any]], healthy: Sequence[dict[str, A
         for name, rule in run["peers"][peer].items():
             limits[name] = max(limits.get(name, 1.0), rule["ever"])
 
-    def found(run: dict[str, Any], limit: dict[str, float]) -> list[dict[str, Any]]:
-        kinds = set(run["kinds"])
-        rules = run["peers"][peer].items()
-        return [rule for name, rule in rules if kinds & set(rule["kinds"]) and rule["in_time"] > limit.get(name, 1.0)]
-
-    published = [found(run, {}) for run in faults]
-    tightened = [found(run, limits) for run in faults]
+    published = [peer_found(run, peer) for run in faults]
+    tightened = [peer_found(run, peer, limits) for run in faults]
     placed = [rules for rules, run in zip(published, faults, strict=True) if run["site"] is not None]
     sites = [bool(rules) and bool(min(rules, key=_when)["site_right"]) for rules in placed]
     return {
@@ -124,6 +120,12 @@ def peer_summary(faults: Sequence[dict[str, Any]], healthy: Sequence[dict[str, A
         "healthy": len(healthy),
         "recall_without_false_alarms": _share([bool(rules) for rules in tightened]),
     }
+
+
+def peer_found(run: dict[str, Any], peer: str, limits: Mapping[str, float] = MappingProxyType({})) -> list[dict[str, Any]]:
+    """The rules of a peer that say in time what is wrong, with their published thresholds or ``limits`` times those."""
+    kinds, rules = set(run["kinds"]), run["peers"][peer].items()
+    return [rule for name, rule in rules if kinds & set(rule["kinds"]) and rule["in_time"] > limits.get(name, 1.0)]
 
 
 def _when(rule: dict[str, Any]) -> float:

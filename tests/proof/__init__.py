@@ -1,0 +1,1 @@
+"""All that shows what the alerts are worth, in one table."""
