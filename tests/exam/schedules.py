@@ -1,0 +1,91 @@
+"""Optimizers and schedules of fine-tuning and pretraining recipes, as ``configure_optimizers`` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+SHORT: dict[str, Any] = {"max_epochs": 2, "limit_train_batches": 24}
+STEPS = 48
+"""The steps of a training with ``SHORT``, without accumulation."""
+
+CLIPPED: dict[str, Any] = {**SHORT, "gradient_clip_val": 1.0}
+
+Optimizers = Callable[[LightningModule], Any]
+
+
+def trained(module: LightningModule) -> list[Any]:
+    """The parameters that are not frozen."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def adamw(rate: float = 1e-3, decay: float = 0.01, **options: Any) -> Optimizers:
+    """AdamW over all parameters that are not frozen."""
+    return lambda module: torch.optim.AdamW(trained(module), lr=rate, weight_decay=decay, **options)
+
+
+def decayed_apart(rate: float = 1e-3, decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)) -> Optimizers:
+    """AdamW that leaves biases and norms out of the decay, with the betas of GPT-3 and Llama."""
+
+    def make(module: LightningModule) -> Any:
+        matrices = [parameter for parameter in trained(module) if parameter.ndim > 1]
+        vectors = [parameter for parameter in trained(module) if parameter.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=rate, betas=betas)
+
+    return make
+
+
+def layer_wise(rate: float, factor: float, layers: str) -> Optimizers:
+    """AdamW whose rate falls by ``factor`` from layer to layer towards the input; embeddings have the least.
+
+    Args:
+        rate: That of the head.
+        factor: Below 1.
+        layers: The name of the list of layers, such as ``"encoder.layer."``.
+    """
+
+    def make(module: LightningModule) -> Any:
+        depths = {name: int(name.partition(layers)[2].split(".")[0]) for name, _ in module.named_parameters() if layers in name}
+        top = max(depths.values()) + 1
+        groups: dict[int, list[Any]] = {}
+        for name, parameter in module.named_parameters():
+            depth = depths.get(name, -1 if "embeddings" in name else top)
+            groups.setdefault(top - depth, []).append(parameter)
+        return torch.optim.AdamW([{"params": group, "lr": rate * factor**below} for below, group in groups.items()])
+
+    return make
+
+
+def adafactor(module: LightningModule) -> Any:
+    """Adafactor as for T5: its own step size, relative to the weights."""
+    from transformers import Adafactor
+
+    return Adafactor(trained(module), scale_parameter=True, relative_step=True, warmup_init=False, lr=None)
+
+
+def scheduled(optimizers: Optimizers, schedule: Callable[[Any], Any], interval: str = "step") -> Optimizers:
+    """With a schedule, stepped after each batch or epoch."""
+
+    def make(module: LightningModule) -> Any:
+        optimizer = optimizers(module)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), "interval": interval}}
+
+    return make
+
+
+def warm_cosine(optimizers: Optimizers, steps: int = STEPS, warm_up: int = STEPS // 10) -> Optimizers:
+    """A warm-up, then a cosine down to 0."""
+    from transformers import get_cosine_schedule_with_warmup
+
+    return scheduled(optimizers, lambda optimizer: get_cosine_schedule_with_warmup(optimizer, warm_up, steps))
+
+
+def warm_linear(optimizers: Optimizers, steps: int = STEPS, warm_up: int = STEPS // 10) -> Optimizers:
+    """A warm-up, then a line down to 0."""
+    from transformers import get_linear_schedule_with_warmup
+
+    return scheduled(optimizers, lambda optimizer: get_linear_schedule_with_warmup(optimizer, warm_up, steps))

@@ -1,0 +1,47 @@
+"""A slice of the exam, so that a change of the rules shows. ``python -m tests.exam.run`` runs all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_hooks.reports.kinds import KINDS
+from tests.exam.catalogue import CASES
+from tests.exam.run import run_one
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries about themselves
+
+FAULTS = [name for name, case in CASES.items() if not case.healthy]
+
+
+def judged(name: str) -> dict[str, Any]:
+    pytest.importorskip(CASES[name].library)
+    return run_one((name, True))
+
+
+@pytest.mark.parametrize("name", ["gpt2_nano", "albert", "mistral"])
+def test_healthy_training_is_silent(name: str) -> None:
+    assert judged(name)["alerts"] == []
+
+
+@pytest.mark.parametrize("name", ["llama_adam_eps", "bert_blocks_in_a_list", "gpt2_softmax_along_queries"])
+def test_fault_is_found(name: str) -> None:
+    result = judged(name)
+    assert result["found"], result["alerts"]
+    assert result["site"] in (True, None), result["alerts"]
+    assert not result["early"]
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_about_half_of_the_families_are_in_each_half(healthy: bool) -> None:
+    halves = [case.calibrates for case in CASES.values() if case.healthy == healthy]
+    assert 0.35 < sum(halves) / len(halves) < 0.65
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_expected_exists(name: str) -> None:
+    pytest.importorskip(CASES[name].library)
+    expected = CASES[name].build().expected
+    assert expected.kinds
+    assert set(expected.kinds) <= set(KINDS)
