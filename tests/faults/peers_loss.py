@@ -111,7 +111,7 @@ def training_doctor(r: Recording) -> Iterator[Trace]:
         if len(norms):
             score["exploding"][t] = norms.max() / 10.0
             score["vanishing"][t] = (norms < 0.01).sum() / 33.0
-        if t >= 99 and recent[0] != 0:
+        if t >= 99 and len(recent) and recent[0] != 0:
             score["flat"][t] = 1.01 if 1 - recent[-1] / recent[0] < 0.01 else 0.0
         if t >= 199 and loss[t] >= 1.5 and abs(loss[t] / loss[t - 199] - 1) < 0.01 and loss[t] > 0.7 * loss[0]:
             score["plateau"][t] = 1.01

@@ -121,6 +121,13 @@ def test_a_loss_that_drifts_adds_up() -> None:
     assert ("trainscope", "CUSUM of the loss") in of_losses([*past, *steps])
 
 
+def test_a_training_that_is_lost_from_the_start_can_be_judged() -> None:
+    recording = quiet(220)
+    for values in (recording.losses, recording.total_norm, recording.outputs, recording.gradients, recording.of_parameters):
+        values[1:] = np.nan
+    assert {peer for peer, *_ in fired(recording)} >= {"Lightning SpikeDetection", "training-doctor", "NeuralDBG"}
+
+
 def test_kill_loss_spike_waits_for_five_of_them() -> None:
     past = [1.0] * 100
     assert ("KillLossSpike", "loss spike") not in of_losses([*past, *[3.0] * 4, 1.0, 3.0])
