@@ -51,8 +51,8 @@ MEANINGS: dict[str, str] = {
     "the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer works.",
     "update_spike": "One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the model "
     "has learned may be lost in that step.",
-    "weights_growing": "The norm of a weight doubled within one window, faster than in the window before. Training that goes on like this "
-    "diverges.",
+    "weights_growing": "The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
+    "factor from window to window while the loss rises. Training that goes on like this diverges.",
     "router_collapse": "A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
     "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a much "
     "smaller one.",
@@ -168,7 +168,8 @@ FORMULAS: dict[str, str] = {
     "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
     "the third is {Stretching.scale_free} times less strict.",
     "zero": "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
-    "alert if zero_fraction >= {Zero.threshold}",
+    "alert if zero_fraction >= {Zero.threshold}\n"
+    "an info for one of several experts, and for a bias where the weight of its module has a gradient",
     "missing": "alert if .grad is None at every measured step of the epoch",
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
     "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
@@ -185,7 +186,9 @@ FORMULAS: dict[str, str] = {
     "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
     "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
     "weights_growing": "alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"
-    "      after {WeightsGrowing.min_windows} windows",
+    "      after {WeightsGrowing.min_windows} windows\n"
+    "      or weight_norm > {GrowthWithoutGain.factor} * that three windows before, growing no more slowly than before in each,\n"
+    "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to batch",
     "router_collapse": "effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
     "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
     "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least {RouterCollapse.least_codes} codes\n"

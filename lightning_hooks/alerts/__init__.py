@@ -26,7 +26,7 @@ from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
-from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
+from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import ALERT_KINDS, Alert, AlertError
 from lightning_hooks.reports.attention import AttentionReport
@@ -75,6 +75,7 @@ __all__ = [
     "FrozenStatistics",
     "GradientFlowReport",
     "GroupSettings",
+    "GrowthWithoutGain",
     "HeadStats",
     "LabelCounts",
     "LabelsIgnored",

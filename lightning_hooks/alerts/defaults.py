@@ -28,7 +28,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
-from lightning_hooks.alerts.weight_rules import UpdatesLost, UpdateSpike, WeightsGrowing
+from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.routers import RouterReport
@@ -45,7 +45,8 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
-        *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), SecondMomentStale(), LrZero(), OptimizerSettings()),
+        *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), GrowthWithoutGain()),
+        *(SecondMomentStale(), LrZero(), OptimizerSettings()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
         *(LabelsIgnored(), BatchRepeated(), RanksSameBatch(), RanksDiffer()),
         *(LossNonfinite(), LossSpiking(), LossDiverging(), LossPlateau(), Overfitting()),

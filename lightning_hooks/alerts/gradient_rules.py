@@ -285,6 +285,9 @@ class NonfiniteGradients(Rule):
 class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
 
+    It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
+    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs.
+
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
     """
@@ -301,13 +304,21 @@ class Zero(Rule):
             return
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
-                severity: Severity = "info" if another_expert_learns(report, site) else "warning"
+                harmless = another_expert_learns(report, site) or _weight_learns(report, site)
+                severity: Severity = "info" if harmless else "warning"
                 yield self.alert(
                     report, site, gradient.zero_fraction, self.threshold, severity,
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
                     "connected to the loss but does not learn. Common causes: dead or saturated units after it, an output that is "
                     "masked or multiplied by zero, an input of zeros, or an expert that no token reached.",
                 )  # fmt: skip
+
+
+def _weight_learns(report: GradientFlowReport, site: str) -> bool:
+    """Whether a parameter is the bias of a module whose weight has a gradient."""
+    module, _, name = site.rpartition("bias")
+    weight = report.parameters.get(f"{module}weight")
+    return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

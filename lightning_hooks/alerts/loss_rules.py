@@ -104,7 +104,7 @@ class LossDiverging(Rule):
     The trend is the rank test of Mann (1945) and Kendall (1975) over 16 means of 128 batches, which is the same on a linear
     and a logarithmic scale. It says nothing about size, so a share ``lost`` of what the loss had fallen must be undone too,
     clearly more than the difference between two batches, and the loss must not be falling again, as it does after harder data
-    have come.
+    have come. The last 256 losses are known whatever the window, so that every window is judged.
 
     Attributes:
         lost: Share of the fall since training began that is undone.
@@ -114,7 +114,6 @@ class LossDiverging(Rule):
     """
 
     kind: ClassVar[str] = "loss_diverging"
-    judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("lost",)
 
     lost: float = 0.3
@@ -225,6 +224,20 @@ def _noise(losses: Sequence[float]) -> float:
     """The standard deviation from batch to batch, of differences of neighbours, which no trend enters."""
     steps = [abs(later - earlier) for earlier, later in pairwise(losses)]
     return 1.4826 * statistics.median(steps) / math.sqrt(2)
+
+
+def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
+    """Whether a loss is above its lowest level by so many times the noise from batch to batch.
+
+    Args:
+        loss: The loss, which the training loop minimises.
+        noise: How many times.
+        min_steps: Losses that must be known.
+    """
+    known = [value for value in loss.recent if math.isfinite(value)]
+    if not loss.optimized or len(known) < min_steps:
+        return False
+    return statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
 
 
 def rising(losses: Sequence[float], blocks: int = 16) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
+from lightning_hooks.alerts.loss_rules import rises
 from lightning_hooks.alerts.past import has_converged
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.alerts.update_rules import weight_ratios
@@ -152,6 +155,50 @@ class WeightsGrowing(Rule):
                 f"its norm grew {found[name]:.2g} times in this window, from {_norm(last, name):.3g} to {_norm(report, name):.3g} "
                 f"(limit {self.factor:g} times; {_norm(last, name) / _norm(before, name):.2g} times in the window before). Common "
                 "causes: a learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing holds back.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrowthWithoutGain(Rule):
+    """Weights that grow by the same factor from window to window, or faster, while the loss rises.
+
+    In a training that learns, growth slows down as weights find their size, or the loss falls with it. Neither is so under a
+    learning rate that has become too high, or a decay with the wrong sign; the loss is still far from diverging then. A learning
+    rate that rises is no excuse, as it is for :class:`WeightsGrowing`: the loss says that it went too far. A weight that starts at
+    or near zero, biases and scales of norm layers are not judged.
+
+    Attributes:
+        factor: Growth of the norm over three windows, above which it counts.
+        slowing: Share of the growth in the window before below which growth slows down.
+        noise: Rise of the loss, the median of its last 32 values, above its lowest level, over the noise from batch to batch.
+    """
+
+    kind: ClassVar[str] = "weights_growing"
+    shares: ClassVar[tuple[str, ...]] = ("slowing",)
+
+    factor: float = 1.25
+    slowing: float = 0.8
+    noise: float = 0.75
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, the one that grew most first."""
+        if len(history) < 3 or report.loss is None or not rises(report.loss, self.noise):
+            return
+        found: dict[str, float] = {}
+        for name, setup in report.setups.items():
+            norms = [_norm(each, name) for each in (*history[-3:], report)]
+            start = _norm(history[0], name)
+            if setup.dimensions < 2 or setup.starts_at_zero or not start > 0 or not min(norms) >= start / 2:
+                continue
+            rates = [math.log(later / earlier) for earlier, later in pairwise(norms)]
+            if norms[-1] > self.factor * norms[0] and all(now > self.slowing * then > 0 for then, now in pairwise(rates)):
+                found[name] = norms[-1] / norms[0]
+        for name in sorted(found, key=lambda name: -found[name]):
+            yield self.alert(
+                report, name, found[name], self.factor, "warning",
+                f"its norm grew {found[name]:.3g} times over three windows (limit {self.factor:g} times), no more slowly from one "
+                f"to the next, and the loss rises: it was {report.loss.lowest:.3g} at its lowest. {len(found)} of the weights grow "
+                "so. Common causes: a learning rate that is too high or grows, or weight decay with the wrong sign.",
             )  # fmt: skip
 
 

@@ -151,6 +151,14 @@ def test_zero(gradients, threshold, fraction, found):
     assert all("Check the layers after it" in alert.message for alert in alerts)
 
 
+@pytest.mark.parametrize(("weight", "severity"), [({}, "info"), ({"zero_fraction": 1.0}, "warning"), ({"steps": 0}, "warning")])
+def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradients, weight, severity):
+    report = gradients({}, parameters=[weight, {"zero_fraction": 1.0}])
+    ours = dict(zip(("head.weight", "head.bias"), report.parameters.values(), strict=True))
+    alerts = list(Zero()(replace(report, parameters=ours)))
+    assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
+
+
 @pytest.mark.parametrize(
     ("steps", "missing", "nonfinite", "found"),
     [(0, 1, 0, True), (0, 5, 0, True), (1, 5, 0, False), (0, 5, 1, False), (4, 0, 0, False), (0, 0, 0, False)],

@@ -25,6 +25,7 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.loss_rules import rising
+from lightning_hooks.alerts.rulebook import RuleBook
 from lightning_hooks.clipping import StepEvents
 from lightning_hooks.statistics.loss import ValidationLoss
 from lightning_hooks.statistics.loss_table import LossTable
@@ -118,6 +119,15 @@ def test_a_loss_that_rises_again(speed: float) -> None:
     (_, alert), *_ = found(LossDiverging(), reports(losses, 100))
     assert (alert.kind, alert.site, alert.severity) == ("loss_diverging", "loss", "warning")
     assert alert.value > 0.3
+
+
+@pytest.mark.parametrize("window", [20, 50])
+def test_a_rising_loss_is_found_in_short_windows_of_a_long_epoch(window: int) -> None:
+    losses = falling(500)
+    losses[300:] += 0.01 * np.arange(200)
+    book = RuleBook([LossDiverging()])
+    first = next(report for report in reports(losses, window) if book.judge(report, judges="window"))
+    assert 300 < first.step <= 420
 
 
 def test_the_text_of_a_rising_loss() -> None:

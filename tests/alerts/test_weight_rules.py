@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import GradientFlowReport, ParameterSetup, UpdatesLost, UpdateSpike, WeightsGrowing
+from lightning_hooks.alerts import (
+    GradientFlowReport,
+    GrowthWithoutGain,
+    LossReport,
+    ParameterSetup,
+    UpdatesLost,
+    UpdateSpike,
+    WeightsGrowing,
+)
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.update_rules import UpdateTooSmall
 from lightning_hooks.statistics import ParameterGradientStats
@@ -131,4 +139,45 @@ def test_weights_growing_message() -> None:
     assert alert.diagnosis == (
         "its norm grew 2.5 times in this window, from 12 to 30 (limit 2 times; 1.2 times in the window before). Common causes: a "
         "learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing holds back."
+    )
+
+
+def with_loss(norms: Any, losses: list[float], lowest: float = 1.0, **setup: Any) -> list[GradientFlowReport]:
+    """Reports of a weight with these norms; the last one has these losses."""
+    loss = LossReport(20, 1.0, 0.1, 0.5, 2.0, losses[-1], recent=tuple(losses), start=3.0, lowest=lowest)
+    made = [report(epoch, weight_norm=norm, setup=setup) for epoch, norm in enumerate(norms)]
+    return [*made[:-1], replace(made[-1], loss=loss)]
+
+
+NOISY = [1.0, 1.1, 0.9, 1.2] * 32
+RISEN = [*NOISY[:96], *(loss + 0.3 for loss in NOISY[:32])]
+
+
+@pytest.mark.parametrize(
+    ("norms", "losses", "setup", "alerts"),
+    [
+        ([10.0, 10.8, 11.7, 12.6], RISEN, {}, [GROWING]),  # by the same factor
+        ([10.0, 10.5, 11.5, 13.5], RISEN, {"lr": 1e-2}, [GROWING]),  # faster, under a learning rate that rises
+        ([10.0, 10.8, 11.7, 12.6], NOISY, {}, []),  # the loss stands still
+        ([10.0, 10.8, 11.7, 12.6], RISEN[-60:], {}, []),  # too few losses
+        ([10.0, 12.0, 12.6, 13.0], RISEN, {}, []),  # more and more slowly
+        ([10.0, 10.7, 11.4, 12.2], RISEN, {}, []),  # too little
+        ([10.0, 9.0, 11.0, 13.0], RISEN, {}, []),
+        ([10.8, 11.7, 12.6], RISEN, {}, []),  # too few windows
+        ([30.0, 10.0, 10.8, 11.7, 12.6], RISEN, {}, []),  # it has only come back
+        ([10.0, 10.8, 11.7, 12.6], RISEN, {"dimensions": 1}, []),
+        ([10.0, 10.8, 11.7, 12.6], RISEN, {"starts_at_zero": True}, []),
+    ],
+)
+def test_growth_without_gain(norms: Any, losses: Any, setup: Any, alerts: Any) -> None:
+    *past, now = with_loss(norms, losses, **setup)
+    assert found(GrowthWithoutGain(), now, *past) == alerts
+
+
+def test_growth_without_gain_says_what_made_it_sure() -> None:
+    *past, now = with_loss([10.0, 10.8, 11.7, 12.6], RISEN)
+    (alert,) = GrowthWithoutGain()(now, past)
+    assert alert.diagnosis.startswith(
+        "its norm grew 1.26 times over three windows (limit 1.25 times), no more slowly from one to the next, and the loss "
+        "rises: it was 1 at its lowest. 1 of the weights grow so."
     )
