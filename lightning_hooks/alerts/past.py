@@ -16,6 +16,11 @@ def is_scale_free(optimizer: str) -> bool:
     return _SCALE_FREE.search(optimizer) is not None
 
 
+def takes_many_steps(optimizer: str) -> bool:
+    """Whether one step of an optimizer is a search of many, as LBFGS's of up to 20 is by default: by its name."""
+    return "lbfgs" in optimizer.lower()
+
+
 def all_scale_free(report: GradientFlowReport) -> bool:
     """Whether all optimizers that hold a parameter are."""
     names = {name for setup in report.setups.values() for name in setup.optimizers}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import has_converged, is_scale_free
+from lightning_hooks.alerts.past import has_converged, is_scale_free, loss_falls, takes_many_steps
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
@@ -184,6 +184,10 @@ class UpdateTooLarge(Rule):
         ratios = {
             name: ratio for name, ratio in weight_ratios(report).items() if name in grown or not report.setups[name].starts_at_zero
         }
+        if loss_falls(report, history):  # a step of theirs is many, along a direction that they have searched
+            ratios = {
+                name: ratio for name, ratio in ratios.items() if not any(map(takes_many_steps, report.setups[name].optimizers))
+            }
         usual = statistics.median(ratios.values()) if ratios else 0.0
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:

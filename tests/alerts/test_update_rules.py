@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import GradientFlowReport, Missing, NotOptimized, ParameterSetup, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts import (
+    GradientFlowReport,
+    LossReport,
+    Missing,
+    NotOptimized,
+    ParameterSetup,
+    UpdateTooLarge,
+    UpdateTooSmall,
+)
 from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
 from lightning_hooks.statistics import ParameterGradientStats
 
@@ -84,6 +92,13 @@ def test_update_too_large() -> None:
         "a step changes it by 90% of its size (limit 40%; the median of all weights is 0.1%, and about 0.1% is usual)"
     )
     assert "Its learning rate is 0.001." in alert.message
+
+
+def test_a_step_of_lbfgs_is_many() -> None:
+    setups = {0: {"optimizers": ("0-LBFGS",)}}
+    fast = report(0.9, setups=setups, loss=LossReport(1, 0.5, 0.1, 0.1, 0.9, 0.5))
+    assert list(UpdateTooLarge()(fast, [report(0.1, loss=LossReport(1, 1.0, 0.1, 0.1, 0.9, 1.0))])) == []
+    assert list(UpdateTooLarge()(fast, [report(0.1, loss=LossReport(1, 0.4, 0.1, 0.1, 0.9, 0.4))])) != []
 
 
 def test_weight_decay_that_takes_too_much() -> None:
