@@ -60,7 +60,8 @@ class LrZero(Rule):
     Attributes:
         left: Share of the planned steps that must be left.
         held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
-        initial: Share of ``initial_lr`` that a warm-up must have reached after half of the planned steps.
+        initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
+            planned steps.
         converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
@@ -69,7 +70,7 @@ class LrZero(Rule):
 
     left: float = 0.1
     held: float = 0.05
-    initial: float = 1e-2
+    initial: float = 0.1
     converged: float = 1e-2
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
@@ -100,8 +101,8 @@ class LrZero(Rule):
                 yield self.alert(
                     report, name, rate, self.initial * initial, "warning",
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
-                    f"starts from, after {percent(report.step / planned)} of the planned {planned} steps. Common cause: a "
-                    "warm-up that is longer than the training.",
+                    f"is made for, after {percent(report.step / planned)} of the planned {planned} steps. Common causes: a "
+                    "warm-up that is longer than the training, or one made for steps and taken once per epoch.",
                 )  # fmt: skip
 
     def _is_low(self, groups: Sequence[GroupSettings], planned: int) -> bool:

@@ -139,9 +139,10 @@ class OptimizerWatch:
 def _settings(group: Mapping[str, Any]) -> GroupSettings:
     betas = group.get("betas")
     known = [_number(beta) for beta in betas] if isinstance(betas, tuple | list) else []
+    made_for = [rate for rate in map(_number, (group.get("initial_lr"), group.get("max_lr"))) if rate is not None]
     return GroupSettings(
         lr=_number(group.get("lr")),
-        lr_initial=_number(group.get("initial_lr")),
+        lr_initial=max(made_for, default=None),
         eps=_number(group.get("eps")),
         betas=tuple(beta for beta in known if beta is not None),
         momentum=_number(group.get("momentum")),

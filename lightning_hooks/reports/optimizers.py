@@ -12,7 +12,7 @@ class GroupSettings:
     Attributes:
         lr: Its learning rate.
         lr_peak: The largest since training started, as it was at the start of sampled batches and at the ends of windows.
-        lr_initial: What its scheduler starts from (``initial_lr``).
+        lr_initial: What its scheduler starts from (``initial_lr``), or the largest rate of its cycle (``max_lr``).
         low_steps: Optimizer steps since its rate fell below 1e-4 of that peak; 0 where it is not below.
         eps: What is added to the denominator.
         betas: The decay rates of the moments.

@@ -75,7 +75,7 @@ def test_a_rate_that_fell_to_zero(groups: Any, kwargs: Any, alerts: Any) -> None
     assert found(LrZero(), replace(now, total_norm=0.01), report(ADAM)) == []  # converged
 
 
-RISING = replace(ADAM, lr=9e-6, lr_peak=9e-6)
+RISING = replace(ADAM, lr=9e-5, lr_peak=9e-5)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ RISING = replace(ADAM, lr=9e-6, lr_peak=9e-6)
     [
         (RISING, 1e-7, 501, WARNING),
         (RISING, 1e-7, 500, []),
-        (replace(RISING, lr=1.1e-5, lr_peak=1.1e-5), 1e-7, 501, []),
+        (replace(RISING, lr=1.1e-4, lr_peak=1.1e-4), 1e-7, 501, []),
         (replace(RISING, lr_peak=1e-3), 1e-7, 501, []),  # a decay
-        (RISING, 9e-6, 501, []),  # constant: initial_lr is none
+        (RISING, 9e-5, 501, []),  # constant: initial_lr is none
         (replace(RISING, lr_initial=None), 1e-7, 501, []),
         (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 501, WARNING),  # zero since the start
         (replace(ADAM, lr=0.0, lr_peak=0.0), 0.0, 100, []),
@@ -110,8 +110,8 @@ def test_lr_zero_messages() -> None:
     )
     (alert,) = LrZero()(report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
     assert alert.diagnosis == (
-        "its learning rate is 9.0e-06, below 1% of the 1.0e-03 that its scheduler starts from, after 60% of the planned 1000 "
-        "steps. Common cause: a warm-up that is longer than the training."
+        "its learning rate is 9.0e-05, below 10% of the 1.0e-03 that its scheduler is made for, after 60% of the planned 1000 "
+        "steps. Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch."
     )
 
 
