@@ -70,8 +70,8 @@ MEANINGS: dict[str, str] = {
     "optimizer.",
     "double_softmax": "The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
     "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
-    "eval_mode": "Dropout or batch norm is in eval mode while the part of the model around it trains. Dropout drops nothing, and batch "
-    "norm uses its running statistics and does not update them.",
+    "eval_mode": "Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
+    "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
     "frozen_statistics": "A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the "
     "new data, and validation uses them with the old weights.",
     "settings": "A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with momentum 0, "
@@ -79,7 +79,8 @@ MEANINGS: dict[str, str] = {
     "unregistered": "A plain Python list, tuple or dictionary holds modules that the loss depends on. The model does not know their "
     "parameters: no optimizer gets them from `parameters()`, and no checkpoint holds them.",
     "labels_ignored": "All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
-    "batch_repeated": "A training batch is the same as the batch after it, to the bit, again and again within an epoch.",
+    "batch_repeated": "A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the bit, "
+    "again and again within an epoch.",
     "ranks_same_batch": "All ranks of a distributed training get the same batches. Their gradients are the same, so more ranks do not "
     "help.",
     "loss_nonfinite": "The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so the "
@@ -178,7 +179,7 @@ FORMULAS: dict[str, str] = {
     "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move",
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
-    "alert if update_ratio > {UpdateTooLarge.threshold}\n"
+    "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
     "      or learning rate * weight_decay (decoupled) > {UpdateTooLarge.decay}",
     "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
     "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
@@ -200,12 +201,12 @@ FORMULAS: dict[str, str] = {
     "alert if stale_fraction > {SecondMomentStale.threshold}",
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
     "      with more than {LrZero.left} of them left\n"
-    "      or is below {LrZero.initial} * initial_lr after half of them, and still at the foot of its warm-up",
+    "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
     "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
-    "eval_mode": "alert if a dropout or batch norm and the module around it are in eval mode, at the start and before the backward pass\n"
-    "      of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient",
+    "eval_mode": "alert if a dropout, batch norm or spectral norm and the module around it are in eval mode, at the start\n"
+    "      and before the backward pass of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient",
     "frozen_statistics": "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
     "    since training started, in the running std of that time\n\n"
     "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > {FrozenStatistics.threshold}",
@@ -220,7 +221,8 @@ FORMULAS: dict[str, str] = {
     "labels_ignored": "share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
     "        of a cross_entropy: such calls / its calls\n\n"
     "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
-    "batch_repeated": "share = sampled batches that are the same as the next batch of the epoch / sampled batches\n\n"
+    "batch_repeated": "share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
+    "        the same: all tensors, or one of floating-point numbers (32 and more different ones) that changes at times\n\n"
     "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
     "ranks_same_batch": "alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
     "      from one another",

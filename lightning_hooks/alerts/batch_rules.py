@@ -45,7 +45,7 @@ class LabelsIgnored(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRepeated(Rule):
-    """The same batch twice and more in a row, within an epoch.
+    """The same batch twice and more in a row, within an epoch, or a tensor of it that is drawn at random.
 
     A data set of one batch has one per epoch and is not judged, nor are batches that come again in the next epoch. PyTorch's
     documentation of ``IterableDataset`` warns of workers that all yield the same data.
@@ -68,9 +68,9 @@ class BatchRepeated(Rule):
             return
         yield self.alert(
             report, THE_DATA, batches.repeated / batches.compared, self.threshold, "warning",
-            f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them (limit "
-            f"{percent(self.threshold)}): the model sees few different samples. Common causes: workers of an IterableDataset that "
-            "all yield the same data, a buffer that is not filled again, next(iter(loader)).",
+            f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
+            f"is (limit {percent(self.threshold)}): the model sees few different samples. Common causes: workers of an "
+            "IterableDataset that all yield the same data, loader workers with equal seeds, a buffer that is not filled again.",
         )  # fmt: skip
 
 

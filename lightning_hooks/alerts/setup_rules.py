@@ -18,7 +18,7 @@ THE_MODEL = "the model"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvalMode(Rule):
-    """Dropout or batch norm in eval mode while the part around it trains.
+    """Dropout, batch norm or spectral norm in eval mode while the part around it trains.
 
     Lightning keeps the mode that each module has when fit starts (since 2.2; Lightning's issue 20216), and ``from_pretrained`` of
     transformers returns models in eval mode. A part that is frozen, or gets no gradient (a teacher), is in eval mode on purpose. A
@@ -52,8 +52,9 @@ class EvalMode(Rule):
             yield self.alert(
                 report, part or THE_MODEL, len(sites), 0, "warning",
                 f"it trains in eval mode: {_listed(sites)} {'behave' if len(sites) > 1 else 'behaves'} as in validation. Dropout "
-                "then drops nothing, and batch norm uses its running statistics and does not update them. Common causes: a "
-                "pretrained model, which is loaded in eval mode, or an eval() that no train() undoes.",
+                "then drops nothing, batch norm uses its running statistics and does not update them, and spectral norm does not "
+                "follow its weight. Common causes: a pretrained model, which is loaded in eval mode, or an eval() that no train() "
+                "undoes.",
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
         if single:

@@ -1,4 +1,4 @@
-"""In which mode dropouts and batch norms run, and how far the running statistics of batch norms move."""
+"""In which mode dropouts, batch norms and spectral norms run, and how far the running statistics of batch norms move."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # the classes have no public base
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.statistics.rows import row_dtype
@@ -30,7 +32,8 @@ class ModuleModes:
         device: Where the numbers live.
 
     Attributes:
-        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics.
+        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics,
+            spectral norms.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -176,6 +179,8 @@ def _over_the_batch(norm: nn.Module) -> bool:
 def _depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return bool(module.p > 0)
+    if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
+        return True  # its power iteration runs in training mode only
     return isinstance(module, _NormBase) and module.running_mean is not None and not module.running_mean.is_meta
 
 

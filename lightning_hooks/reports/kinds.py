@@ -169,6 +169,7 @@ KINDS: dict[str, Kind] = {
         "The same batch again and again",
         (
             "Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
+            "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
             "Compare two batches of the loader",
             "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']",
         ),

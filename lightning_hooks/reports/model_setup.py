@@ -28,7 +28,7 @@ class BatchCounts:
 
     Attributes:
         compared: Sampled batches that were compared with the batch after them.
-        repeated: Those of them whose next batch was the same.
+        repeated: Those of them whose next batch was the same, or had the same numbers in a tensor that otherwise changes.
         ranks: How many ranks get data of their own; 1 where all ranks share a batch.
         rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
         same_on_ranks: Those of them that were the same on all ranks.

@@ -18,6 +18,8 @@ MOST_TENSORS = 8
 """Tensors of a batch that are hashed: the first ones."""
 LEAST = 16
 """Batches with fewer numbers are not hashed: they may be alike by chance."""
+VARIED = 32
+"""Different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance."""
 SLOTS = 16
 """Hashes of a window's sampled batches that are kept: the last ones."""
 BITS = 24
@@ -37,19 +39,29 @@ def batch_hash(batch: Any) -> Tensor | None:
         A whole number from 1 to 2 ** 24 - 1, shape ``()``, int64; 0 where all numbers of each tensor are equal, as in
         data that only stand in for some. None without tensors, or with too few numbers.
     """
-    parts: list[Tensor] = []
-    for _, tensor in islice(tensors_in(batch), MOST_TENSORS):
-        bits = _sample(tensor)
-        if bits.numel() and (not parts or bits.device == parts[0].device):
-            parts.append(bits)
-    if sum(part.numel() for part in parts) < LEAST:
+    found = _hashes(batch)
+    return None if found is None else found[0]
+
+
+def _hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
+    """The hash of a batch, and those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not compared by themselves."""
+    tensors = list(islice(((tensor, _sample(tensor)) for _, tensor in tensors_in(batch)), MOST_TENSORS))
+    tensors = [(tensor, bits) for tensor, bits in tensors if bits.numel()]
+    tensors = [(tensor, bits) for tensor, bits in tensors if bits.device == tensors[0][1].device]
+    if sum(bits.numel() for _, bits in tensors) < LEAST:
         return None
-    total, varies = torch.zeros_like(parts[0][0]), torch.zeros_like(parts[0][0], dtype=torch.bool)
-    for bits in parts:
+    first = tensors[0][1][0]
+    total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
+    alone = [torch.zeros_like(first)] * MOST_TENSORS
+    for place, (tensor, bits) in enumerate(tensors):
         mixed = bits * (torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * _ODD)
-        total = total * _STEP + ((mixed ^ (mixed >> 29)) * _MIX).sum()
+        mixed = ((mixed ^ (mixed >> 29)) * _MIX).sum()
+        total = total * _STEP + mixed
         varies = varies | (bits != bits[0]).any()
-    return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0)
+        if tensor.is_floating_point() and bits.numel() >= VARIED:
+            different = (bits.sort().values.diff() != 0).sum() + 1
+            alone[place] = torch.where(different >= VARIED, mixed, 0)
+    return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -65,6 +77,9 @@ def _sample(tensor: Tensor) -> Tensor:
 class BatchHashes:
     """How often a sampled batch was the same as the next one, and the last hashes, to be compared over ranks.
 
+    A batch counts as the same too where one of its tensors of floating-point numbers is, though that tensor is not always the same:
+    noise that is drawn by loader workers with equal seeds comes with other images.
+
     Args:
         device: Where the numbers live.
     """
@@ -79,22 +94,37 @@ class BatchHashes:
         self._slots = torch.zeros((2, SLOTS), dtype=dtype, device=device)
         self._next = 0
         self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
+        self._parts: Tensor | None = None  # the hashes of the tensors of the last batch that was hashed
+        self._changing: Tensor | None = None  # which of them have been seen to change
 
     def add(self, batch: Any, sampled: bool) -> None:
         """Take up a sampled batch, or the one after it; others are skipped."""
         if not sampled and self.before is None:
             return
-        found, before = batch_hash(batch), self.before
-        self.before = found if sampled else None
-        if found is None:
+        hashes, before = _hashes(batch), self.before
+        if hashes is None:
+            self.before = self._parts = None
             return
+        found, parts = hashes
+        self.before = found if sampled else None
+        same_part = self._compare_parts(parts)
         if before is not None and before.device == found.device:
             compared = (before > 0) & (found > 0)
-            pair = torch.stack((compared, compared & (before == found)))
+            pair = torch.stack((compared, compared & ((before == found) | same_part)))
             self._sums += pair.to(self._sums.device, self._sums.dtype)
         if sampled:
             self._slots[:, self._next] = torch.stack((found, -found)).to(self._slots.device, self._slots.dtype)
             self._next = (self._next + 1) % SLOTS
+
+    def _compare_parts(self, parts: Tensor) -> Tensor:
+        """Whether a tensor that changes at times is the same as in the last batch that was hashed, shape ``()``."""
+        last, self._parts = self._parts, parts
+        if last is None or self._changing is None or last.device != parts.device:
+            self._changing = torch.zeros_like(parts, dtype=torch.bool)
+            last = torch.zeros_like(parts)
+        compared = (parts != 0) & (last != 0)
+        self._changing = self._changing | (compared & (parts != last))
+        return (compared & self._changing & (parts == last)).any()
 
     def sums(self) -> Tensor:
         """What is added up over ranks and windows, shape ``(2,)``."""
@@ -115,6 +145,7 @@ class BatchHashes:
         self._sums.zero_()
         self._slots.zero_()
         self._next, self.before = 0, None
+        self._parts = None
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:

@@ -77,9 +77,9 @@ def test_eval_mode(modes: dict[str, int], setups: dict[str, ParameterSetup], fou
 def test_what_eval_mode_says() -> None:
     (warning, info) = EvalMode()(report(BODY, eval_modes={"net.body.bn": 2, "net.body.drop": 2, "net.drop": 1}))
     assert warning.diagnosis == (
-        "it trains in eval mode: net.body.bn, net.body.drop behave as in validation. Dropout then drops nothing, and batch norm "
-        "uses its running statistics and does not update them. Common causes: a pretrained model, which is loaded in eval mode, "
-        "or an eval() that no train() undoes."
+        "it trains in eval mode: net.body.bn, net.body.drop behave as in validation. Dropout then drops nothing, batch norm uses "
+        "its running statistics and does not update them, and spectral norm does not follow its weight. Common causes: a "
+        "pretrained model, which is loaded in eval mode, or an eval() that no train() undoes."
     )
     assert warning.advice == ("Call net.body.train() before training", "Freeze it if it is not to learn")
     assert info.diagnosis == "net.drop is in eval mode within modules in training mode."
@@ -216,9 +216,9 @@ def test_batch_repeated(compared: int, repeated: int, found: bool) -> None:
         assert (alert.kind, alert.site, alert.severity) == ("batch_repeated", "the data", "warning")
         assert alert.value == repeated / compared
         assert alert.diagnosis == (
-            f"{repeated} of {compared} sampled batches are the same as the batch after them (limit 30%): the model sees few "
-            "different samples. Common causes: workers of an IterableDataset that all yield the same data, a buffer that is not "
-            "filled again, next(iter(loader))."
+            f"{repeated} of {compared} sampled batches are the same as the batch after them, or a tensor of theirs is (limit 30%): "
+            "the model sees few different samples. Common causes: workers of an IterableDataset that all yield the same data, "
+            "loader workers with equal seeds, a buffer that is not filled again."
         )
 
 

@@ -76,6 +76,25 @@ def test_pairs_are_counted() -> None:
     assert table.sums().tolist() == [0, 0]  # the last batch of an epoch is not compared with the next one's first
 
 
+def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
+    """Loader workers with equal seeds draw the same noise for other images."""
+    images, noise = torch.randn(6, 8, 8).unbind(), torch.randn(3, 8, 8).unbind()
+
+    def sums(*drawn: Tensor, every: int = 1) -> list[float]:
+        table = BatchHashes()
+        for place, (image, noise) in enumerate(zip(images, drawn, strict=True)):
+            table.add((image, noise), place % every == 0)
+        return table.sums().tolist()
+
+    assert sums(*[noise[place // 2] for place in range(6)]) == [5, 2]  # the first pair could be of a tensor that is always the same
+    assert sums(*[noise[place // 2] for place in range(6)], every=2) == [3, 2]
+    assert sums(*[noise[0]] * 6) == [5, 0]  # a grid, or positions
+    assert sums(*[noise[place % 3] for place in range(6)]) == [5, 0]
+    assert sums(*[noise[place // 2].long() for place in range(6)]) == [5, 0]  # lengths, masks, numbers of tokens
+    few = [torch.tensor([0.0, 1.0])[(noise[place // 2] > 0).long()] for place in range(6)]
+    assert sums(*few) == [5, 0]  # classes and masks as numbers
+
+
 def ranks(*tables: BatchHashes) -> Tensor:
     return torch.stack([table.maxima() for table in tables]).amax(0)
 

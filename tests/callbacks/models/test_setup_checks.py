@@ -17,7 +17,7 @@ from lightning_hooks.alerts import BatchCounts, GradientFlowReport, LabelCounts,
 from lightning_hooks.statistics.reduction import merge_windows
 from tests.support.models import Classifier, ResidualCNN, hook_counts, loader, mlp, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:Found . module.s. in eval mode at the start")  # Lightning's
+pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")  # Lightning's
 IMAGES = (1, 6, 6)
 
 
@@ -41,6 +41,16 @@ def test_nothing_is_unusual_in_an_ordinary_training() -> None:
 
 
 # Modes.
+
+
+@pytest.mark.parametrize("normalise", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("mode", [True, False])
+def test_spectral_norm_depends_on_the_mode(normalise: Any, mode: bool) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(8))
+    net(next(iter(loader()))[0])
+    net = nn.Sequential(net[0], normalise(net[1]), nn.ReLU(), normalise(nn.Linear(8, 3)))
+    report = fit(Classifier(net.train(mode)))
+    assert [alert[:2] for alert in found(report)] == ([] if mode else [("eval_mode", "net")])
 
 
 class Switching(Classifier):
