@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from tests.exam.cases import Case
 from tests.exam.catalogue import CASES
 from tests.faults.jobs import fingerprint, run_all
 from tests.faults.recorder import Recorder
@@ -25,11 +26,15 @@ FOLDER = Path("runs/exam")
 
 
 def run_one(job: tuple[str, bool]) -> dict[str, Any]:
-    """One training, of (name, planted): the monitors' alerts, what they are worth, and the peers'."""
+    """One training, of (name, planted)."""
     name, planted = job
     torch.set_num_threads(1)
+    return observed(CASES[name], planted)
+
+
+def observed(case: Case, planted: bool) -> dict[str, Any]:
+    """Train once: the monitors' alerts, what they are worth, and the peers'."""
     torch.manual_seed(0)
-    case = CASES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built = case.build() if case.healthy else case.build(planted)
@@ -38,7 +43,7 @@ def run_one(job: tuple[str, bool]) -> dict[str, Any]:
         trainer.fit(built.module, **built.data)
     assert recorder.recording is not None
     history = log.history(built)
-    row = {"name": name, "planted": planted, "healthy": case.healthy, "calibrates": case.calibrates, "library": case.library}
+    row = {"name": case.name, "planted": planted, "healthy": case.healthy, "calibrates": case.calibrates, "library": case.library}
     row |= {"story": case.story, "missed": case.missed, "alerts": serious(log.alerts)}
     row |= {"losses": [history.losses[0], history.losses[-1]], "batches": len(history.losses)}
     row["infos"] = sorted({(timed.alert.kind, timed.alert.site) for timed in log.alerts if timed.alert.severity == "info"})
