@@ -365,19 +365,15 @@ def norm_weights_clipped_by_rank(planted: bool = True) -> Built:
 
 
 class LosesTransfers(Digits):
-    """One transfer in fifty gives rank 1 zeros."""
+    """One reduction in fifty gives rank 1 zeros."""
 
-    transfers = 0
+    reductions = 0
 
-    def on_train_start(self) -> None:
-        self.trainer.model.register_comm_hook(None, lambda state, bucket: self.reduced(bucket))  # type: ignore[union-attr]
-
-    def reduced(self, bucket: Any) -> Any:
-        """The mean over the ranks, unless it is lost."""
-        self.transfers += 1
-        kept = 0.0 if self.transfers % 50 == 10 and self.global_rank == 1 else 1.0
-        work = torch.distributed.all_reduce(bucket.buffer() / 2, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0] * kept)
+    def on_after_backward(self) -> None:
+        self.reductions += 1
+        if self.reductions % 50 == 10 and self.global_rank == 1:
+            for parameter in self.parameters():
+                parameter.grad.zero_()  # type: ignore[union-attr]
 
 
 @bug("pytorch/pytorch#84803", "transfers between devices that give zeros now and then", processes=2)
