@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, AttentionStats
-from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.collector import Context, Written
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.scalars import stat_scalars
+from lightning_hooks.collectors.tables import TableCollector
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.alert import ATTENTION_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.attention import is_half, product_heads, written_out_heads
 from lightning_hooks.statistics.attention_table import MOST_SITES, AttentionTable, heads_of, most_heads
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
 
@@ -35,7 +35,7 @@ _ATTENDS = ("attn", "attention")
 _ROUTES = ("router", "gate", "gating", "expert")
 
 
-class AttentionCollector(Collector[AttentionReport]):
+class AttentionCollector(TableCollector[AttentionReport]):
     """The logits and probabilities of every attention head.
 
     Args:
@@ -48,6 +48,7 @@ class AttentionCollector(Collector[AttentionReport]):
     report_type: ClassVar[type[Report] | None] = AttentionReport
     kinds: ClassVar[tuple[str, ...]] = ATTENTION_KINDS
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
+    table: AttentionTable
 
     def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:
         super().__init__(context, state)
@@ -102,21 +103,6 @@ class AttentionCollector(Collector[AttentionReport]):
         return len(self._ever)
 
     @override
-    def pack(self) -> Tensor:
-        table = self.table.pack()
-        counts = torch.tensor([self.context.sampled_batches, self.context.batches], dtype=table.dtype)
-        return torch.cat((counts.to(table.device, non_blocking=True), table))
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        self.table.unpack(packed[2:])
-
-    @property
-    @override
-    def stretches(self) -> Stretches:
-        return Stretch(2, largest, added), *self.table.stretches
-
-    @override
     def read(self, packed: Tensor, epoch: int, step: int) -> AttentionReport:
         sites = self.table.read(packed[2:], self.names)
         self._ever.update(dict.fromkeys(sites))
@@ -128,10 +114,6 @@ class AttentionCollector(Collector[AttentionReport]):
                 "without attention. This warning is shown once."
             )
         return AttentionReport(epoch, step, sites, int(packed[0]), int(packed[1]))
-
-    @override
-    def reset(self) -> None:
-        self.table.reset()
 
     @override
     def state_dict(self) -> dict[str, Any]:

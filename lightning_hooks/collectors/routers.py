@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.collectors.collector import Collector, Context, Written
+from lightning_hooks.collectors.collector import Context, Written
 from lightning_hooks.collectors.router_sites import chosen_codebooks, chosen_routers
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
+from lightning_hooks.collectors.tables import TableCollector
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder
 from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.reports.alert import ROUTER_KINDS
 from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.windows import Report
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest
 from lightning_hooks.statistics.routing import RoutingTable, codes_of, routing_of
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
@@ -31,7 +30,7 @@ OF_ROUTERS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "over
 OF_CODEBOOKS = ("perplexity", "usage", "max_share")
 
 
-class RouterCollector(Collector[RouterReport]):
+class RouterCollector(TableCollector[RouterReport]):
     """The choices of every router, and the codes of every quantiser.
 
     Args:
@@ -49,6 +48,7 @@ class RouterCollector(Collector[RouterReport]):
     report_type: ClassVar[type[Report] | None] = RouterReport
     kinds: ClassVar[tuple[str, ...]] = ROUTER_KINDS
     ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
+    table: RoutingTable
 
     def __init__(
         self,
@@ -85,21 +85,6 @@ class RouterCollector(Collector[RouterReport]):
         return [name for name, calls in zip(self.names, self.table.calls.tolist(), strict=True) if not calls]
 
     @override
-    def pack(self) -> Tensor:
-        table = self.table.pack()
-        known = torch.tensor([self.context.sampled_batches, self.context.batches], dtype=table.dtype)
-        return torch.cat((known.to(table.device, non_blocking=True), table))
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        self.table.unpack(packed[2:])
-
-    @property
-    @override
-    def stretches(self) -> Stretches:
-        return Stretch(2, largest, added), *self.table.stretches
-
-    @override
     def read(self, packed: Tensor, epoch: int, step: int) -> RouterReport:
         routers, codebooks = self.table.read(packed[2:])
         known = zip(self.names, (*routers, *codebooks), strict=True)
@@ -112,10 +97,6 @@ class RouterCollector(Collector[RouterReport]):
             int(packed[0]),
             int(packed[1]),
         )
-
-    @override
-    def reset(self) -> None:
-        self.table.reset()
 
     @override
     def scalars(self, report: RouterReport) -> dict[str, float]:
