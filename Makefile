@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo check test test-min lint docs docs-serve bench faults browser clean
+.PHONY: demo check test test-min lint docs docs-serve bench faults exam browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,11 @@ bench: $(READY)
 
 faults: $(READY)  ## the proof, in one table: zoo, bugs of others, real trainings, lead times, and the peers' rules beside them
 	$(BIN)/python -m tests.proof
+
+exam: $(READY)  ## models and recipes of libraries, healthy and with faults; torchvision alone: what it depends on is a torch for GPUs
+	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[exam]'
+	$(BIN)/python -m tests.exam.run
 
 browser:  ## a browser for the tests that look at pages, where one can be installed (apt-get, as root or with sudo)
 	.ci/browser
