@@ -82,7 +82,7 @@ def graphs_gin() -> Built:
     from torch_geometric.nn.models import GIN
 
     net = OfGraph(GIN(3, 24, 3, norm="batch_norm"), 24, global_add_pool)
-    return Built(Recipe(net, of_graphs, adam(0.01, 0.0)), pixels(), EPOCHS, Expected())
+    return Built(Recipe(net, of_graphs, adam(1e-3, 0.0)), pixels(), EPOCHS, Expected())
 
 
 @healthy("torch_geometric", "PNA-like sums of several aggregations, Adam")
