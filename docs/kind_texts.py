@@ -156,7 +156,7 @@ FORMULAS: dict[str, str] = {
     "alert if channel_ratio > {ActivationOutliers.threshold}",
     "residual_growth": "growth = rms of a block's output / rms of the first block's output\n\n"
     "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks",
-    "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules nearer to the loss\n\n"
+    "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the loss\n\n"
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
     "      or g < {Vanishing.absolute}, here and at every module before\n"
@@ -249,7 +249,7 @@ FORMULAS: dict[str, str] = {
     "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
     "always_clipped": "rate = clipped steps / steps\n\nalert if rate > {AlwaysClipped.threshold}, in an epoch of at least "
     "{AlwaysClipped.min_steps} steps\n"
-    "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * that of the first epoch,\n"
+    "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * the larger one of the first two epochs,\n"
     "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
     "clip_ineffective": "alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
     "      or gradients change between a step and the next zero_grad, {WastedClip.threshold} times or more in an epoch",
@@ -262,7 +262,8 @@ FORMULAS: dict[str, str] = {
 SEVERITIES: dict[str, str] = {
     "dead": "warning; critical if all units are dead",
     "saturated": "warning; info for the last module, which is confident on purpose",
-    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls",
+    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, for a gate at 0.5, and for "
+    "zeros out of weights that did not start at zero",
     "nonfinite": "critical",
     "silent": "info",
     "poor_init": "warning",

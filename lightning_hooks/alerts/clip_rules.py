@@ -18,13 +18,14 @@ class AlwaysClipped(Rule):
     """Clipping at nearly every step: it sets the step size instead of the learning rate.
 
     Some recipes do this on purpose, and it is harmless where the step does not depend on the size of the gradient, as Adam's. It is
-    a warning where it does and little of the norm is left, and where the norm before clipping has grown since the first epoch.
+    a warning where it does and little of the norm is left, and where the norm before clipping has grown since the first two epochs
+    (it starts small where residual branches or heads start at zero).
 
     Attributes:
         threshold: Share of clipped steps, in [0, 1].
         min_steps: An epoch with fewer steps is not judged.
         left: Share of the norm that clipping leaves on average, below which hardly anything is left.
-        growth: Norm before clipping over that of training's first epoch, above which it has grown.
+        growth: Norm before clipping over the larger one of training's first two epochs, above which it has grown.
     """
 
     kind: ClassVar[str] = "always_clipped"
@@ -41,11 +42,14 @@ class AlwaysClipped(Rule):
         for site, stats in report.optimizers.items():
             if stats.steps >= self.min_steps and stats.rate > self.threshold:
                 top = stats.top_parameters[0][0] if stats.top_parameters else "?"
-                first = next((earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers), math.nan)
+                before = [earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers]
+                first = max(before[:2]) if len(before) > 1 else math.nan
                 grown = stats.norm_before > self.growth * first
                 harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
                 usual = f"{stats.norm_before:.3g}"
-                since = f" In the first epoch the norm before clipping was {first:.3g}: gradients grow." if grown else ""
+                since = (
+                    f" In the first two epochs the norm before clipping was at most {first:.3g}: gradients grow." if grown else ""
+                )
                 yield self.alert(
                     report, site, stats.rate, self.threshold,
                     "warning" if harmful else "info",

@@ -91,6 +91,10 @@ class Saturated(Rule):
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
+    It is an info for a call of sigmoid at 0.5, a gate that its zero-initialised branch has not moved yet. So it is behind the first
+    module where zeros come out of weights that did not start at zero: a placeholder for an input that this task does not have.
+    Where such zeros matter, the gradient of the weights is zero, which :class:`Zero` says.
+
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
             is about eight float32 roundings.
@@ -110,8 +114,10 @@ class Constant(Rule):
                 continue
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
+                gate = report.functions.get(site) == "sigmoid" and abs(stats.mean - 0.5) < 1e-3
+                placeholder = stats.rms == 0 and report.initial_gains.get(site, 0.0) > 0 and site not in report.order[:1]
                 yield self.alert(
-                    report, site, spread, self.threshold, "warning",
+                    report, site, spread, self.threshold, "info" if gate or placeholder else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip

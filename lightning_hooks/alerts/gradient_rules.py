@@ -79,6 +79,9 @@ def _largest_alike_after(flow: _Flow) -> list[float]:
 class Vanishing(Rule):
     """Gradients that vanish in the backward pass.
 
+    Modules are compared with later ones that hold parameters: through a sigmoid or a decoder without weights, whose output the loss
+    takes a logarithm of, a gradient falls by any factor.
+
     A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
     very little, the layers before them much more), and not where later modules of the same role (the last part of the name, such
     as ``q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is lost
@@ -105,7 +108,10 @@ class Vanishing(Rule):
         if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report, history)):
             return
         flow = _Flow(report)
-        largest_after, largest_norm_after = _maxima_after(flow.rms), _maxima_after(flow.norm)
+        holders = {name.rpartition(".")[0] for name in report.parameters}
+        counted = [not holders.intersection(flow.sites) or site in holders for site in flow.sites]
+        largest_after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
+        largest_norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
         alike = _largest_alike_after(flow)
         before = norm_before = 0.0
         lost = []

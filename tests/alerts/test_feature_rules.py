@@ -1,6 +1,7 @@
 """Rules over feature reports, just below and just above their thresholds."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_a_rule_at_its_threshold(features, rule, fine, faulty, value, threshold,
 def test_healthy_sites_give_no_alert(features, rule):
     assert list(rule(features({}, {}))) == []
     assert list(rule(features())) == []
+
+
+def test_a_gate_that_has_not_moved_and_a_placeholder_of_zeros_are_infos(features):
+    half, zeros = {"std": 0.0, "mean": 0.5, "rms": 0.5}, {"std": 0.0, "mean": 0.0, "rms": 0.0}
+    report = replace(features(zeros, half, zeros, half), order=("site0", "site1", "site2", "site3"))
+    assert [alert.severity for alert in Constant()(report)] == ["warning"] * 4
+    known = replace(report, functions={"site1": "sigmoid"}, initial_gains={"site0": 1.0, "site2": 1.0})
+    assert [alert.severity for alert in Constant()(known)] == ["warning", "info", "info", "warning"]
 
 
 def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):

@@ -69,6 +69,15 @@ def test_a_layer_is_not_affected_whose_predecessors_are_not(gradients):
     assert [alert.site for alert in Vanishing()(gradients(*rms(1e-9, 1e-7, 1.0)))] == ["site2", "site0", "site1"]
 
 
+def test_what_falls_through_a_part_without_parameters_has_not_vanished(gradients):
+    """The gradient of log(sigmoid) is huge at the sigmoid's output where it is nearly 0, and of the usual size before it."""
+    report = gradients(*rms(1e-3, 1e-3, 900.0), parameters=[{}, {}])
+    held = dict(zip(("site0.weight", "site1.weight"), report.parameters.values(), strict=True))
+    assert list(Vanishing()(replace(report, parameters=held))) == []
+    far = gradients(*rms(1e-9, 1e-3, 900.0), parameters=[{}, {}])
+    assert "site0" in [alert.site for alert in Vanishing()(replace(far, parameters=held))]
+
+
 @pytest.mark.parametrize(
     ("modules", "parameters", "sites"),
     [
