@@ -119,7 +119,7 @@ class PPO(Recipe):
 @healthy("gymnasium", "PPO: a policy head of gain 0.01, clipped at 0.5 in manual optimisation")
 def rl_ppo() -> Built:
     net = actor_critic_net()
-    return Built(PPO(net, adam(2.5e-3, eps=1e-5)), loader(Steps("CartPole-v1", samples(net["actor"]))), EPOCHS, Expected())
+    return Built(PPO(net, adam(2.5e-4, eps=1e-5)), loader(Steps("CartPole-v1", samples(net["actor"]))), EPOCHS, Expected())
 
 
 @healthy("gymnasium", "PPO in one loss with gradient_clip_val 0.5")
