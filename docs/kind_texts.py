@@ -262,8 +262,8 @@ FORMULAS: dict[str, str] = {
 SEVERITIES: dict[str, str] = {
     "dead": "warning; critical if all units are dead",
     "saturated": "warning; info for the last module, which is confident on purpose",
-    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, for a gate at 0.5, and for "
-    "zeros out of weights that did not start at zero",
+    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, for "
+    "a gate at 0.5, and for zeros out of weights that did not start at zero",
     "nonfinite": "critical",
     "silent": "info",
     "poor_init": "warning",
@@ -283,7 +283,8 @@ SEVERITIES: dict[str, str] = {
     "vanishing": "warning",
     "exploding": "critical where it grows; warning where it is only large",
     "zero": "warning",
-    "missing": "warning; info for an unused part of a library's model and for a copy that follows another module",
+    "missing": "warning; info for an unused part of a library's model, unless it holds blocks that were called, and for a copy that follows "
+    "another module",
     "update_too_small": "warning",
     "not_updated": "warning",
     "update_too_large": "warning",

@@ -123,8 +123,8 @@ class ConstantTargets(Rule):
     The gradient of a bias is the sum of the samples' gradients at the layer's output. If the samples disagree, as they soon do in a
     healthy run, that sum is about a root of n smaller than if all agreed. In a regression whose targets are far from the initial
     outputs, all agree until the bias has reached their mean. So it is a warning at once under a softmax and cross entropy, whose
-    gradients cancel over the outputs. Elsewhere it is a warning if samples agreed in the epoch before too and the loss no longer
-    falls or is almost zero; else an info.
+    gradients cancel over the outputs, but not under CTC, which first learns to put out blanks everywhere. Elsewhere it is a
+    warning if samples agreed in the epoch before too and the loss no longer falls or is almost zero; else an info.
 
     Attributes:
         threshold: Norm of the bias's gradient over what it would be if all samples agreed, in (0, 1].
@@ -150,7 +150,7 @@ class ConstantTargets(Rule):
         lasts = bool(history) and self._agreement(history[-1]) is not None
         stuck = lasts and (learned or not loss_falls(report, history))
         yield self.alert(
-            report, site, agreement, self.threshold, "warning" if cancels or stuck else "info",
+            report, site, agreement, self.threshold, "warning" if (cancels and not report.loss_aligns) or stuck else "info",
             f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
             f"{percent(self.threshold)}), batch after batch: the target does not depend on the input. Common causes: constant "
             "labels (one class only, a wrong column), data that are not shuffled, or targets of a regression that are far from 0.",

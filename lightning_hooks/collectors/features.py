@@ -28,7 +28,7 @@ from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
 from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
-from lightning_hooks.statistics.order import in_order, order_stretch, positions, sites_in_order
+from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
@@ -157,7 +157,7 @@ class FeatureCollector(Collector[FeatureReport]):
     @override
     def unpack(self, packed: Tensor) -> None:
         known, order, parts, features = self._split(packed)
-        self.table.order = dict.fromkeys(sites_in_order(order))
+        self.table.order = FirstCalls(dict.fromkeys(sites_in_order(order)))
         self.table.unmeasured.update(self._named(known[3:]))
         self._parts.unpack(parts)
         self.table.unpack(features)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_hooks.collectors.collector import Context, OptimizerSteps
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
-from lightning_hooks.hooks.graph import nearest_known, squashed_twice
+from lightning_hooks.hooks.graph import aligns, nearest_known, squashed_twice
 from lightning_hooks.statistics import GradientTable
 
 NO_MODULE = "the loss"
@@ -22,15 +22,18 @@ class OutputNodes:
 
     Attributes:
         squashed: The module whose squashed output a loss squashes again, as softmax before cross-entropy; empty for none.
+        aligned: Whether the loss sums over alignments of labels with outputs (CTC).
     """
 
     def __init__(self) -> None:
         self.open = True
         self.of: dict[Any, str] = {}
         self.squashed = ""
+        self.aligned = False
 
-    def find_squashed(self, loss: Tensor) -> None:
-        """Look whether a loss squashes what is squashed already."""
+    def look_at(self, loss: Tensor) -> None:
+        """Look whether a loss squashes what is squashed already, and whether it aligns."""
+        self.aligned = aligns(loss)
         node = squashed_twice(loss)
         if node is not None:
             self.squashed = nearest_known(node, self.of) or NO_MODULE
@@ -67,7 +70,7 @@ class GradientListener(OutputRecorder):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note the call, and ask for the gradients."""
-        self.calls.setdefault(self.index)
+        self.calls.add(self.index)
         tensors = self._ask(output)
         if self.outputs is not None and self.outputs.open:
             self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)

@@ -74,7 +74,7 @@ class GradientCollector(GradientSites):
             self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
-        self._look_at_loss = context.guard(OutputNodes.find_squashed, "the loss's graph")
+        self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
 
@@ -193,8 +193,9 @@ class GradientCollector(GradientSites):
         places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
         squashed = "" if self._outputs is None else self._outputs.squashed
+        aligned = self._outputs is not None and self._outputs.aligned
         counts = self.context.sampled_batches, self.context.batches
-        known = torch.tensor([*counts, places.get(squashed, 0.0), *reached], dtype=table.rows.dtype)
+        known = torch.tensor([*counts, places.get(squashed, 0.0), float(aligned), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
@@ -202,7 +203,7 @@ class GradientCollector(GradientSites):
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
-        n, known, rows = len(self.modules.names), 3 + len(self.parameters.names), self.modules.rows.numel()
+        n, known, rows = len(self.modules.names), 4 + len(self.parameters.names), self.modules.rows.numel()
         watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
         sizes = n, n, known, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
@@ -222,7 +223,7 @@ class GradientCollector(GradientSites):
     @override
     def stretches(self) -> Stretches:
         orders = [order_stretch(len(self.modules.names))] * 2
-        known = Stretch(2, largest, added), Stretch(1, largest), Stretch(len(self.parameters.names), flagged)
+        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(len(self.parameters.names), flagged)
         modules = Stretch(self.modules.rows.numel(), merged_rows)
         watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
         return *orders, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
@@ -240,10 +241,11 @@ class GradientCollector(GradientSites):
         called, arrived, known, losses, checks, replicas, rows, updates, measured = self._parts(packed)
         modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
         parameters, total_norm = self.parameters.read(measured)
-        order = self.modules.called(sites_in_order(called))
-        sampled_batches, batches, squashed, *reached = (int(number) for number in known.tolist())
+        calls = sites_in_order(called)
+        order = self.modules.called(calls)
+        sampled_batches, batches, squashed, aligned, *reached = (int(number) for number in known.tolist())
         found = dict(zip(self.parameters.names, map(bool, reached), strict=True))
-        self._setups = with_reasons(with_gradients(self._setups, found), self.context.host.model)
+        self._setups = with_reasons(with_gradients(self._setups, found), self.context.host.model, order[: len(calls)])
         return GradientFlowReport(
             epoch,
             step,
@@ -257,6 +259,7 @@ class GradientCollector(GradientSites):
             setups=self._setups,
             ranks_differ=rank_difference(replicas, self.parameters.names),
             squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
+            loss_aligns=bool(aligned),
             loss=self._loss.table.read(losses),
             model_setup=self._setup_checks.read(checks, self.context.host.model, modules),
             optimizers=self.optimizers.read(updates),

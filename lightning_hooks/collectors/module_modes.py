@@ -141,7 +141,7 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
         unusual: dict[str, Any] = {}
         if isinstance(module, _DropoutNd) and module.p > 0.5:
             unusual["p"] = module.p
-        eps = getattr(module, "eps", None)
+        eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))  # of RMSNorm in transformers
         if "norm" in type(module).__name__.lower() and isinstance(eps, float | int) and eps > 0.01:
             unusual["eps"] = eps
         if isinstance(module, _NormBase) and module.momentum == 0 and _untrained(module):

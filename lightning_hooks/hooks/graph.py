@@ -45,6 +45,15 @@ def squashed_twice(loss: Tensor) -> Any | None:
     return None
 
 
+def aligns(loss: Tensor) -> bool:
+    """Whether a loss is connectionist temporal classification, which sums over alignments of labels with outputs.
+
+    Args:
+        loss: The loss, before backward.
+    """
+    return any("CtcLoss" in _name(node) for node in _nearest(loss.grad_fn))
+
+
 def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:
     """Return the entry of ``known`` for the node nearest to ``node`` on the way to the inputs, or None."""
     return next((known[found] for found in _nearest(node) if found in known), None)

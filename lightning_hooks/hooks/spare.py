@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from lightning_hooks.hooks.selection import clean_name
 
-def spare_parts(root: nn.Module, without: Set[str]) -> dict[str, str]:
+
+def spare_parts(root: nn.Module, without: Set[str], called: Sequence[str] = ()) -> dict[str, str]:
     """Find the parameters without a gradient in a part that a library's model does not use, or that is a copy of another part.
 
     A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
-    library's model that this task does not use. In the user's own class it was cut off, unless a module that trains has the same
+    library's model that this task does not use, but not if it holds a list of blocks that were called: nobody runs an encoder for
+    nothing. In the user's own class it was cut off, unless a module that trains has the same
     layers and similar weights: then it is a target or teacher network of that module. (Independent weights differ by 1.4 times
     their norm.)
 
     Args:
         root: The model.
         without: Names of parameters, as ``root.named_parameters()`` has them.
+        called: Names of modules that were called, without the prefixes of wrappers.
 
     Returns:
         Name to the reason, as text, of the parameters found.
@@ -35,7 +39,8 @@ def spare_parts(root: nn.Module, without: Set[str]) -> dict[str, str]:
     for parameter in without:
         part = _largest(parameter, trained)
         if part not in reasons:
-            reasons[part] = _by_library(part, modules) or _copy_of(part, modules, trained)
+            unused = "" if _runs_blocks(part, modules, called) else _by_library(part, modules)
+            reasons[part] = unused or _copy_of(part, modules, trained)
         if reasons[part]:
             found[parameter] = reasons[part]
     return found
@@ -59,6 +64,13 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
             library = kind.__module__.partition(".")[0]
             return f"a part of {kind.__name__} (from {library}) that this task does not use" if _installed(kind) else ""
     return ""
+
+
+def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[str]) -> bool:
+    """Whether a part holds a list of blocks, any of which was called."""
+    within = modules[part].named_modules(prefix=part) if part in modules else ()
+    lists = [clean_name(name) for name, module in within if isinstance(module, nn.ModuleList)]
+    return any(site.startswith(f"{blocks}.") for blocks in lists for site in called)
 
 
 def _installed(kind: type[object]) -> bool:

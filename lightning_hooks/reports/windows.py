@@ -115,6 +115,7 @@ class GradientFlowReport(PlainReport):
         ranks_differ: Parameters that differ between ranks, though each is to hold them alike; None where they do not, and where
             that is not known: one rank, shards, local SGD.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
+        loss_aligns: Whether the loss sums over alignments of labels with outputs, as CTC does.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
 
@@ -138,6 +139,7 @@ class GradientFlowReport(PlainReport):
     optimizers: dict[str, OptimizerStats] = field(default_factory=dict)
     planned_steps: int | None = None
     ranks_differ: RankDifference | None = None
+    loss_aligns: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)

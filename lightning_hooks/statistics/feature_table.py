@@ -12,6 +12,7 @@ from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
+from lightning_hooks.statistics.order import FirstCalls
 from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches, flagged
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
 from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
@@ -43,7 +44,7 @@ class FeatureTable:
         self._kernels = kernels_for(self.rows.device.type)
         self.clock = Clock(device)
         self.records_moments = True  # in the batch under way: see KURTOSIS_EVERY
-        self.order: dict[int, None] = {}  # sites, as they were first called
+        self.order = FirstCalls()  # sites, as they were first called
         self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
         self.saturation: dict[int, Saturation] = {}
         self.rectifiers: dict[int, bool | None] = {}  # site -> are its units last, by the order of the model?
@@ -95,7 +96,7 @@ class FeatureTable:
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
-        self.order.setdefault(index)
+        self.order.add(index)
         self._before = self.producers.get(index, self._before)
         found = self._values_in(output)
         if not found:

@@ -17,6 +17,7 @@ from lightning_hooks.statistics.gradients import (
 )
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.order import FirstCalls
 from lightning_hooks.statistics.parameter_rows import empty_parameter_table, parameter_rows_of_ranks, parameter_rows_of_windows
 from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, once
@@ -53,8 +54,8 @@ class GradientTable:
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
         self._reached: set[int] = set()  # sites, in the backward pass under way
         self.clock = Clock(device)
-        self.order: dict[int, None] = {}  # sites, as gradients first arrived
-        self.calls: dict[int, None] = {}  # sites, as they were first called
+        self.order = FirstCalls()  # sites, as gradients first arrived
+        self.calls = FirstCalls()  # sites, as they were first called
         self.histograms: HistogramTable | None = None
         self.listening = True
 
@@ -62,7 +63,7 @@ class GradientTable:
         """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
         if not self.listening:
             return
-        self.order.setdefault(index)
+        self.order.add(index)
         if self.owners is not None:
             self._reached.add(index)
         values = gradient if self._kernels.reads(gradient) else plain_values(gradient)

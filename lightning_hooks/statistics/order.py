@@ -16,6 +16,33 @@ NEVER = -1.0
 T = TypeVar("T")
 
 
+class FirstCalls(dict[int, None]):
+    """Sites in the order of their first calls.
+
+    A site that is first called in a later batch, since its layer was dropped before (LayerDrop), comes right after the site that
+    it is called after, not last.
+
+    Example:
+        >>> calls = FirstCalls()
+        >>> for site in (0, 2, 0, 1, 2):
+        ...     calls.add(site)
+        >>> list(calls)
+        [0, 1, 2]
+    """
+
+    _before: int | None = None  # the site called before
+
+    def add(self, site: int) -> None:
+        """A site is called."""
+        if site not in self:
+            late = self._before in self and self._before != next(reversed(self))
+            after = [*self][[*self].index(self._before) + 1 :] if late else []
+            for later in after:
+                del self[later]
+            self.update(dict.fromkeys((site, *after)))
+        self._before = site
+
+
 def positions(called: Iterable[int], n_sites: int, like: Tensor) -> Tensor:
     """Number the sites as they were first called.
 

@@ -196,6 +196,10 @@ def test_targets_far_from_zero_are_not_constant_ones() -> None:
     assert severity(lossy(regression, 8.0), lossy(flow(0.5), 8.0)) == "info"
     assert severity(lossy(softmax, 5.0)) == "warning"
     assert severity(regression, regression) == "warning"  # a loss that nobody saw does not fall
+    blanks = replace(softmax, loss_aligns=True)
+    assert severity(lossy(blanks, 5.0)) == "info"
+    assert severity(lossy(blanks, 5.0), lossy(blanks, 8.0)) == "info"
+    assert severity(lossy(blanks, 8.0), lossy(blanks, 8.0)) == "warning"
 
 
 def test_gradients_that_add_up_say_nothing_of_the_targets() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hooks.hooks.graph import nearest_known, squashed_twice
+from lightning_hooks.hooks.graph import aligns, nearest_known, squashed_twice
 
 W = torch.randn(4, 3, requires_grad=True)
 X = torch.randn(5, 4)
@@ -61,3 +61,11 @@ def test_the_nearest_node_of_which_something_is_known() -> None:
     assert nearest_known(third.grad_fn, known) == "second"
     assert nearest_known(first.grad_fn, known) == "first"
     assert nearest_known(third.grad_fn, {}) is None
+
+
+def test_a_loss_that_aligns() -> None:
+    logits = torch.randn(6, 2, 4, requires_grad=True)
+    lengths = torch.tensor([6, 6]), torch.tensor([2, 2])
+    loss = F.ctc_loss(logits.log_softmax(-1), torch.tensor([[1, 2], [3, 1]]), *lengths)
+    assert aligns(loss / 2)
+    assert not aligns(F.cross_entropy(logits.mean(0), torch.tensor([1, 2])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.reduction import merge_ranks
 
 
@@ -41,3 +41,29 @@ def test_parameters_stand_with_their_modules() -> None:
     assert parameters_in_order(names, order) == [
         *("cls", "fc.weight", "fc.bias", "act.slope", "proj.weight", "scale", "out.in.weight")
     ]
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([[0, 1, 2]], [0, 1, 2]),
+        ([[0, 3], [0, 1, 2, 3]], [0, 1, 2, 3]),  # two layers were dropped in the first batch
+        ([[0, 1], [0, 1, 2]], [0, 1, 2]),
+        ([[0, 1], [2, 0, 1]], [0, 1, 2]),  # before a batch's first site nothing is known
+        ([[0, 2, 0, 1]], [0, 1, 2]),
+    ],
+)
+def test_a_site_that_is_called_late_has_its_place(batches: list[list[int]], expected: list[int]) -> None:
+    calls = FirstCalls()
+    for batch in batches:
+        for site in batch:
+            calls.add(site)
+    assert list(calls) == expected
+
+
+def test_a_site_that_was_forgotten_holds_no_place() -> None:
+    calls = FirstCalls({0: None, 1: None})
+    calls.add(0)
+    del calls[0]
+    calls.add(2)
+    assert list(calls) == [1, 2]

@@ -45,6 +45,23 @@ def test_a_branch_that_is_not_used_is_the_users_or_a_librarys(library: bool, mon
     assert found(Classifier(Branches()), "missing") == {"net.spare.0.bias": "info" if library else "warning"}
 
 
+class Detached(nn.Module):
+    """Cuts its blocks off, or does not run them."""
+
+    def __init__(self, runs: bool) -> None:
+        super().__init__()
+        self.runs, self.encoder, self.head = runs, nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(8, 8)])}), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder["blocks"][0](x).detach() if self.runs else x)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("runs", "severity"), [(True, "warning"), (False, "info")])
+def test_blocks_of_a_librarys_model_that_run_are_not_spare(runs: bool, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Detached, "__module__", installed.__name__)
+    assert found(Classifier(Detached(runs)), "missing") == {"net.encoder.blocks.0.bias": severity}
+
+
 class Follows(Classifier):
     """A target network that follows the trained one; the optimizer was given both."""
 

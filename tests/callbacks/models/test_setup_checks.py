@@ -203,6 +203,19 @@ def test_settings_that_are_unusual() -> None:
     assert sorted(found(report)) == [("settings", f"net.{name}", "warning") for name in ("drop", "norm", "still")]
 
 
+def test_the_eps_of_an_rms_norm_as_transformers_has_it() -> None:
+    class ScaleRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.variance_epsilon = nn.Parameter(torch.ones(8)), 1e5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+    report = fit(Classifier(nn.Sequential(ScaleRMSNorm(), nn.Linear(8, 3))))
+    assert report.model_setup.settings == {"net.0": {"eps": 1e5}}
+
+
 @pytest.mark.parametrize(("batch_size", "values"), [(2, {"net.1": 2.0}), (5, {"net.1": 5.0}), (25, {})])
 def test_values_per_channel(batch_size: int, values: dict[str, float]) -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
