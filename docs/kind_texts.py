@@ -75,7 +75,8 @@ MEANINGS: dict[str, str] = {
     "frozen_statistics": "A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the "
     "new data, and validation uses them with the old weights.",
     "settings": "A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with momentum 0, "
-    "a dropout that drops nearly everything, a norm with a large eps, weight decay on biases and norms.",
+    "a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight decay on "
+    "biases and norms.",
     "unregistered": "A plain Python list, tuple or dictionary holds modules that the loss depends on. The model does not know their "
     "parameters: no optimizer gets them from `parameters()`, and no checkpoint holds them.",
     "labels_ignored": "All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
@@ -214,6 +215,7 @@ FORMULAS: dict[str, str] = {
     "      or momentum = 0 in a batch norm that has not been trained before\n"
     "      or a dropout's p >= {ModuleSettings.dropout}\n"
     "      or a norm's eps >= {ModuleSettings.eps}\n"
+    "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
     "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
     "     or two optimizers hold one parameter",
     "unregistered": "alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"

@@ -149,6 +149,16 @@ class ModuleSettings(Rule):
                 ("Set momentum=0.1, PyTorch's default",),
             )  # fmt: skip
 
+        train = [site for site, values in known.items() if "frozen_stages" in values]
+        if train:
+            stages = known[train[0]]["frozen_stages"]
+            yield self._alert(
+                report, train, stages, 1.0,
+                f"its frozen_stages is {stages:.0f}, but all its parameters require a gradient: no stage is frozen. Common cause: "
+                "a backbone that freezes its stages in train(), which Lightning does not call when fit starts.",
+                ("Call train() on it in on_train_start", "Set frozen_stages=-1 if all of it is to learn"),
+            )  # fmt: skip
+
     def _alert(
         self, report: GradientFlowReport, sites: list[str], value: float, limit: float, text: str, advice: tuple[str, ...]
     ) -> Alert:

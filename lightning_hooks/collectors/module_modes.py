@@ -151,6 +151,17 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
     return found
 
 
+def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
+    """Module to its ``frozen_stages``, OpenMMLab's name for how many stages are not to train, where all its parameters train."""
+    found = {}
+    for name, module in model.named_modules():
+        stages = getattr(module, "frozen_stages", None)
+        parameters = list(module.parameters())
+        if isinstance(stages, int) and stages >= 1 and parameters and all(p.requires_grad for p in parameters):
+            found[clean_name(name)] = {"frozen_stages": float(stages)}
+    return found
+
+
 def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any], below: float) -> dict[str, float]:
     """The values from which each batch norm in training mode computed a mean, where those are few.
 

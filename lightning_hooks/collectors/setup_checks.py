@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.module_modes import ModuleModes, unusual_settings, values_per_channel
+from lightning_hooks.collectors.module_modes import ModuleModes, stages_not_frozen, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules
@@ -148,7 +148,7 @@ class SetupChecks:
             eval_modes={name: level for name, level in levels.items() if level},
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
-            settings=self._settings,
+            settings={**self._settings, **stages_not_frozen(model)},
             unregistered={name: self._unregistered(name, found[name]) for name in self._hidden},
             vector_decay=self._decay,
             labels=_label_counts(losses) or _label_counts(batches),

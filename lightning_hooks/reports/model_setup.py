@@ -87,7 +87,7 @@ class ModelSetup:
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
         values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
         settings: Module to its settings that are unusual: ``p`` of a dropout above 0.5, ``eps`` of a norm above 0.01,
-            ``momentum`` 0 of a batch norm that has not been trained.
+            ``momentum`` 0 of a batch norm that has not been trained, ``frozen_stages`` of a module all of whose parameters train.
         unregistered: Attribute (``net.blocks``) to the modules it holds that are registered nowhere.
         vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.
         labels: Targets that a cross entropy ignores; None where no integer targets were found.

@@ -140,6 +140,12 @@ def test_modules_with_one_setting_are_one_alert() -> None:
         "batch norm with 2 values per channel and batch (limit 4): its mean and variance are noise, and unlike those of "
         "validation. Common cause: very small batches. So has bn2."
     )
+    (stages,) = ModuleSettings()(report(settings={"backbone": {"frozen_stages": 2.0}}))
+    assert stages.site == "backbone"
+    assert stages.diagnosis == (
+        "its frozen_stages is 2, but all its parameters require a gradient: no stage is frozen. Common cause: a backbone that "
+        "freezes its stages in train(), which Lightning does not call when fit starts."
+    )
     (momentum,) = ModuleSettings()(report(settings={"bn": {"momentum": 0.0}}))
     assert momentum.diagnosis == (
         "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are, and validation uses them. "
