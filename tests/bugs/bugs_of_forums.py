@@ -36,7 +36,11 @@ def sigmoid_before_loss(planted: bool = True) -> Built:
     return Built(module, loaders, EPOCHS, Expected(("double_softmax", "output_range")))
 
 
-@bug("pytorch/pytorch#16045", "mse_loss of outputs of shape (n, 1) and targets of shape (n,): every pair is compared")
+@bug(
+    "pytorch/pytorch#16045",
+    "mse_loss of outputs of shape (n, 1) and targets of shape (n,): every pair is compared",
+    missed="no rule looks at the shapes that a loss is given; PyTorch itself warns of them",
+)
 def targets_broadcast(planted: bool = True) -> Built:
     def loss(net: Any, batch: Any) -> Tensor:
         output = net(batch[0])
