@@ -111,7 +111,7 @@ FORMULAS: dict[str, str] = {
     "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
     "alert if saturated_fraction > {Saturated.threshold}",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
-    "of a batch:    alert if all samples are equal to the last bit\n"
+    "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
     "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
     "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples",
     "nonfinite": "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"

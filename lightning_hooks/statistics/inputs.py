@@ -27,7 +27,8 @@ class InputTable:
     """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
 
     The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
-    samples are taken to be along its first dimension.
+    samples are taken to be along its first dimension. A batch without one holds token ids and masks: samples are compared over all
+    of these, and over the whole batch, since a few rows may hold one prompt on purpose.
 
     Args:
         clock: Of the training batch.
@@ -53,12 +54,22 @@ class InputTable:
         """
         found = {place: tensor for place, tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.dim() > 1}
         if not found:
+            self._compare_numbers(batch, compare)
             return
         self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
         values = self._add(0, found[self.place])
         if compare and values.shape[0] >= LEAST and values[0].numel() > 1:
             differs = (values[1:COMPARED] != values[:1]).any()
             self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
+
+    def _compare_numbers(self, batch: Any, compare: bool) -> None:
+        """Compare the samples of a batch of whole numbers."""
+        rows = {place: plain_values(ids) for place, ids in tensors_in(batch) if ids.dim() > 1 and ids.shape[0] >= LEAST}
+        if not compare or not rows:
+            return
+        self.place = next(iter(rows))
+        differs = torch.stack([(ids[1:] != ids[:1]).any() for ids in rows.values()]).any()
+        self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
 
     def validate(self, batch: Any) -> None:
         """Take up a validation batch."""

@@ -28,7 +28,7 @@ def lora_both_zero(planted: bool = True) -> Built:
             for name, weight in net.named_parameters():
                 if "lora_A" in name:
                     weight.zero_()
-    expected = Expected(("zero", "not_updated", "update_too_small", "missing"), ("net*lora*",))
+    expected = Expected(("constant", "zero", "not_updated"), ("net*lora*",))
     return Built(Recipe(net, language_model, adamw(2e-3)), characters(48, 8), SHORT, expected)
 
 
@@ -58,7 +58,9 @@ def lora_alpha_huge(planted: bool = True) -> Built:
     return Built(Recipe(net, language_model, adamw(2e-3)), characters(48, 8), CLIPPED, expected)
 
 
-@fault("peft", "IA3's scales start at zero instead of one")
+@fault(
+    "peft", "IA3's scales start at zero instead of one", "a step of AdamW later they are not zero, and the loss falls as its twin's"
+)
 def ia3_starts_at_zero(planted: bool = True) -> Built:
     from peft import IA3Config
 

@@ -60,7 +60,7 @@ def nearly(n: int, at: int) -> Tensor:
         ([torch.ones(LEAST - 1, 3)], None),  # too few to report
         ([torch.ones(8, 1)], None),  # one number a sample may be alike
         ([torch.ones(8)], None),
-        ([torch.ones(8, 3, dtype=torch.long)], None),  # tokens
+        ([torch.ones(8, 3, dtype=torch.long)], True),  # tokens
         ([nearly(COMPARED, COMPARED - 1)], False),
         ([nearly(COMPARED + 1, COMPARED)], True),  # not compared any more
         ([torch.full((8, 3), torch.nan)], False),
@@ -116,3 +116,22 @@ def test_places() -> None:
     found = list(tensors_in({"a": (x, {"b": y}), 3: [z, "no tensor", None]}))
     assert [place for place, _ in found] == ["['a'][0]", "['a'][1]['b']", "[3][0]"]
     assert all(one is other for (_, one), other in zip(found, (x, y, z), strict=True))
+
+
+def same_samples(*batches: object) -> bool | None:
+    """Whether the samples of all batches are the same."""
+    inputs = table()
+    for batch in batches:
+        inputs.train(batch, compare=True)
+    return inputs.read(inputs.pack())["same_samples"]
+
+
+def test_token_ids_that_are_the_same_in_all_samples() -> None:
+    same, other = torch.full((16, 5), 7), torch.arange(80).view(16, 5)
+    ones, labels = torch.ones(16, 5, dtype=torch.bool), torch.arange(16)
+    assert same_samples([same, ones, labels]) is True
+    assert same_samples([other, ones, labels]) is False
+    assert same_samples([same, ones], [other, ones]) is False
+    assert same_samples([torch.cat((same[:12], other[:4])), ones]) is False  # a prompt that comes twelve times
+    assert same_samples([labels]) is None
+    assert same_samples([same[:3]]) is None
