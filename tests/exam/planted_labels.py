@@ -145,7 +145,11 @@ def time_series_infinite(planted: bool = True) -> Built:
     return Built(Recipe(net, loss, adamw(6e-4)), series(16, PAST, FUTURE), SHORT, expected)
 
 
-@fault("transformers", "GPT-2: a head of its own that was to be tied, and is never used")
+@fault(
+    "transformers",
+    "GPT-2: a head of its own that was to be tied, and is never used",
+    missed="an info: a part that was put onto a library's model is taken for a branch of that model",
+)
 def gpt2_branch_unused(planted: bool = True) -> Built:
     net = gpt2_net()
     net.scorer = nn.Sequential(nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 1))
