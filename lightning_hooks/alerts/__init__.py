@@ -5,8 +5,9 @@ from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, Ran
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
-from lightning_hooks.alerts.gradient_rules import Exploding, Missing, NonfiniteGradients, Stretching, Vanishing, Zero
+from lightning_hooks.alerts.gradient_rules import Exploding, NonfiniteGradients, Stretching, Vanishing
 from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
+from lightning_hooks.alerts.missing_rules import Missing, Zero
 from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale

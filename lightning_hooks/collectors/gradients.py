@@ -48,8 +48,6 @@ class GradientCollector(GradientSites):
         self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
         self.view = GradientView(self.prefix, self.modules.names, self.parameters)
         self._loss = LossWatch(context)
-        with context.loading():
-            self._loss.table.load_state_dict(state.get("loss", {}))
         self._replicas = ReplicaWatch(context)
         self.modules.owners = owners(self._sites, self._steps)
         self.modules.listening = False  # except while the loss's backward runs
@@ -70,6 +68,7 @@ class GradientCollector(GradientSites):
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         with context.loading():
+            self._loss.table.load_state_dict(state.get("loss", {}))
             self._watch.load(state.get("setups", {}))
             self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
@@ -188,14 +187,12 @@ class GradientCollector(GradientSites):
     @override
     def pack(self) -> Tensor:
         table, parameters = self.modules, self.parameters
-        called = positions(table.calls, len(table.names), table.rows)
-        arrived = positions(table.order, len(table.names), table.rows)
+        called, arrived = (positions(order, len(table.names), table.rows) for order in (table.calls, table.order))
         places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
-        squashed = "" if self._outputs is None else self._outputs.squashed
-        aligned = self._outputs is not None and self._outputs.aligned
+        loss = self._outputs or OutputNodes()
         counts = self.context.sampled_batches, self.context.batches
-        known = torch.tensor([*counts, places.get(squashed, 0.0), float(aligned), *reached], dtype=table.rows.dtype)
+        known = torch.tensor([*counts, places.get(loss.squashed, 0.0), float(loss.aligned), *reached], dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()

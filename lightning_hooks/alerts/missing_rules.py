@@ -1,0 +1,88 @@
+"""Rules over parameters that no gradient reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.alerts.feature_rules import only_the_first_step
+from lightning_hooks.alerts.past import another_expert_learns
+from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.windows import GradientFlowReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Zero(Rule):
+    """Gradients that arrive and are exactly zero everywhere.
+
+    It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
+    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs.
+
+    Attributes:
+        threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
+    """
+
+    kind: ClassVar[str] = "zero"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 1.0
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient is zero."""
+        if only_the_first_step(report):
+            return
+        for site, gradient in report.parameters.items():
+            if gradient.zero_fraction >= self.threshold:
+                harmless = another_expert_learns(report, site) or _weight_learns(report, site)
+                severity: Severity = "info" if harmless else "warning"
+                yield self.alert(
+                    report, site, gradient.zero_fraction, self.threshold, severity,
+                    f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
+                    "connected to the loss but does not learn. Common causes: dead or saturated units after it, an output that is "
+                    "masked or multiplied by zero, an input of zeros, or an expert that no token reached.",
+                )  # fmt: skip
+
+
+def _weight_learns(report: GradientFlowReport, site: str) -> bool:
+    """Whether a parameter is the bias of a module whose weight has a gradient."""
+    module, _, name = site.rpartition("bias")
+    weight = report.parameters.get(f"{module}weight")
+    return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Missing(Rule):
+    """Parameters that require gradients and never get one.
+
+    It is an info for unused branches of a library's model and for target networks, and a warning for a parameter of the user's own
+    model and for one that had a gradient in an earlier epoch.
+    """
+
+    kind: ClassVar[str] = "missing"
+    judges: ClassVar[Judges] = "epoch"
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient was None at every measured step."""
+        for site, gradient in report.parameters.items():
+            if site in report.setups and report.setups[site].has_gradient:
+                continue  # at a step that was not sampled: a branch that is taken by chance
+            if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
+                last = next((earlier.epoch for earlier in history[::-1] if _had_gradient(earlier, site)), None)
+                spare = report.setups[site].spare if site in report.setups and last is None else ""
+                known = f" This seems intended: it is {spare}." if spare else ""
+                known = f" It last had one in epoch {last}." if last is not None else known
+                severity: Severity = "info" if spare or another_expert_learns(report, site) else "warning"
+                yield self.alert(
+                    report, site, gradient.missing_steps, 0.0, severity,
+                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
+                    f"on it.{known} Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
+                    "breaks the path.",
+                )  # fmt: skip
+
+
+def _had_gradient(report: GradientFlowReport, parameter: str) -> bool:
+    return parameter in report.parameters and report.parameters[parameter].steps > 0
