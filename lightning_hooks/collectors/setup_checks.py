@@ -38,7 +38,8 @@ class SetupChecks:
         host, model, device = context.host, context.host.model, context.host.device
         self._ranks, self._device = host.data_parallel_size, device
         self._modes = ModuleModes(model, device)
-        self._settings = unusual_settings(model)
+        self._model, self._settings = model, unusual_settings(model)
+        self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
         self._hidden = dict(list(unregistered_modules(model).items())[:MOST_UNREGISTERED])
         self._hidden_parameters = {
             name: [parameter for module in modules for parameter in own_parameters(module, model)]
@@ -69,6 +70,8 @@ class SetupChecks:
         """A training batch starts."""
         self._take_batch(batch, sampled)
         if sampled:
+            if self._stages is None:
+                self._stages = stages_not_frozen(self._model)
             self._modes.batch_start()
             self._take_labels(batch)
 
@@ -148,7 +151,7 @@ class SetupChecks:
             eval_modes={name: level for name, level in levels.items() if level},
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
-            settings={**self._settings, **stages_not_frozen(model)},
+            settings={**self._settings, **(self._stages or {})},
             unregistered={name: self._unregistered(name, found[name]) for name in self._hidden},
             vector_decay=self._decay,
             labels=_label_counts(losses) or _label_counts(batches),
