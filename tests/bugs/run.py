@@ -65,6 +65,8 @@ def address(thread: str) -> str:
     repository, number = thread.partition("#")[::2]
     if number:
         return f"[{thread}](https://github.com/{repository}/issues/{number})"
+    if thread.startswith("pytorch/examples/"):
+        return f"[{thread}](https://github.com/pytorch/examples/tree/main/{thread.removeprefix('pytorch/examples/')})"
     return f"[{thread}](https://{thread})"
 
 
