@@ -69,11 +69,7 @@ def lightly_rate_too_high(planted: bool = True) -> Built:
     return expecting(trained(Recipe(net, loss, sgd(10.0 if planted else 1e-3))), *RATE)
 
 
-@fault(
-    "lightly",
-    "SimCLR with a temperature of 1e-4 and cosines in half their range: the softmax saturates",
-    missed="no module is saturated: the softmax is the loss's own, and certain of its answer as it is meant to be",
-)
+@fault("lightly", "SimCLR with a temperature of 1e-4: the softmax of its loss saturates")
 def lightly_temperature(planted: bool = True) -> Built:
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
