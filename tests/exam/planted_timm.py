@@ -256,7 +256,11 @@ def timm_one_class(planted: bool = True) -> Built:
     return expecting(built, "constant")
 
 
-@fault("timm", "the last blocks are computed without a gradient")
+@fault(
+    "timm",
+    "the body is computed without a gradient",
+    missed="a part of a library's model without a gradient passes as a branch that the task does not use: an info",
+)
 def timm_detached(planted: bool = True) -> Built:
     def loss(net: Any, batch: Any) -> Any:
         hidden = net.forward_features(batch[0])
