@@ -264,8 +264,8 @@ FORMULAS: dict[str, str] = {
 SEVERITIES: dict[str, str] = {
     "dead": "warning; critical if all units are dead",
     "saturated": "warning; info for the last module, which is confident on purpose",
-    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, for "
-    "a gate at 0.5, and for zeros out of weights that did not start at zero while the batch is not zero",
+    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, and "
+    "for a gate at 0.5",
     "nonfinite": "critical",
     "silent": "info",
     "poor_init": "warning",

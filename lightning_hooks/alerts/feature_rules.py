@@ -91,9 +91,7 @@ class Saturated(Rule):
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
-    It is an info for a call of sigmoid at 0.5, a gate that its zero-initialised branch has not moved yet. So it is where zeros
-    come out of weights that did not start at zero, though the batch is not zero: a placeholder for an input that this task does not
-    have. Where such zeros matter, the gradient of the weights is zero, which :class:`Zero` says.
+    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
@@ -105,22 +103,19 @@ class Constant(Rule):
 
     threshold: float = 1e-6
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
         if only_the_first_step(report):
             return
-        gains = next((known.initial_gains for known in (*history, report) if known.initial_gains), {})
-        calls, given, empty = report.functions, report.inputs.get("training"), False
+        calls = report.functions
         for site, stats in report.sites.items():
             if stats.count < 2 or (stats.dead_fraction or 0.0) == 1.0:
                 continue
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
                 gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
-                behind = gains[site] > 0 if site in gains else empty  # an activation passes on what a layer gave
-                empty = behind and stats.rms == 0 and given is not None and given.rms > 0
                 yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate or empty else "warning",
+                    report, site, spread, self.threshold, "info" if gate else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
