@@ -164,10 +164,13 @@ class OwnScaler(ByHand):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
-@bug("milesial/Pytorch-UNet#468", "gradients are clipped before they are unscaled: a step of 1/65536 of what was meant")
+@bug(
+    "milesial/Pytorch-UNet#468",
+    "gradients are clipped before they are unscaled: a step of 1/65536 of what was meant",
+    missed="a GradScaler of the user's own is not known: that every step is clipped is said of the twin too",
+)
 def clipped_while_scaled(planted: bool = True) -> Built:
-    expected = Expected(("update_too_small", "always_clipped"))
-    return Built(OwnScaler(mlp(), not planted), digits(), EPOCHS, expected)
+    return Built(OwnScaler(mlp(), not planted), digits(), EPOCHS, Expected(("update_too_small",)))
 
 
 class Accumulates(ByHand):
