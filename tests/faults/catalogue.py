@@ -5,9 +5,11 @@ from __future__ import annotations
 from tests.faults import (  # noqa: F401  each enters its cases
     healthy,
     healthy_libraries,
+    healthy_modern,
     healthy_tricky,
     planted_attention,
     planted_loss,
+    planted_modern,
     planted_numbers,
     planted_outputs,
     planted_residual,

@@ -214,6 +214,18 @@ def test_tokens_reach_few_experts(planted: bool) -> None:
     assert (build(FAULTS["balance_with_wrong_sign"], 0, planted).module.weight < 0) is planted
 
 
+@pytest.mark.parametrize("planted", [True, False])
+def test_modern_faults_are_planted(planted: bool) -> None:
+    groups: Any = build(FAULTS["logits_grow"], 0, planted).module.configure_optimizers()
+    rates = {group["lr"] for group in groups.param_groups}
+    assert len(rates) == (2 if planted else 1)
+    sparse = build(FAULTS["balance_without_gradient"], 0, planted)
+    assert sparse.module.detached is planted
+    assert without_gradient(build(FAULTS["positions_not_added"], 0, planted)) == ({"net.position.weight"} if planted else set())
+    optimizer: Any = build(FAULTS["discriminator_too_strong"], 0, planted).module.configure_optimizers()
+    assert optimizer[1].param_groups[0]["lr"] == (5e-2 if planted else 5e-3)
+
+
 @pytest.mark.parametrize("name", ["zero_init", "negative_bias"])
 def test_harm_is_done(name: str) -> None:
     """A sample; ``make faults`` looks at every family and seed."""

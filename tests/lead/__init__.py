@@ -1,0 +1,1 @@
+"""Lead times: how many steps before the loss diverges the monitors warn, in trainings whose instability builds up slowly."""
