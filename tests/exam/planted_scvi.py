@@ -12,11 +12,11 @@ from tests.exam.healthy_scvi import planned, scvi_model
 from tests.exam.planted_timm import RATE, expecting
 
 
-@fault("scvi", "scVI at a learning rate of 0.5")
+@fault("scvi", "scVI at a learning rate of 0.1")
 def scvi_rate_too_high(planted: bool = True) -> Built:
     from scvi.train import TrainingPlan
 
-    return expecting(planned(scvi_model(), TrainingPlan, n_epochs_kl_warmup=2, lr=0.5 if planted else 1e-3), *RATE)
+    return expecting(planned(scvi_model(), TrainingPlan, n_epochs_kl_warmup=2, lr=0.1 if planted else 1e-3), *RATE)
 
 
 @fault("scvi", "a weight of 1000 on the divergence: the posterior collapses")
@@ -29,11 +29,11 @@ def scvi_posterior_collapse(planted: bool = True) -> Built:
     return expecting(built, "representation_collapse", sites=("module.z_encoder*", "module.decoder*"))
 
 
-@fault("scvi", "counts without a logarithm, ten times too large, into a net without batch norm")
+@fault("scvi", "counts without a logarithm into a net without batch norm")
 def scvi_raw_counts(planted: bool = True) -> Built:
     from scvi.train import TrainingPlan
 
-    data = cells(scale=40.0) if planted else cells()
+    data = cells(scale=4.0) if planted else cells()
     built = planned(scvi_model(data, log_variational=not planted, use_batch_norm="none"), TrainingPlan, n_epochs_kl_warmup=2)
     return expecting(built, "exploding", "nonfinite", "loss_nonfinite", "dead", "spike", "saturated")
 
