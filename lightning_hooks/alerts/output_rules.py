@@ -32,7 +32,7 @@ class OutputRange(Rule):
     share: float = 0.99
     zeros: float = 0.05
     bound: float = 0.01
-    min_logits: int = 1000
+    min_logits: int = 256
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per loss that gets other numbers than logits."""
