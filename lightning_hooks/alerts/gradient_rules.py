@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,10 +69,17 @@ def _largest_alike_after(flow: _Flow) -> list[float]:
     largest: dict[str, float] = {}
     found = []
     for site, rms in zip(flow.sites[::-1], flow.rms[::-1], strict=True):
-        role = role_of(site)
+        role = _role_in_block(site)
         found.append(largest.get(role, 0.0) if role else 0.0)
         largest[role] = max(rms, largest.get(role, 0.0))
     return found[::-1]
+
+
+def _role_in_block(site: str) -> str:
+    """A module's role, with the path to it from its numbered block on: each half of an adapter is called alike (``default``)."""
+    role, outer = role_of(site), site.rpartition(".")[0]
+    numbers = [match.end() for match in re.finditer(r"(?:^|\.)\d+(?:\.|$)", outer)]
+    return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if role and numbers else role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +90,9 @@ class Vanishing(Rule):
     takes a logarithm of, a gradient falls by any factor.
 
     A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
-    very little, the layers before them much more), and not where later modules of the same role (the last part of the name, such
-    as ``q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is lost
-    gradually, the one nearest the loss that has lost it. The others are consequences.
+    very little, the layers before them much more), and not where later modules of the same role (the name within a block, such
+    as ``attention.q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is
+    lost gradually, the one nearest the loss that has lost it. The others are consequences.
 
     Attributes:
         relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Healthy networks

@@ -259,6 +259,14 @@ def test_queries_that_get_as_little_as_those_of_later_layers_have_not_lost_it():
     assert [alert.site for alert in Vanishing()(of_roles(a0_q=1e-6, head=0.1))] == ["head", "a0.q"]  # nothing to compare with
 
 
+def test_the_first_half_of_an_adapter_is_compared_with_those_of_later_blocks():
+    """Its second half starts at zero: nothing comes back through it yet, in any block."""
+    adapters = {"a.0.q.A.default": 1e-8, "a.0.q.B.default": 1e-2, "a.1.q.A.default": 1e-8, "a.1.q.B.default": 1e-2, "head": 0.1}
+    assert list(Vanishing()(of_roles(**adapters))) == []
+    broken = {**adapters, "a.1.q.A.default": 1e-2}
+    assert "a.0.q.A.default" in [alert.site for alert in Vanishing()(of_roles(**broken))]
+
+
 def test_a_side_branch_is_not_what_loses_it():
     """The step down to the query is the largest of all, and nothing passes through it."""
     report = of_roles(stem=1e-7, block_in=1e-6, block_q=1e-9, block_out=1e-2, head=0.1)

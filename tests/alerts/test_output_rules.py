@@ -56,7 +56,7 @@ def severities(alerts: Any) -> list[tuple[str, str]]:
         ({"min_logit": -1.2, "max_logit": 0.9999}, None),
         ({"min_logit": -0.9999, "max_logit": 1.005}, None),
         ({"min_logit": -0.9999, "max_logit": 0.9999, "classes": 2, "rows": 5000}, None),
-        ({"probabilities": 1.0, "rows": 50}, None),
+        ({"probabilities": 1.0, "rows": 20}, None),
         ({"probabilities": 1.0, "classes": 1, "rows": 5000}, None),
     ],
 )
