@@ -38,7 +38,7 @@ class SetupChecks:
         host, model, device = context.host, context.host.model, context.host.device
         self._ranks, self._device = host.data_parallel_size, device
         self._modes = ModuleModes(model, device)
-        self._model, self._settings = model, unusual_settings(model)
+        self._host, self._settings = host, unusual_settings(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
         self._hidden = dict(list(unregistered_modules(model).items())[:MOST_UNREGISTERED])
         self._hidden_parameters = {
@@ -71,7 +71,7 @@ class SetupChecks:
         self._take_batch(batch, sampled)
         if sampled:
             if self._stages is None:
-                self._stages = stages_not_frozen(self._model)
+                self._stages = stages_not_frozen(self._host.model)
             self._modes.batch_start()
             self._take_labels(batch)
 

@@ -41,7 +41,9 @@ def test_about_half_of_the_families_are_in_each_half(healthy: bool) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_expected_exists(name: str) -> None:
-    pytest.importorskip(CASES[name].library)
-    expected = CASES[name].build().expected
+    try:
+        expected = CASES[name].build().expected
+    except ModuleNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
     assert expected.kinds
     assert set(expected.kinds) <= set(KINDS)
