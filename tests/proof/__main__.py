@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 from tests.bugs import run as bugs
-from tests.lead import run as lead
-
 from tests.exam import run as exam
 from tests.exam.catalogue import CASES as EXAM
 from tests.faults import run as zoo
 from tests.faults.catalogue import CASES as ZOO
 from tests.faults.zoo import CALIBRATION, SEEDS
+from tests.lead import run as lead
 from tests.proof.table import Section, missed, table
 
 RESULT = Path("runs/proof.md")
