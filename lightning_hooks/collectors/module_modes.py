@@ -156,9 +156,10 @@ def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
     found = {}
     for name, module in model.named_modules():
         stages = getattr(module, "frozen_stages", None)
-        parameters = list(module.parameters())
-        if isinstance(stages, int) and stages >= 1 and parameters and all(p.requires_grad for p in parameters):
-            found[clean_name(name)] = {"frozen_stages": float(stages)}
+        if isinstance(stages, int) and stages >= 1:
+            trains = [parameter.requires_grad for parameter in module.parameters()]
+            if trains and all(trains):
+                found[clean_name(name)] = {"frozen_stages": float(stages)}
     return found
 
 

@@ -54,21 +54,26 @@ class InputTable:
         """
         found = {place: tensor for place, tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.dim() > 1}
         if not found:
-            self._compare_numbers(batch, compare)
+            if compare:
+                self._compare_numbers(batch)
             return
         self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
         values = self._add(0, found[self.place])
         if compare and values.shape[0] >= LEAST and values[0].numel() > 1:
             differs = (values[1:COMPARED] != values[:1]).any()
-            self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
+            self._compared(differs)
 
-    def _compare_numbers(self, batch: Any, compare: bool) -> None:
+    def _compare_numbers(self, batch: Any) -> None:
         """Compare the samples of a batch of whole numbers."""
         rows = {place: plain_values(ids) for place, ids in tensors_in(batch) if ids.dim() > 1 and ids.shape[0] >= LEAST}
-        if not compare or not rows:
+        if not rows:
             return
         self.place = next(iter(rows))
         differs = torch.stack([(ids[1:] != ids[:1]).any() for ids in rows.values()]).any()
+        self._compared(differs)
+
+    def _compared(self, differs: Tensor) -> None:
+        """Note whether the samples of a batch differ."""
         self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
 
     def validate(self, batch: Any) -> None:
