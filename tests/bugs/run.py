@@ -19,7 +19,7 @@ import torch
 
 from tests.bugs.catalogue import CASES
 from tests.exam.run import observed
-from tests.faults.jobs import fingerprint, run_all
+from tests.faults.jobs import fingerprint, publish, run_all
 from tests.support.two_processes import run_twice
 
 FOLDER = Path("runs/bugs")
@@ -105,9 +105,7 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run all again")
     options = parser.parse_args()
     text = table(results(options.only or list(CASES), options.processes, options.fresh))
-    print(text)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "table.md").write_text(text + "\n")
+    publish(text, FOLDER / "table.md")
     return 0
 
 

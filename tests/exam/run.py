@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 
 from tests.exam.cases import Case
 from tests.exam.catalogue import CASES
-from tests.faults.jobs import fingerprint, run_all
+from tests.faults.jobs import fingerprint, publish, run_all
 from tests.faults.recorder import Recorder
 from tests.faults.score import judge, judge_peers, serious
 from tests.faults.training import QUIET, AlertLog, observers
@@ -96,9 +96,7 @@ def main() -> int:
         names = [name for name in names if CASES[name].calibrates == (options.half == "calibration")]
     rows = results(names, options.processes, options.fresh)
     text = table(rows)
-    print(text)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "table.md").write_text(text + "\n")
+    publish(text, FOLDER / "table.md")
     return 0
 
 

@@ -59,6 +59,13 @@ def run_all(
     return [done[job] for job in jobs]
 
 
+def publish(text: str, path: Path) -> None:
+    """Print a table, and write it to a file."""
+    print(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
 class _Keyed:
     """Returns the job with its result."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY
-from tests.faults.jobs import fingerprint, run_all
+from tests.faults.jobs import fingerprint, publish, run_all
 from tests.faults.peers import PEERS
 from tests.faults.recorder import Recorder
 from tests.faults.score import judge, judge_peers, peer_found, serious, summary
@@ -192,8 +192,7 @@ def main() -> int:
         parts += ["Not what the zoo says of them:", "\n".join(wrong)]
     parts.append(f"{len(found)} trainings, {sum(run['seconds'] for run in found):.0f} s of one core.")
     text = "\n\n".join(part for part in parts if part)
-    print(text)
-    (FOLDER / "table.md").write_text(text + "\n")
+    publish(text, FOLDER / "table.md")
     (FOLDER / "table.json").write_text(json.dumps({"summary": result, "dishonest": wrong, "runs": runs, "twins": twins}, indent=1))
     return 1 if wrong else 0
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from tests.faults.jobs import fingerprint, run_all
+from tests.faults.jobs import fingerprint, publish, run_all
 from tests.faults.score import serious
 from tests.faults.training import QUIET, AlertLog, observers
 from tests.lead.cases import CASES, SEEDS, WINDOW, divergence, lead_time, median_with_interval
@@ -105,8 +105,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = results(options.processes, options.fresh, options.only, options.seeds)
     text = table(rows)
-    print(text)
-    (FOLDER / "table.md").write_text(text + "\n")
+    publish(text, FOLDER / "table.md")
     return 0
 
 

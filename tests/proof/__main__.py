@@ -15,6 +15,7 @@ from tests.exam import run as exam
 from tests.exam.catalogue import CASES as EXAM
 from tests.faults import run as zoo
 from tests.faults.catalogue import CASES as ZOO
+from tests.faults.jobs import publish
 from tests.faults.zoo import CALIBRATION, SEEDS
 from tests.lead import run as lead
 from tests.proof.table import Section, missed, table
@@ -49,9 +50,7 @@ def main() -> int:
         print("Lead times")
         parts += ["Steps from the first warning to the loss's divergence:", lead.table(lead.results(**again))]
     text = "\n\n".join(parts)
-    print(text)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n")
+    publish(text, RESULT)
     return 0
 
 
