@@ -28,8 +28,8 @@ MEANINGS: dict[str, str] = {
     "size. It differed when training started. Self-supervised and metric learning without negatives end so, and generators that have one "
     "image for every noise.",
     "output_range": "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a softmax "
-    "itself and expects any real numbers.",
-    "softmax_dim": "A softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
+    "itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities.",
+    "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
     "makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
@@ -144,10 +144,13 @@ FORMULAS: dict[str, str] = {
     "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
     "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes    (a tanh)\n"
     "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
+    "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
+    "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
     "judged from {OutputRange.min_logits} logits on",
     "softmax_dim": "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
     "      or a line along the dimension is masked as a whole, and none along the last one\n"
-    "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked",
+    "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked\n"
+    "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
     "dropout_in_eval": "alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
     "      in a sampled training batch, or in the first batch of a validation",
     "precision_not_applied": "share = numbers in the weights of the linear and convolution layers with outputs in float32\n"

@@ -19,17 +19,22 @@ class OutputRange(Rule):
     Cross entropy takes any real numbers and applies a softmax to them. Of ``C`` numbers in [-1, 1] that softmax gives a class at
     most ``e² / (e² + C - 1)``. Logarithms of probabilities are left as they are, which is harmless.
 
+    ``nll_loss`` takes logarithms of probabilities and applies nothing. Logits that it is given have numbers of both signs in a row,
+    while logarithms that are weighted (a focal loss, a reward) have one sign there.
+
     Attributes:
         share: Share of the rows that must be probabilities, or their logarithms.
+        mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
         zeros: Share of the logits that must be exactly 0 for a rectifier.
         bound: Logits must come so close to both -1 and 1, and not pass them, for a tanh or a cosine.
         min_logits: Logits below which a window is not judged.
     """
 
     kind: ClassVar[str] = "output_range"
-    shares: ClassVar[tuple[str, ...]] = ("share", "zeros")
+    shares: ClassVar[tuple[str, ...]] = ("share", "mixed", "zeros")
 
     share: float = 0.99
+    mixed: float = 0.25
     zeros: float = 0.05
     bound: float = 0.01
     min_logits: int = 256
@@ -40,7 +45,9 @@ class OutputRange(Rule):
             if stats.classes < 2 or stats.rows * stats.classes < self.min_logits:
                 continue
             low, high = stats.min_logit, stats.max_logit
-            if stats.probabilities >= self.share:
+            if site.rpartition("/")[2].startswith("nll_loss"):
+                yield from self._of_logarithms(report, site, stats)
+            elif stats.probabilities >= self.share:
                 yield self.alert(
                     report, site, stats.probabilities, self.share, "warning",
                     f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum "
@@ -65,6 +72,24 @@ class OutputRange(Rule):
             ):
                 yield self._bounded(report, site, stats)
 
+    def _of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
+        if stats.probabilities >= self.share:
+            yield self.alert(
+                report, site, stats.probabilities, self.share, "warning",
+                f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum 1. It "
+                "expects their logarithms, and takes none itself: it is minus the mean probability of the label, whose gradient is "
+                "smallest where the model is most wrong. Common cause: softmax instead of log_softmax.",
+                advice=("Use cross_entropy of the logits, or nll_loss of log_softmax",),
+            )  # fmt: skip
+        elif stats.mixed_signs >= self.mixed and stats.log_probabilities <= 1 - self.share:
+            yield self.alert(
+                report, site, stats.mixed_signs, self.mixed, "warning",
+                f"its input are no logarithms of probabilities: {percent(stats.mixed_signs)} of its rows have numbers both below "
+                f"and above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}. It applies no softmax: the loss falls "
+                "without end as the label's number grows, whatever the others are. Common cause: logits without a log_softmax.",
+                advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
+            )  # fmt: skip
+
     def _bounded(self, report: FeatureReport, site: str, stats: OutputStats) -> Alert:
         most = 7.389 / (7.389 + stats.classes - 1)
         return self.alert(
@@ -78,9 +103,16 @@ class OutputRange(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftmaxDim(Rule):
-    """A softmax along the wrong dimension: over the samples of a batch, or against the mask of its scores."""
+    """A softmax along the wrong dimension: over the samples of a batch, or against the mask of its scores.
+
+    Attributes:
+        share: Share of what ``nll_loss`` is given above which its rows are logarithms of probabilities, along whatever else.
+    """
 
     kind: ClassVar[str] = "softmax_dim"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.01
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per softmax of which every call is along such a dimension."""
@@ -98,6 +130,15 @@ class SoftmaxDim(Rule):
                     f"it normalises along the queries in {use.against_mask} of {use.calls} calls: along its dimension whole lines "
                     "are masked, or all but what comes later, as they are across a mask that is made for the keys. Tokens see "
                     "what comes after them.",
+                )  # fmt: skip
+        for site, stats in report.outputs.items():
+            if 0 < stats.across == stats.calls and stats.log_probabilities <= self.share:
+                yield self.alert(
+                    report, site, 1.0, 1.0, "warning",
+                    "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
+                    f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1. Common causes: "
+                    "log_softmax with a wrong dim, classes that are not in the second dimension.",
+                    advice=("Pass dim=1 to log_softmax",),
                 )  # fmt: skip
 
 
@@ -161,7 +202,7 @@ class PrecisionNotApplied(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelsIgnoredByLoss(Rule):
-    """Calls of ``cross_entropy`` all of whose targets are ``ignore_index``: it has nothing to average, and gives NaN.
+    """Calls of ``cross_entropy`` or ``nll_loss`` all of whose targets are ``ignore_index``: nothing to average, so NaN.
 
     As :class:`LabelsIgnored`, for the targets that the function is given: shifted, masked or made in ``training_step``.
 

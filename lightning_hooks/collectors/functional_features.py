@@ -9,13 +9,12 @@ from torch import nn
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.hooks.functional import FUNCTIONS
+from lightning_hooks.hooks.functional import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
 
-MEASURED = tuple(name for name in FUNCTIONS if name not in ("dropout", "cross_entropy"))
-"""Dropout returns what it was given, but for what it leaves out; what ``cross_entropy`` is given is another site's output."""
+MEASURED = tuple(name for name in FUNCTIONS if name not in UNMEASURED)
 
 
 class FunctionalFeatures:

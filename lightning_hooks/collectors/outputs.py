@@ -22,6 +22,8 @@ from lightning_hooks.statistics.representation import RepresentationTable, batch
 
 MOST_LOSSES = 16
 """Cross entropies of a model, at most."""
+CLASSIFICATION = ("cross_entropy", "nll_loss")
+"""The functions that they are."""
 COMPARED_BATCHES = 8
 """Sampled batches of a window in which samples are compared and types are noted: the first ones."""
 HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
@@ -29,7 +31,7 @@ HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
 
 
 class LossInputs(OutputTable):
-    """What each ``cross_entropy`` is given.
+    """What each ``cross_entropy`` and ``nll_loss`` is given.
 
     Args:
         functional: The calls of the run.
@@ -40,7 +42,7 @@ class LossInputs(OutputTable):
         super().__init__(MOST_LOSSES, context.host.device)
         self._functional = functional
         self._lines: dict[int, int] = {}
-        context.on_call(("cross_entropy",), self._record)
+        context.on_call(CLASSIFICATION, self._record)
 
     def _record(self, call: FunctionalCall) -> None:
         line = self._lines.get(call.site.index)
@@ -49,12 +51,12 @@ class LossInputs(OutputTable):
         given, target = call.arguments.get("input"), call.arguments.get("target")
         if line < MOST_LOSSES and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
-            self.add(line, plain_values(given), plain_values(target), ignored, call.output)
+            self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
 
     @property
     def _losses(self) -> list[FunctionalSite]:
         """In an order that is the same on every rank, as the sites' numbers are."""
-        return [site for site in self._functional.sites if site.function == "cross_entropy"]
+        return [site for site in self._functional.sites if site.function in CLASSIFICATION]
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
@@ -79,7 +81,7 @@ class CheckedCalls(CallChecks):
         super().__init__(functional.capacity, context.host.device)
         self._functional = functional
         self._samples: int | None = None
-        context.on_call(("softmax",), self._softmax, layers=True)
+        context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
         context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
 
     def batch_start(self, batch: Any, size: int | None) -> None:

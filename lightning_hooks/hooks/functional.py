@@ -34,6 +34,9 @@ _FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.softmax: ("softmax", ("input", "dim")),
     torch.softmax: ("softmax", ("input", "dim")),
     Tensor.softmax: ("softmax", ("input", "dim")),
+    F.log_softmax: ("log_softmax", ("input", "dim")),
+    torch.log_softmax: ("log_softmax", ("input", "dim")),
+    Tensor.log_softmax: ("log_softmax", ("input", "dim")),
     F.relu: ("relu", ("input", "inplace")),
     F.gelu: ("gelu", ("input",)),
     F.silu: ("silu", ("input", "inplace")),
@@ -44,6 +47,7 @@ _FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.dropout: ("dropout", ("input", "p", "training", "inplace")),
     torch.dropout: ("dropout", ("input", "p", "train")),
     F.cross_entropy: ("cross_entropy", _LOSS),
+    F.nll_loss: ("nll_loss", _LOSS[:-1]),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
 }
 for _name in ("relu", "sigmoid", "tanh"):
@@ -54,10 +58,16 @@ for _name in ("relu", "sigmoid", "tanh"):
 FUNCTIONS = tuple(dict.fromkeys(name for name, _ in _FUNCTIONS.values()))
 """The names of the functions whose calls are seen."""
 
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss")
+"""Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
+given is another site's output."""
+
+_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+
 # Layers of torch.nn that call one of them: the call is theirs, not of the module around them.
 _CALLING_LAYERS: tuple[type[nn.Module], ...] = (
-    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d),
-    *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Embedding, nn.CrossEntropyLoss, nn.MultiheadAttention),
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax),
+    *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Embedding, nn.MultiheadAttention, *_LOSSES),
 )
 
 # Modules that take a fused path in eval mode, which they leave while a mode is in force: results would differ in the last digits.
@@ -251,7 +261,7 @@ def may_call(module: nn.Module) -> bool:
 
 def is_calling_layer(module: nn.Module) -> bool:
     """Whether a module is a layer of torch.nn whose own output is what the function that it calls returns."""
-    return isinstance(module, _CALLING_LAYERS) and not isinstance(module, nn.MultiheadAttention | nn.CrossEntropyLoss)
+    return isinstance(module, _CALLING_LAYERS) and not isinstance(module, (nn.MultiheadAttention, *_LOSSES))
 
 
 def _is_fused(module: nn.Module) -> bool:

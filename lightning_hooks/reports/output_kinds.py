@@ -14,10 +14,10 @@ OF_OUTPUTS: dict[str, Kind] = {
         ),
     ),
     "output_range": Kind(
-        "A loss that is given no logits",
+        "A loss given what it does not expect",
         (
             "Give cross_entropy the output of the last linear layer, without an activation",
-            "Use nll_loss(log(p)) where probabilities are what you have",
+            "Give nll_loss the log_softmax of the logits, or log(p) of probabilities",
         ),
     ),
     "softmax_dim": Kind(

@@ -58,10 +58,10 @@ class FeatureReport(PlainReport):
         shared: Modules that one parent holds under several names: the first name to the others.
         residual: Block name to the residual stream behind it, in the order of depth; blocks are the modules of one class in
             one list, such as a transformer's layers, whose output has the shape of their input.
-        outputs: Calls of ``cross_entropy`` (``cross_entropy``, ``loss/cross_entropy``) to what they were given.
+        outputs: Calls of ``cross_entropy`` and ``nll_loss`` (``cross_entropy``, ``loss/nll_loss``) to what they were given.
         representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
             only modules with the samples along the first dimension of their output.
-        softmax: Calls of ``softmax`` to the dimension along which they normalise.
+        softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """

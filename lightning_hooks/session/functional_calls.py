@@ -210,7 +210,7 @@ class FunctionalCalls:
 def _most_sites(module: nn.Module) -> int:
     """The most sites of a module that may call functions; of layers only those count that somebody wants."""
     if is_calling_layer(module):
-        return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.Dropout))
+        return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout))
     return SITES_PER_CALLER
 
 

@@ -1,4 +1,4 @@
-"""What a cross entropy is given: the spread of its predictions, the size of its logits, how many labels count."""
+"""What a cross entropy or ``nll_loss`` is given: how spread its predictions and how large its logits are, how many labels count."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MOST_NUMBERS = 1 << 17
 FEWEST_ROWS = 8
 LEAST = -1e30
 """Logarithm of a probability of 0, instead of minus infinity."""
+MOST_CLASSES = 64
+"""Classes for which it is found out along which dimension logarithms of probabilities are normalised."""
 BUCKETS = 32
 """Classes are counted modulo this number: exact up to so many classes, and never too few above."""
 
@@ -43,6 +45,8 @@ class OutputStats:
         zero_fraction: Share of the logits that are exactly 0, in [0, 1], of ``classes`` in each row.
         probabilities: Share of the rows that are probabilities: none below 0, sum 1.
         log_probabilities: Share of the rows that are logarithms of probabilities: ``log_z`` 0.
+        mixed_signs: Share of the rows with numbers below 0 and above it.
+        across: Calls of ``nll_loss`` whose input is normalised along another dimension than that of the classes.
         ignored_fraction: Share of all labels that are ``ignore_index``, in [0, 1]; NaN where targets are probabilities.
         ignored_calls: Calls all of whose labels are.
         lost_calls: Those of them that returned NaN or infinity.
@@ -63,6 +67,8 @@ class OutputStats:
     zero_fraction: float
     probabilities: float
     log_probabilities: float
+    mixed_signs: float
+    across: int
     ignored_fraction: float
     ignored_calls: int
     lost_calls: int
@@ -81,15 +87,17 @@ class OutputColumn(IntEnum):
     ZEROS = 4  # logits that are exactly 0
     PROBABILITIES = 5  # rows
     LOG_PROBABILITIES = 6  # rows
-    CORRECT = 7  # rows
-    LABELS = 8  # labels of all rows
-    IGNORED = 9  # of them ignored
-    IGNORED_CALLS = 10
-    LOST_CALLS = 11
-    CLASSES = 12  # largest
-    MAX_LOG_Z = 13  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
-    MAX_LOGIT = 14
-    MIN_LOGIT = 15  # +inf while ROWS is 0
+    MIXED_SIGNS = 7  # rows
+    CORRECT = 8  # rows
+    LABELS = 9  # labels of all rows
+    IGNORED = 10  # of them ignored
+    IGNORED_CALLS = 11
+    LOST_CALLS = 12
+    ACROSS = 13  # calls
+    CLASSES = 14  # largest
+    MAX_LOG_Z = 15  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
+    MAX_LOGIT = 16
+    MIN_LOGIT = 17  # +inf while ROWS is 0
 
 
 N_NUMBERS = len(OutputColumn)
@@ -112,7 +120,15 @@ class OutputTable:
         self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
         self.reset()
 
-    def add(self, index: int, logits: Tensor, target: Tensor, ignore_index: int = -100, loss: Tensor | None = None) -> None:
+    def add(
+        self,
+        index: int,
+        logits: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        loss: Tensor | None = None,
+        of_logarithms: bool = False,
+    ) -> None:
         """Take up a call. No host sync; no tensor is kept.
 
         Args:
@@ -121,10 +137,11 @@ class OutputTable:
             target: Labels, or probabilities of the shape of the logits.
             ignore_index: The label that does not count.
             loss: What the call returned.
+            of_logarithms: Whether logarithms of probabilities are expected, as by ``nll_loss``.
         """
         if not logits.numel() or not logits.is_floating_point():
             return
-        found = measure(logits, target, ignore_index, loss).to(self.rows.device, self.rows.dtype)
+        found = measure(logits, target, ignore_index, loss, of_logarithms).to(self.rows.device, self.rows.dtype)
         (sums, maxima, minimum, labels), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
@@ -151,7 +168,7 @@ class OutputTable:
         self.rows[:, OutputColumn.MIN_LOGIT] = torch.inf
 
 
-def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None) -> Tensor:
+def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None, of_logarithms: bool = False) -> Tensor:
     """The row of one call, shape ``(WIDTH,)``, in float64 where the device has it."""
     as_labels = target.dtype in _INTEGERS
     taken, labels = _sampled(logits, target)
@@ -171,6 +188,7 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
             (x == 0).sum(-1),
             ((x.sum(-1) - 1).abs() <= tolerance) & (low >= 0),
             (log_z.abs() <= tolerance) & (high <= 0),
+            (low < 0) & (high > 0),
             guess == named,
         )
     )
@@ -184,8 +202,9 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
         of_labels = torch.stack((torch.full_like(ignored, target.numel()), ignored, whole, lost)).to(dtype)
     buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
     buckets.scatter_add_(0, named.to(torch.int64).remainder(BUCKETS), counts.to(dtype))
+    across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    return torch.cat((call, sums, of_labels, classes, maxima[:2], -maxima[2:], buckets))
+    return torch.cat((call, sums, of_labels, across[None], classes, maxima[:2], -maxima[2:], buckets))
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -208,6 +227,21 @@ def _sampled(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if soft:
         return taken, target.reshape(logits.shape[0], classes, inner)[sample, :, position]
     return taken, target.reshape(logits.shape[0], inner)[sample, position]
+
+
+def is_across(values: Tensor) -> Tensor:
+    """Whether logarithms of probabilities are normalised along another dimension than that of the classes, shape ``()``.
+
+    Of some classes, at the first place along each other dimension.
+    """
+    found = [values.new_zeros((), dtype=torch.bool)]
+    for dim in range(values.dim()):
+        if dim != 1 and values.dim() > 1 and values.shape[dim] > 1:
+            place = tuple(slice(None) if other in (dim, 1) else 0 for other in range(values.dim()))
+            lines = values[place] if dim == 0 else values[place].T
+            some = lines[:, :: -(-lines.shape[1] // MOST_CLASSES)].float()
+            found.append(((some.logsumexp(0).abs() <= _tolerance(values.dtype)) & (some <= 0).all(0)).all())
+    return torch.stack(found).any()
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -240,6 +274,8 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         zero_fraction=row[of.ZEROS] / (rows * row[of.CLASSES]) if rows else math.nan,
         probabilities=mean(of.PROBABILITIES),
         log_probabilities=mean(of.LOG_PROBABILITIES),
+        mixed_signs=mean(of.MIXED_SIGNS),
+        across=int(row[of.ACROSS]),
         ignored_fraction=row[of.IGNORED] / labels if labels else math.nan,
         ignored_calls=int(row[of.IGNORED_CALLS]),
         lost_calls=int(row[of.LOST_CALLS]),

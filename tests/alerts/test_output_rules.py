@@ -26,13 +26,13 @@ from tests.support.made_reports import features
 
 WELL = OutputStats(
     calls=10, rows=640, classes=10, entropy=1.0, log_z=3.0, max_log_z=5.0, max_logit=4.0, min_logit=-4.0, zero_fraction=0.0,
-    probabilities=0.0, log_probabilities=0.0, ignored_fraction=0.0, ignored_calls=0, lost_calls=0, labels=640, accuracy=0.5,
-    majority=0.1,
+    probabilities=0.0, log_probabilities=0.0, mixed_signs=1.0, across=0, ignored_fraction=0.0, ignored_calls=0, lost_calls=0,
+    labels=640, accuracy=0.5, majority=0.1,
 )  # fmt: skip
 
 
-def of_loss(**numbers: Any) -> FeatureReport:
-    return FeatureReport(0, 10, {}, outputs={"cross_entropy": replace(WELL, **numbers)})
+def of_loss(site: str = "cross_entropy", **numbers: Any) -> FeatureReport:
+    return FeatureReport(0, 10, {}, outputs={site: replace(WELL, **numbers)})
 
 
 def severities(alerts: Any) -> list[tuple[str, str]]:
@@ -63,6 +63,40 @@ def severities(alerts: Any) -> list[tuple[str, str]]:
 def test_output_range(numbers: dict[str, Any], severity: str | None) -> None:
     alerts = list(OutputRange()(of_loss(**numbers)))
     assert severities(alerts) == ([("cross_entropy", severity)] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"log_probabilities": 1.0, "mixed_signs": 0.0, "max_logit": -0.1}, None),
+        ({"probabilities": 1.0, "mixed_signs": 0.0, "min_logit": 0.0, "max_logit": 1.0}, "softmax instead of log_softmax"),
+        ({"probabilities": 0.5, "mixed_signs": 0.0}, None),
+        ({}, "logits without a log_softmax"),
+        ({"mixed_signs": 0.1}, None),
+        ({"mixed_signs": 0.0, "max_logit": -0.1}, None),  # logarithms with weights, as in a focal loss
+        ({"log_probabilities": 0.3}, None),
+        ({"min_logit": 0.0, "mixed_signs": 0.0, "zero_fraction": 0.5}, None),  # of cross_entropy only
+        ({"rows": 20}, None),
+    ],
+)
+def test_what_nll_loss_is_given(numbers: dict[str, Any], words: str | None) -> None:
+    for site in ("nll_loss", "loss/nll_loss_1"):
+        alerts = list(OutputRange()(of_loss(site, **numbers)))
+        assert severities(alerts) == ([(site, "warning")] if words else [])
+        assert all(words and words in alert.diagnosis for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ({"across": 10}, True),
+        ({"across": 9}, False),
+        ({"across": 0}, False),
+        ({"across": 10, "log_probabilities": 1.0}, False),  # along both
+    ],
+)
+def test_logarithms_normalised_along_another_dimension(numbers: dict[str, Any], found: bool) -> None:
+    assert severities(SoftmaxDim()(of_loss("nll_loss", **numbers))) == ([("nll_loss", "warning")] if found else [])
 
 
 def test_what_bounded_logits_reach() -> None:

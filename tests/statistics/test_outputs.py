@@ -17,6 +17,7 @@ from lightning_hooks.statistics.outputs import (
     MOST_ROWS,
     OutputStats,
     OutputTable,
+    is_across,
     output_stats,
 )
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -34,7 +35,7 @@ def rows_of(logits: Tensor, target: Tensor) -> list[tuple[list[float], Any]]:
 
 def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> dict[str, float]:
     """Each number by plain Python, from the rows that are measured."""
-    found: dict[str, Any] = {"entropy": [], "log_z": [], "correct": [], "labels": [], "logits": []}
+    found: dict[str, Any] = {"entropy": [], "log_z": [], "correct": [], "labels": [], "logits": [], "mixed": []}
     labels, ignored, ignored_calls = 0, 0, 0
     for logits, target in calls:
         rows = rows_of(logits, target)
@@ -52,6 +53,7 @@ def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> d
             found["log_z"].append(log_z)
             found["correct"].append(x.index(top) == label)
             found["labels"].append(label)
+            found["mixed"].append(any(value > 0 for value in x) and any(-math.inf < value < 0 for value in x))
             found["logits"] += [value for value in x if math.isfinite(value)]
         if not target.is_floating_point():
             of_call = target.reshape(-1).tolist()
@@ -71,6 +73,7 @@ def reference(calls: list[tuple[Tensor, Tensor]], ignore_index: int = -100) -> d
         / (rows * max(logits.shape[-1 if logits.dim() == 1 else 1] for logits, _ in calls))
         if rows
         else math.nan,
+        "mixed_signs": sum(found["mixed"]) / rows if rows else math.nan,
         "accuracy": sum(found["correct"]) / rows if rows else math.nan,
         "majority": most_frequent / rows if rows else math.nan,
         "ignored_fraction": ignored / labels if labels else math.nan,
@@ -169,6 +172,23 @@ def test_what_the_loss_is_given() -> None:
         assert [(stats.probabilities, stats.log_probabilities) for stats in found] == [(0, 0), (1, 0), (0, 1), (0, 0)]
         assert found[3].min_logit == 0
         assert found[3].zero_fraction == pytest.approx((logits <= 0).double().mean().item())
+
+
+@pytest.mark.parametrize("shape", [(24, 7), (5, 100), (3, 11, 6), (2, 3, 5, 4), (1, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_along_which_dimension_logarithms_are_normalised(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(shape) * 2
+    for dim in range(len(shape)):
+        given = logits.log_softmax(dim).to(dtype)
+        assert bool(is_across(given)) == (dim != 1 and shape[dim] > 1)
+        assert not is_across(given.exp())
+        assert not is_across(given * 0.8)
+    assert not is_across(logits[0].flatten().log_softmax(0))  # one sample
+    table = OutputTable(1)
+    for of_logarithms in (False, True):
+        table.add(0, logits.log_softmax(0), torch.zeros(shape[0], *shape[2:], dtype=torch.long), of_logarithms=of_logarithms)
+    assert output_stats(table.pack().tolist()).across == (shape[0] > 1)
 
 
 def test_ranks_and_windows_merge_as_one() -> None:

@@ -83,6 +83,41 @@ def test_values(kwargs: dict[str, Any]) -> None:
     assert type(report).from_dict(report.to_dict()) == report
 
 
+class Likelihood(Classifier):
+    """A negative log-likelihood of what ``last`` makes of the logits."""
+
+    def __init__(self, last: Any, loss: Any) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+        self.last, self.loss = last, loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(self.last(self.net(batch[0])), batch[1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("loss", "site"), [(F.nll_loss, "nll_loss"), (nn.NLLLoss(), "loss/nll_loss")])
+@pytest.mark.parametrize(
+    ("last", "kinds"),
+    [
+        (lambda x: x.log_softmax(1), set()),
+        (lambda x: F.log_softmax(x, -1), set()),
+        (nn.LogSoftmax(1), set()),
+        (lambda x: x.softmax(1), {"output_range"}),
+        (lambda x: x, {"output_range"}),
+        (lambda x: x.log_softmax(0), {"softmax_dim"}),
+        (nn.LogSoftmax(0), {"softmax_dim"}),
+    ],
+)
+def test_a_negative_log_likelihood(loss: Any, site: str, last: Any, kinds: set[str]) -> None:
+    torch.manual_seed(0)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([monitor]).fit(Likelihood(last, loss), loader(n=32 * N))
+    report = monitor.report
+    assert list(report.outputs) == [site]
+    found = {alert.kind for alert in report.alerts if alert.kind in ("output_range", "softmax_dim")}
+    assert found == kinds
+    assert "log_softmax" not in report.functions.values()
+
+
 def test_samples_are_compared_in_the_first_sampled_batches_of_a_window() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(Tokens(Language()), tokens(8 * (COMPARED_BATCHES + 3)))
