@@ -1,12 +1,12 @@
 """What the exam is made of: trainings of the models of others, by their own recipes, in two halves of families.
 
 Rules and thresholds may be chosen by looking at the families of the half for calibration, never by those of the other half, the
-report. Which half a family is in depends on its name alone.
+report. Which half a family is in depends on where it is written: those in modules named ``tests.exam.report_*`` are the report, all
+others are for calibration.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -42,8 +42,8 @@ class Case:
 
     @property
     def calibrates(self) -> bool:
-        """Whether thresholds may be chosen by looking at it."""
-        return zlib.crc32(self.name.encode()) % 2 == 0
+        """Whether thresholds may be chosen by looking at it: it is not written in a module of the report."""
+        return not self.build.__module__.startswith("tests.exam.report_")
 
     @property
     def installed(self) -> bool:
