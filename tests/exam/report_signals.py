@@ -9,7 +9,7 @@ import torch
 from tests.exam.cases import Built, Expected, Recipe, healthy
 from tests.exam.healthy_forecasting import trained
 from tests.exam.language_models import BART, SOUND
-from tests.exam.schedules import CLIPPED, SHORT, adamw, warm_cosine, warm_linear
+from tests.exam.schedules import CLIPPED, SHORT, adamw, warm_linear
 from tests.exam.signals import melodies, series, spectrograms
 from tests.exam.texts import END, PAD
 
@@ -33,15 +33,6 @@ def wavlm_net(**options: Any) -> Any:
 
     config = {**SOUND, "num_labels": 12, "classifier_proj_size": 32, "num_buckets": 16, "max_bucket_distance": 64}
     return WavLMForSequenceClassification(WavLMConfig(**{**config, **options}))
-
-
-def patchtst_net(**options: Any) -> Any:
-    """PatchTST that forecasts."""
-    from transformers import PatchTSTConfig, PatchTSTForPrediction
-
-    sizes = {"d_model": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 64, "num_input_channels": 1}
-    lengths = {"context_length": PAST, "prediction_length": FUTURE, "patch_length": 8, "patch_stride": 4}
-    return PatchTSTForPrediction(PatchTSTConfig(**{**sizes, **lengths, "loss": "mse", "scaling": "std", **options}))
 
 
 def by_level(batch: Any) -> Any:
@@ -123,11 +114,6 @@ def encodec() -> Built:
     return Built(Recipe(net, loss, adam), melodies(8), SHORT, WELL)
 
 
-@healthy("transformers", "PatchTST, squared error, Adam")
-def patchtst() -> Built:
-    return Built(Recipe(patchtst_net(), forecast, warm_cosine(adamw(2e-3, 0.0))), series(16, PAST, FUTURE), SHORT, WELL)
-
-
 @healthy("transformers", "PatchTSMixer: MLPs over patches, gated")
 def patchtsmixer() -> Built:
     from transformers import PatchTSMixerConfig, PatchTSMixerForPrediction
@@ -135,14 +121,6 @@ def patchtsmixer() -> Built:
     sizes = {"d_model": 32, "num_layers": 2, "patch_length": 8, "patch_stride": 4, "num_input_channels": 1, "expansion_factor": 2}
     net = PatchTSMixerForPrediction(PatchTSMixerConfig(**sizes, context_length=PAST, prediction_length=FUTURE, loss="mse"))
     return Built(Recipe(net, forecast, adamw(2e-3)), series(16, PAST, FUTURE), SHORT, WELL)
-
-
-@healthy("transformers", "Informer, which computes the queries that matter")
-def informer() -> Built:
-    from transformers import InformerConfig, InformerForPrediction
-
-    net = InformerForPrediction(InformerConfig(**DAILY, distil=False))
-    return Built(Recipe(net, forecast_with_times, warm_linear(adamw(2e-3))), series(16, PAST, FUTURE), CLIPPED, WELL)
 
 
 @healthy("transformers", "Autoformer: autocorrelation, a trend and seasons")
