@@ -59,7 +59,8 @@ class Missing(Rule):
     """Parameters that require gradients and never get one.
 
     It is an info for unused branches of a library's model and for target networks, and a warning for a parameter of the user's own
-    model and for one that had a gradient in an earlier epoch.
+    model, for one that had a gradient in an earlier epoch, and for the body of a library's model: modules that run before all that
+    trains, hold most of the model, and whose outputs require a gradient, so that they do not run under ``no_grad``.
     """
 
     kind: ClassVar[str] = "missing"

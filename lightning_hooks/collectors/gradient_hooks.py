@@ -65,13 +65,15 @@ class GradientListener(OutputRecorder):
 
     def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
         self.name, self.index = name, index
-        self.calls, self.outputs = table.calls, outputs
+        self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
         self.hook = guarded(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note the call, and ask for the gradients."""
         self.calls.add(self.index)
         tensors = self._ask(output)
+        if tensors:
+            self.recording.add(self.index)
         if self.outputs is not None and self.outputs.open:
             self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
 

@@ -190,9 +190,11 @@ class GradientCollector(GradientSites):
         called, arrived = (positions(order, len(table.names), table.rows) for order in (table.calls, table.order))
         places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
+        recording = [float(index in table.recording) for index in range(len(table.names))]
         loss = self._outputs or OutputNodes()
         counts = self.context.sampled_batches, self.context.batches
-        known = torch.tensor([*counts, places.get(loss.squashed, 0.0), float(loss.aligned), *reached], dtype=table.rows.dtype)
+        numbers = *counts, places.get(loss.squashed, 0.0), float(loss.aligned), *recording, *reached
+        known = torch.tensor(numbers, dtype=table.rows.dtype)
         known = known.to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
@@ -200,7 +202,8 @@ class GradientCollector(GradientSites):
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
-        n, known, rows = len(self.modules.names), 4 + len(self.parameters.names), self.modules.rows.numel()
+        n, rows = len(self.modules.names), self.modules.rows.numel()
+        known = 4 + n + len(self.parameters.names)
         watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
         sizes = n, n, known, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
@@ -220,7 +223,8 @@ class GradientCollector(GradientSites):
     @override
     def stretches(self) -> Stretches:
         orders = [order_stretch(len(self.modules.names))] * 2
-        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(len(self.parameters.names), flagged)
+        flags = len(self.modules.names) + len(self.parameters.names)
+        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(flags, flagged)
         modules = Stretch(self.modules.rows.numel(), merged_rows)
         watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
         return *orders, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
@@ -240,9 +244,11 @@ class GradientCollector(GradientSites):
         parameters, total_norm = self.parameters.read(measured)
         calls = sites_in_order(called)
         order = self.modules.called(calls)
-        sampled_batches, batches, squashed, aligned, *reached = (int(number) for number in known.tolist())
-        found = dict(zip(self.parameters.names, map(bool, reached), strict=True))
-        self._setups = with_reasons(with_gradients(self._setups, found), self.context.host.model, order[: len(calls)])
+        sampled_batches, batches, squashed, aligned, *flags = (int(number) for number in known.tolist())
+        recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
+        found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
+        setups, model = with_gradients(self._setups, found), self.context.host.model
+        self._setups = with_reasons(setups, model, order[: len(calls)], recording)
         return GradientFlowReport(
             epoch,
             step,

@@ -128,17 +128,20 @@ def with_gradients(setups: dict[str, ParameterSetup], found: Mapping[str, bool])
     return {**setups, **{name: dataclasses.replace(setup, has_gradient=found[name]) for name, setup in changed.items()}}
 
 
-def with_reasons(setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str]) -> dict[str, ParameterSetup]:
+def with_reasons(
+    setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str], recording: Set[str]
+) -> dict[str, ParameterSetup]:
     """The setups, with the reason where a parameter may be meant to have no gradient.
 
     Args:
         setups: Of all ranks together: from one rank's alone, one rank could warn where another gives an info.
         model: The model.
-        called: The modules that were called.
+        called: The modules that were called, in the order of their first calls.
+        recording: Those of them whose output required a gradient.
     """
     named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
     without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
-    reasons = spare_parts(model, without.keys(), called)
+    reasons = spare_parts(model, without.keys(), called, recording)
     return {**setups, **{without[raw]: dataclasses.replace(setups[without[raw]], spare=why) for raw, why in reasons.items()}}
 
 

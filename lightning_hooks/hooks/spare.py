@@ -12,20 +12,26 @@ from torch import nn
 
 from lightning_hooks.hooks.selection import clean_name
 
+MOST = 0.5
+"""Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
 
-def spare_parts(root: nn.Module, without: Set[str], called: Sequence[str] = ()) -> dict[str, str]:
+
+def spare_parts(
+    root: nn.Module, without: Set[str], called: Sequence[str] = (), recording: Set[str] = frozenset()
+) -> dict[str, str]:
     """Find the parameters without a gradient in a part that a library's model does not use, or that is a copy of another part.
 
     A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
-    library's model that this task does not use, but not if it holds a list of blocks that were called: nobody runs an encoder for
-    nothing. In the user's own class it was cut off, unless a module that trains has the same
+    library's model that this task does not use, but not if it holds a list of blocks that were called, or belongs to the body of
+    the model: nobody runs an encoder for nothing. In the user's own class it was cut off, unless a module that trains has the same
     layers and similar weights: then it is a target or teacher network of that module. (Independent weights differ by 1.4 times
     their norm.)
 
     Args:
         root: The model.
         without: Names of parameters, as ``root.named_parameters()`` has them.
-        called: Names of modules that were called, without the prefixes of wrappers.
+        called: Names of modules that were called, without the prefixes of wrappers, in the order of their first calls.
+        recording: Those of them whose output required a gradient: they did not run under ``no_grad``.
 
     Returns:
         Name to the reason, as text, of the parameters found.
@@ -34,12 +40,14 @@ def spare_parts(root: nn.Module, without: Set[str], called: Sequence[str] = ()) 
         return {}
     modules = dict(root.named_modules())
     trained = {name for name, parameter in root.named_parameters() if parameter.requires_grad and name not in without}
+    body = _body(root, trained, called, recording)
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for parameter in without:
         part = _largest(parameter, trained)
         if part not in reasons:
-            unused = "" if _runs_blocks(part, modules, called) else _by_library(part, modules)
+            runs = _runs_blocks(part, modules, called) or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
+            unused = "" if runs else _by_library(part, modules)
             reasons[part] = unused or _copy_of(part, modules, trained)
         if reasons[part]:
             found[parameter] = reasons[part]
@@ -71,6 +79,26 @@ def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[s
     within = modules[part].named_modules(prefix=part) if part in modules else ()
     lists = [clean_name(name) for name, module in within if isinstance(module, nn.ModuleList)]
     return any(site.startswith(f"{blocks}.") for blocks in lists for site in called)
+
+
+def _body(root: nn.Module, trained: Set[str], called: Sequence[str], recording: Set[str]) -> Sequence[str]:
+    """The modules that were called before any that trains, if they hold most of the model: what comes after has its input of them.
+
+    A branch that a task does not use is called after others, if at all: a pooler follows its encoder. Modules under ``no_grad``
+    are a body whose features are meant to stay as they are, and so are those whose output is no function of a parameter.
+    """
+    modules = {clean_name(name): module for name, module in root.named_modules()}
+    training = {clean_name(name).rpartition(".")[0] for name in trained}
+    first: list[str] = []
+    elements = 0
+    for site in called:
+        if any(f"{holder}.".startswith(f"{site}.") for holder in training):
+            break
+        if site in recording and site in modules:
+            first.append(site)
+            elements += sum(p.numel() for p in modules[site].parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
+    all_elements = sum(p.numel() for p in root.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
+    return first if elements >= MOST * all_elements else ()
 
 
 def _installed(kind: type[object]) -> bool:

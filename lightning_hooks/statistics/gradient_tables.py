@@ -56,6 +56,7 @@ class GradientTable:
         self.clock = Clock(device)
         self.order = FirstCalls()  # sites, as gradients first arrived
         self.calls = FirstCalls()  # sites, as they were first called
+        self.recording: set[int] = set()  # those of them whose output required a gradient
         self.histograms: HistogramTable | None = None
         self.listening = True
 

@@ -256,11 +256,7 @@ def timm_one_class(planted: bool = True) -> Built:
     return expecting(built, "constant")
 
 
-@fault(
-    "timm",
-    "the body is computed without a gradient",
-    missed="a part of a library's model without a gradient passes as a branch that the task does not use: an info",
-)
+@fault("timm", "the features of the body are detached")
 def timm_detached(planted: bool = True) -> Built:
     def loss(net: Any, batch: Any) -> Any:
         hidden = net.forward_features(batch[0])

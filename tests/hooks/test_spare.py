@@ -1,0 +1,52 @@
+"""Parts of a library's model without a gradient: branches that are not used, and a body that was cut off."""
+
+from __future__ import annotations
+
+import torchmetrics
+from torch import nn
+
+from lightning_hooks.hooks.spare import spare_parts
+
+
+class Classifier(nn.Module):
+    """A body, a pooler that nobody asks for, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+
+Classifier.__module__ = torchmetrics.__name__  # as if it came from an installed package
+CALLS = ("net.stem", "net.body.0", "net.body.1", "net.body.2", "net.pooler", "net.head")
+
+
+def spare(*parts: str, calls: tuple[str, ...] = CALLS, under_no_grad: bool = False) -> set[str]:
+    """The parts that pass as meant, where these have no gradient."""
+    root = nn.Module()
+    root.net = Classifier()
+    without = {name for name, _ in root.named_parameters() if name.startswith(tuple(f"net.{part}." for part in parts))}
+    found = spare_parts(root, without, calls, frozenset() if under_no_grad else {*calls})
+    return {part for part in parts if any(name.startswith(f"net.{part}.") for name in found)}
+
+
+def test_a_body_that_runs_before_all_that_trains_was_cut_off() -> None:
+    assert spare("stem", "body", "pooler") == set()
+    assert spare("stem", "body") == set()
+
+
+def test_features_under_no_grad_are_meant() -> None:
+    assert spare("stem", "body", under_no_grad=True) == {"stem", "body"}
+
+
+def test_a_branch_that_runs_after_what_trains_is_not_used() -> None:
+    assert spare("pooler") == {"pooler"}
+    assert spare("pooler", calls=(*CALLS[:4], "net.head", "net.pooler")) == {"pooler"}
+
+
+def test_a_branch_that_never_runs_is_not_used() -> None:
+    assert spare("body", calls=("net.stem", "net.pooler", "net.head")) == {"body"}
+
+
+def test_a_small_branch_that_runs_first_is_no_body() -> None:
+    assert spare("stem") == {"stem"}
