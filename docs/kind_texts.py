@@ -28,7 +28,8 @@ MEANINGS: dict[str, str] = {
     "size. It differed when training started. Self-supervised and metric learning without negatives end so, and generators that have one "
     "image for every noise.",
     "output_range": "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a softmax "
-    "itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities.",
+    "itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or `mse_loss`, `l1_loss`, "
+    "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ.",
     "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
@@ -113,7 +114,9 @@ FORMULAS: dict[str, str] = {
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
     "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
     "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
-    "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples",
+    "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples\n"
+    "               alert if what mse_loss, l1_loss, smooth_l1_loss or huber_loss is given is equal to the last bit for 8 samples of\n"
+    "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and the batch's samples differ",
     "nonfinite": "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
     "alert if a measured step of a parameter had a gradient that is not finite\n"
     "alert if any optimizer step, sampled or not, was taken with such a gradient",
@@ -146,7 +149,9 @@ FORMULAS: dict[str, str] = {
     "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
     "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
     "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
-    "judged from {OutputRange.min_logits} logits on",
+    "judged from {OutputRange.min_logits} logits on\n\n"
+    "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
+    "          alert if input and target have not as many dimensions, and both are expanded",
     "softmax_dim": "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
     "      or a line along the dimension is masked as a whole, and none along the last one\n"
     "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked\n"

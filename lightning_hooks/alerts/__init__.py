@@ -26,6 +26,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.alerts.windows import AlertWindow
@@ -43,6 +44,7 @@ from lightning_hooks.statistics.outputs import OutputStats
 from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.representation import RepresentationStats
 from lightning_hooks.statistics.residual import ResidualStats
+from lightning_hooks.statistics.targets import TargetStats
 
 __all__ = [
     "ALERT_KINDS",
@@ -104,6 +106,7 @@ __all__ = [
     "OutputRange",
     "OutputStats",
     "Overfitting",
+    "PairedTargets",
     "ParameterSetup",
     "PoorInit",
     "PrecisionNotApplied",
@@ -120,6 +123,7 @@ __all__ = [
     "Rule",
     "RuleBook",
     "SameSamples",
+    "SameTargets",
     "Saturated",
     "SecondMomentStale",
     "Shared",
@@ -129,6 +133,7 @@ __all__ = [
     "Spike",
     "StepsSkipped",
     "Stretching",
+    "TargetStats",
     "Unregistered",
     "UnregisteredModules",
     "UpdateSpike",

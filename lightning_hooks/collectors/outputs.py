@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.feature_parts import FeaturePart
 from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.collectors.targets import LossTargets
 from lightning_hooks.hooks.evaluation import EvaluationMode, dropped
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.call_checks import CallChecks, dropout_use, softmax_use
@@ -199,8 +200,9 @@ class OutputParts:
         self._representations = Representations([name for name, _ in sites], context)
         self._precisions = Precisions(sites, str(context.host.description().get("precision", "")))
         self._losses = None if functional is None else LossInputs(functional, context)
+        self._targets = None if functional is None else LossTargets(functional, context)
         self._calls = None if functional is None else CheckedCalls(functional, context)
-        parts = (self._representations, self._precisions, self._losses, self._calls)
+        parts = (self._representations, self._precisions, self._losses, self._targets, self._calls)
         self.parts: list[FeaturePart] = [part for part in parts if part is not None]
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._representations.finish, "outputs (whether samples differ)")
@@ -239,7 +241,7 @@ class OutputParts:
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""
-        for part in (self._losses, self._calls):
+        for part in (self._losses, self._targets, self._calls):
             if part is not None:
                 part.renumbered()
 

@@ -27,6 +27,7 @@ MOST_CALLS = 8
 
 _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+_BETWEEN_NUMBERS = ("input", "target", "size_average", "reduce", "reduction")
 
 # Function -> its name, and the names of its positional arguments.
 _FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
@@ -48,6 +49,10 @@ _FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     torch.dropout: ("dropout", ("input", "p", "train")),
     F.cross_entropy: ("cross_entropy", _LOSS),
     F.nll_loss: ("nll_loss", _LOSS[:-1]),
+    F.mse_loss: ("mse_loss", _BETWEEN_NUMBERS),
+    F.l1_loss: ("l1_loss", _BETWEEN_NUMBERS),
+    F.smooth_l1_loss: ("smooth_l1_loss", _BETWEEN_NUMBERS),
+    F.huber_loss: ("huber_loss", ("input", "target", "reduction")),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
 }
 for _name in ("relu", "sigmoid", "tanh"):
@@ -58,11 +63,13 @@ for _name in ("relu", "sigmoid", "tanh"):
 FUNCTIONS = tuple(dict.fromkeys(name for name, _ in _FUNCTIONS.values()))
 """The names of the functions whose calls are seen."""
 
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss")
+REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+"""Those of them that are losses between numbers."""
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", *REGRESSION)
 """Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
 given is another site's output."""
 
-_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 # Layers of torch.nn that call one of them: the call is theirs, not of the module around them.
 _CALLING_LAYERS: tuple[type[nn.Module], ...] = (

@@ -17,6 +17,7 @@ OF_OUTPUTS: dict[str, Kind] = {
         "A loss given what it does not expect",
         (
             "Give cross_entropy the output of the last linear layer, without an activation",
+            "Give mse_loss and its like outputs and targets of the same shape",
             "Give nll_loss the log_softmax of the logits, or log(p) of probabilities",
         ),
     ),

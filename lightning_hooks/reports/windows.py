@@ -33,6 +33,7 @@ from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.replicas import RankDifference
 from lightning_hooks.statistics.representation import RepresentationStats
 from lightning_hooks.statistics.residual import ResidualStats
+from lightning_hooks.statistics.targets import TargetStats
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,6 +60,7 @@ class FeatureReport(PlainReport):
         residual: Block name to the residual stream behind it, in the order of depth; blocks are the modules of one class in
             one list, such as a transformer's layers, whose output has the shape of their input.
         outputs: Calls of ``cross_entropy`` and ``nll_loss`` (``cross_entropy``, ``loss/nll_loss``) to what they were given.
+        targets: Calls of ``mse_loss``, ``l1_loss``, ``smooth_l1_loss`` and ``huber_loss`` to what they compared.
         representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
             only modules with the samples along the first dimension of their output.
         softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
@@ -91,6 +93,7 @@ class FeatureReport(PlainReport):
     softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
     dropout: dict[str, DropoutUse] = field(default_factory=dict)
     precision: PrecisionStats | None = None
+    targets: dict[str, TargetStats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -23,6 +23,7 @@ from lightning_hooks.alerts import (
     Rule,
     RuleBook,
     SameSamples,
+    SameTargets,
     Vanishing,
     WastedClip,
 )
@@ -166,7 +167,8 @@ def test_a_kind_that_several_rules_raise() -> None:
     flow = RuleBook(RULES[GradientFlowReport], [{"kind": "constant", "threshold": 0.5}], GradientFlowReport)
     assert [rule.threshold for rule in flow.rules if isinstance(rule, ConstantTargets)] == [0.5]
     features = RuleBook(RULES[FeatureReport], [{"kind": "constant", "threshold": 0.5}], FeatureReport)
-    assert [type(rule) for rule in features.rules if isinstance(rule, Rule) and rule.kind == "constant"] == [Constant, SameSamples]
+    of_features = [type(rule) for rule in features.rules if isinstance(rule, Rule) and rule.kind == "constant"]
+    assert of_features == [Constant, SameSamples, SameTargets]
     assert [rule.threshold for rule in features.rules if isinstance(rule, Constant)] == [0.5]
     clips = RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "severity": "info"}], ClipReport)  # of both
     assert {type(rule): rule.severity for rule in clips.rules if isinstance(rule, Rule) and rule.kind == "clip_ineffective"} == {

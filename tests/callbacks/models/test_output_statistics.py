@@ -118,6 +118,49 @@ def test_a_negative_log_likelihood(loss: Any, site: str, last: Any, kinds: set[s
     assert "log_softmax" not in report.functions.values()
 
 
+class Between(Classifier):
+    """A loss between numbers, with a target of its own; some of the images' numbers are the model's inputs."""
+
+    def __init__(self, loss: Any, target: Any) -> None:
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Unflatten(1, (1, 8, 8))))
+        self.loss, self.target = loss, target
+        self.register_buffer("once", torch.randn(1, 1, 8, 8))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        output = self.net(batch[0])
+        return self.loss(*self.target(self, output, batch[0]))  # type: ignore[no-any-return]
+
+
+LOSSES = {name: getattr(F, name) for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")}
+MODULES = {
+    f"loss/{name}": kind() for name, kind in zip(LOSSES, (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss), strict=True)
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("site", "loss"), [*LOSSES.items(), *MODULES.items()])
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [
+        (lambda model, output, x: (output, x), set()),
+        (lambda model, output, x: (output, torch.randn_like(x)), set()),
+        (lambda model, output, x: (output.mean((2, 3)), x.mean((1, 2, 3))), {"output_range"}),
+        (lambda model, output, x: (output, model.once.expand_as(x)), {"constant"}),
+        (lambda model, output, x: (output, torch.ones_like(x)), set()),
+    ],
+    ids=["itself", "noise", "pairs", "one", "ones"],
+)
+def test_losses_between_numbers(site: str, loss: Any, target: Any, kinds: set[str]) -> None:
+    torch.manual_seed(0)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([monitor]).fit(Between(loss, target), loader((1, 8, 8), n=8 * N))
+    report = monitor.report
+    assert list(report.targets) == [site]
+    assert {alert.kind for alert in report.alerts if alert.site == site} == kinds
+    assert set(report.functions) == set()
+    assert type(report).from_dict(report.to_dict()) == report
+
+
 def test_samples_are_compared_in_the_first_sampled_batches_of_a_window() -> None:
     monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
     trainer([monitor]).fit(Tokens(Language()), tokens(8 * (COMPARED_BATCHES + 3)))

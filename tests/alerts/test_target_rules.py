@@ -1,0 +1,48 @@
+"""The rules over what losses between numbers compare, on reports that were made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import FeatureReport, PairedTargets, SameTargets, TargetStats
+
+WELL = TargetStats(calls=10, paired=0, inputs=0, targets=0, pairs=0, compared=9, constant=0)
+
+
+def of_loss(same_samples: bool | None = False, **numbers: Any) -> FeatureReport:
+    return FeatureReport(0, 10, {}, targets={"loss/mse_loss": replace(WELL, **numbers)}, same_samples=same_samples)
+
+
+def test_paired_targets() -> None:
+    assert not list(PairedTargets()(of_loss()))
+    (alert,) = PairedTargets()(of_loss(paired=10, inputs=24, targets=12, pairs=288))
+    assert (alert.kind, alert.site, alert.severity, alert.value, alert.threshold) == (
+        "output_range",
+        "loss/mse_loss",
+        "warning",
+        288,
+        24,
+    )
+    assert "24 numbers and its target of 12 have different shapes" in alert.diagnosis
+
+
+@pytest.mark.parametrize(
+    ("report", "history", "found"),
+    [
+        (of_loss(), [], False),
+        (of_loss(constant=9), [], True),
+        (of_loss(constant=9), [of_loss(constant=9)], True),
+        (of_loss(constant=8), [], False),
+        (of_loss(calls=3, compared=2, constant=2), [], False),
+        (of_loss(compared=0), [], False),
+        (of_loss(constant=9, same_samples=True), [], False),  # one sample, which another alert is about
+        (of_loss(constant=9, same_samples=None), [], False),
+        (of_loss(constant=9), [of_loss(constant=9, same_samples=True)], False),
+    ],
+)
+def test_same_targets(report: FeatureReport, history: list[FeatureReport], found: bool) -> None:
+    alerts = list(SameTargets()(report, history))
+    assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("constant", "loss/mse_loss", "warning")] * found

@@ -1,0 +1,116 @@
+"""What losses between numbers compare, against a slow reference."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.targets import VARIED, TargetStats, TargetTable, target_stats
+
+
+def stats_of(table: TargetTable, line: int) -> TargetStats:
+    return target_stats(table.pack().view(len(table.rows), -1)[line].tolist())
+
+
+def measured(*targets: Tensor) -> TargetStats:
+    table = TargetTable(2)
+    for target in targets:
+        table.add(1, torch.zeros_like(target), target, reduced=True)
+    assert not table.pack().view(2, -1)[0].any()
+    return stats_of(table, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "reduced", "paired"),
+    [
+        ((24, 1), (24,), True, (24, 24, 576)),
+        ((24, 1), (7,), True, (24, 7, 168)),
+        ((24,), (24, 1), True, (24, 24, 576)),
+        ((6, 6, 1), (6, 6), True, (36, 36, 216)),
+        ((24, 1), (24,), False, None),  # a matrix of costs
+        ((24, 1), (1, 24), True, None),  # in pairs on purpose
+        ((24, 1), (24, 1), True, None),
+        ((24, 3), (3,), True, None),  # one target for all samples
+        ((24, 3), (), True, None),
+        ((1, 1), (24,), True, None),
+        ((1, 1), (1,), True, None),
+    ],
+)
+def test_pairs(given: tuple[int, ...], target: tuple[int, ...], reduced: bool, paired: tuple[int, ...] | None) -> None:
+    table = TargetTable(1)
+    table.add(0, torch.zeros(given), torch.zeros(target), reduced)
+    assert stats_of(table, 0) == TargetStats(1, paired is not None, *(paired or (0, 0, 0)), 0, 0)
+    if paired is not None:
+        assert torch.zeros(given).sub(torch.zeros(target)).numel() == paired[2]
+
+
+def reference(targets: list[Tensor]) -> tuple[int, int]:
+    """How many calls are compared, and how many of them have the same target for all samples and as before, by plain Python."""
+    compared = constant = 0
+    for before, target in pairwise(targets):
+        samples, first = [sample.flatten().tolist() for sample in target], before[0].flatten().tolist()
+        if len(samples) > 1 and target.dim() > 2 and len(set(samples[0])) >= VARIED:
+            compared += 1
+            constant += all(sample == first for sample in samples)
+    return compared, constant
+
+
+ONCE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+FEW = torch.arange(192).view(1, 3, 8, 8) % (VARIED - 1) * 1.0
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        ([ONCE.expand(12, 3, 8, 8)] * 4, (3, 3)),
+        ([ONCE.expand(12, 3, 8, 8).contiguous(), ONCE.expand(5, 3, 8, 8), ONCE.repeat(2, 1, 1, 1)], (2, 2)),
+        ([ONCE.expand(12, 3, 8, 8), 1.01 * ONCE.expand(12, 3, 8, 8)], (1, 0)),  # another one in each batch
+        ([torch.cat((ONCE.expand(6, 3, 8, 8), ONCE + 1))] * 3, (2, 0)),
+        ([torch.randn(12, 3, 8, 8)] * 3, (2, 0)),  # one batch again and again
+        ([FEW.expand(12, 3, 8, 8)] * 3, (0, 0)),
+        ([(FEW + FEW.roll(1, -1) / 64).expand(12, 3, 8, 8)] * 3, (2, 2)),
+        ([torch.ones(12, 1, 8, 8)] * 3, (0, 0)),
+        ([ONCE] * 3, (0, 0)),  # one sample
+        ([ONCE.flatten(1).expand(12, -1)] * 3, (0, 0)),  # a centre
+        ([torch.full((12, 3, 8, 8), torch.nan)] * 3, None),
+        ([ONCE.expand(12, 3, 8, 8).bfloat16()] * 2, (1, 1)),
+        ([(100 * ONCE).long().expand(12, 3, 8, 8)] * 3, None),
+    ],
+)
+def test_whether_targets_differ(targets: list[Tensor], found: tuple[int, int] | None) -> None:
+    stats = measured(*targets)
+    assert stats.calls == len(targets)
+    if found is None:
+        assert not stats.constant
+    else:
+        assert (stats.compared, stats.constant) == found == reference(targets)
+
+
+def test_large_targets_are_sampled_up_to_the_last_sample() -> None:
+    target = torch.randn(1, 2, 60, 50).repeat(20, 1, 1, 1)
+    assert measured(target, target).constant == 1
+    target[18:] += 1
+    assert measured(target, target).constant == 0
+
+
+def test_tables_merge() -> None:
+    tables = [TargetTable(2) for _ in range(3)]
+    for number, table in enumerate(tables[:2]):
+        table.add(1, torch.zeros(4 + number, 1), torch.zeros(4), reduced=True)
+        for _ in range(3):
+            table.add(1, ONCE.expand(4, 3, 8, 8), ONCE.expand(4, 3, 8, 8), reduced=True)
+    packed = [table.pack() for table in tables]
+    windows = merge_windows(tables[0].stretches, merge_windows(tables[0].stretches, packed[0], packed[1]), packed[2])
+    for merged in (merge_ranks(tables[0].stretches, packed), windows):
+        assert target_stats(merged.view(2, -1)[1].tolist()) == TargetStats(8, 2, 5, 4, 20, 4, 4)
+    back = TargetTable(2)
+    back.unpack(packed[1])
+    assert torch.equal(back.pack(), packed[1])
+    back.add(1, torch.zeros(3), torch.zeros(3), reduced=True)
+    assert stats_of(back, 1).calls == 5
+    back.reset()
+    assert not back.pack().any()
