@@ -20,7 +20,8 @@ class FirstCalls(dict[int, None]):
     """Sites in the order of their first calls.
 
     A site that is first called in a later batch, since its layer was dropped before (LayerDrop), comes right after the site that
-    it is called after, not last.
+    it is called after, not last: after the furthest of those that were called since the first one was, as one activation may be
+    called in many places.
 
     Example:
         >>> calls = FirstCalls()
@@ -30,17 +31,25 @@ class FirstCalls(dict[int, None]):
         [0, 1, 2]
     """
 
-    _before: int | None = None  # the site called before
+    def __init__(self, *sites: Mapping[int, None]) -> None:
+        super().__init__(*sites)
+        self._furthest = -1  # the site; none yet
+        self._places: dict[int, int] = {}
 
     def add(self, site: int) -> None:
         """A site is called."""
-        if site not in self:
-            late = self._before in self and self._before != next(reversed(self))
-            after = [*self][[*self].index(self._before) + 1 :] if late else []
+        if len(self._places) != len(self):
+            self._places = {known: place for place, known in enumerate(self)}
+        place, furthest = self._places.get(site), self._places.get(self._furthest, len(self))
+        if place is None:
+            after = [*self][furthest + 1 :]
             for later in after:
                 del self[later]
+            self._places[site] = len(self)
             self.update(dict.fromkeys((site, *after)))
-        self._before = site
+            self._places.update((later, self._places[site] + number) for number, later in enumerate(after, start=1))
+        if not place or place > furthest:  # a new one, the first one, or one further on
+            self._furthest = site
 
 
 def positions(called: Iterable[int], n_sites: int, like: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ def test_parameters_stand_with_their_modules() -> None:
         ([[0, 1], [0, 1, 2]], [0, 1, 2]),
         ([[0, 1], [2, 0, 1]], [0, 1, 2]),  # before a batch's first site nothing is known
         ([[0, 2, 0, 1]], [0, 1, 2]),
+        ([[0, 1, 2, 1, 3, 1, 4]], [0, 1, 2, 3, 4]),  # one activation after every layer
+        ([[0, 1, 3, 1, 4, 1], [0, 1, 2, 1, 3, 1, 4, 1]], [0, 1, 2, 3, 4]),
     ],
 )
 def test_a_site_that_is_called_late_has_its_place(batches: list[list[int]], expected: list[int]) -> None:
