@@ -140,8 +140,9 @@ FORMULAS: dict[str, str] = {
     "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
     "representation_collapse": "y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
     "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
-    "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in {RepresentationCollapse.times} "
+    "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two "
     "reports in a row,\n"
+    "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one report,\n"
     "      and ratio >= {RepresentationCollapse.started} in a batch before",
     "output_range": "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
     "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"

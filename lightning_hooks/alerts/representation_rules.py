@@ -18,12 +18,15 @@ class RepresentationCollapse(Rule):
     Samples are compared by their direction (:class:`~lightning_hooks.alerts.RepresentationStats`). Only the end of the model, or of
     a part of it (``generator``, ``encoder``), is judged, and what comes before it: gates, masks and queries inside may be the same
     for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings the ratio stays above
-    0.003, language models in their first epoch included; without negatives, stop-gradient or variance term it falls below 1e-5.
+    0.0005, but for classifiers that first learn how frequent labels are: those have come down to 3e-5 in an epoch, and some
+    self-supervised methods pass through a low at their start. So it must last for two reports, unless samples are the same but for
+    roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
         started: The ratio of some batch of an earlier report that it must have fallen from.
-        times: In how many reports in a row: some self-supervised methods pass through a low at their start.
+        at_once: At or below it in ``batches`` sampled batches, all of them, one report is enough.
+        batches: The fewest for that.
     """
 
     kind: ClassVar[str] = "representation_collapse"
@@ -31,14 +34,14 @@ class RepresentationCollapse(Rule):
 
     threshold: float = 5e-4
     started: float = 0.01
-    times: int = 2
-    of: int = 2
+    at_once: float = 1e-7
+    batches: int = 3
 
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
-        """Yield an alert where it begins, per part of the model whose end has collapsed."""
+        """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
         for part in _parts([site for site in report.sites if site not in report.functions]):
             end = part[-1]
-            if not self._collapsed(report, end, history):
+            if not (self._collapsed(report, end, history) and self._lasts(report, end, history)):
                 continue
             site = end
             for earlier in reversed(part):
@@ -58,6 +61,13 @@ class RepresentationCollapse(Rule):
     def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
         stats = report.representations.get(site)
         return stats is not None and stats.ratio <= self.threshold and self._first(report, site, history) >= self.started
+
+    def _lasts(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
+        """Whether it was so in the report before, or whether all samples are the same but for roundings."""
+        now = report.representations[site]
+        before = history[-1].representations.get(site) if history else None
+        surely = now.calls >= self.batches and now.largest_ratio <= self.at_once
+        return surely or (before is not None and before.ratio <= self.threshold)
 
     def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
         """The largest ratio of any batch so far."""

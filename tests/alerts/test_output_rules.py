@@ -175,7 +175,7 @@ def ratios(sites: dict[str, float | None], largest: float = 0.0, **more: Any) ->
 
 
 def judged(sites: dict[str, float | None], first: float = 0.3, **more: Any) -> list[Alert]:
-    history = [ratios(dict.fromkeys(sites, first))]
+    history = [ratios(dict.fromkeys(sites, first)), ratios(sites)]
     return list(RepresentationCollapse()(ratios(sites, **more), history))
 
 
@@ -212,6 +212,19 @@ def test_calls_of_functions_are_no_end() -> None:
     assert judged({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
 
 
-def test_it_must_last() -> None:
-    rule = RepresentationCollapse()
-    assert (rule.times, rule.of) == (2, 2)
+@pytest.mark.parametrize(
+    ("before", "now", "calls", "found"),
+    [
+        (0.3, LOW, 8, False),
+        (LOW, LOW, 8, True),
+        (LOW, 0.3, 8, False),
+        (0.3, 1e-8, 8, True),  # the same but for roundings
+        (0.3, 1e-8, 3, True),
+        (0.3, 1e-8, 2, False),
+        (None, 1e-8, 8, True),
+    ],
+)
+def test_it_must_last_or_be_exact(before: float | None, now: float, calls: int, found: bool) -> None:
+    report, history = ratios({"head": now}), [ratios({"head": 0.3}), ratios({"head": before})]
+    stats = replace(report.representations["head"], calls=calls)
+    assert bool([*RepresentationCollapse()(replace(report, representations={"head": stats}), history)]) == found

@@ -59,7 +59,7 @@ def diffusers_constant_noise(planted: bool = True) -> Built:
 @fault(
     "diffusers",
     "a weight on the divergence so large that the posterior collapses",
-    missed="samples of a batch still differ in direction behind the encoder, and by the noise that is drawn for them",
+    missed="samples are the same behind the encoder in the last of two reports only: 0.0004, where healthy ends have 0.0006",
 )
 def diffusers_posterior_collapse(planted: bool = True) -> Built:
     built = trained(Recipe(small_vae(), evidence(1.0 if planted else 1e-6), adamw(2e-3)))

@@ -12,7 +12,11 @@ from tests.exam.healthy_lightly import BYOL, SimSiam, adam, backbone, sgd, siame
 from tests.exam.planted_timm import RATE, expecting
 
 
-@fault("lightly", "SimSiam without the stop-gradient: all views become the same")
+@fault(
+    "lightly",
+    "SimSiam without the stop-gradient: all views become the same",
+    missed="under way when the fit ends: samples differ by 0.15 in the projector, and by 0.003 at the end, as in healthy heads",
+)
 def lightly_no_stop_gradient(planted: bool = True) -> Built:
     built = trained(Recipe(SimSiam(stops=not planted), siamese, sgd(0.3 if planted else 0.03)))
     return expecting(built, "representation_collapse", sites=("net.*",))
@@ -31,7 +35,11 @@ def lightly_target_still(planted: bool = True) -> Built:
     return expecting(trained(Still() if planted else BYOL()), "not_updated", sites=("target*",))
 
 
-@fault("lightly", "VICReg without its variance and covariance terms")
+@fault(
+    "lightly",
+    "VICReg without its variance and covariance terms",
+    missed="under way when the fit ends: the codes are a third of their size, and samples still differ in direction by 0.07",
+)
 def lightly_no_variance(planted: bool = True) -> Built:
     from lightly.loss import VICRegLoss
     from lightly.models.modules import BarlowTwinsProjectionHead

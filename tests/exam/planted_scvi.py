@@ -19,7 +19,11 @@ def scvi_rate_too_high(planted: bool = True) -> Built:
     return expecting(planned(scvi_model(), TrainingPlan, n_epochs_kl_warmup=2, lr=0.1 if planted else 1e-3), *RATE)
 
 
-@fault("scvi", "a weight of 1000 on the divergence: the posterior collapses")
+@fault(
+    "scvi",
+    "a weight of 1000 on the divergence: the posterior collapses",
+    missed="the means shrink to a third in this fit; a healthy annealing may do as much",
+)
 def scvi_posterior_collapse(planted: bool = True) -> Built:
     from scvi.train import TrainingPlan
 
