@@ -46,6 +46,17 @@ def poolformer_net(**options: Any) -> Any:
     return PoolFormerForImageClassification(PoolFormerConfig(**{**config, **options}))
 
 
+def picture_to_text_net() -> Any:
+    """A ViT, and TrOCR's decoder."""
+    from transformers import TrOCRConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
+
+    writer: dict[str, Any] = {"vocab_size": 128, "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4}
+    writer |= {"decoder_ffn_dim": 96}
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**PICTURES), TrOCRConfig(**writer))
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    return VisionEncoderDecoderModel(config)
+
+
 def siglip_net() -> Any:
     """SigLIP."""
     from transformers import SiglipConfig, SiglipModel
@@ -156,14 +167,7 @@ def yolos() -> Built:
 
 @healthy("transformers", "TrOCR-like: a ViT reads the digit, a decoder writes its name")
 def picture_to_text() -> Built:
-    from transformers import TrOCRConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
-
-    writer = {"vocab_size": 128, "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**PICTURES), TrOCRConfig(**writer))
-    config.decoder_start_token_id, config.pad_token_id = 2, 0
-    net = VisionEncoderDecoderModel(config)
-
     def loss(net: Any, batch: Any) -> Any:
         return net(pixel_values=batch[0], labels=batch[1]).loss
 
-    return Built(Recipe(net, loss, warm_linear(adamw(5e-4))), captioned(16, 16), CLIPPED, WELL)
+    return Built(Recipe(picture_to_text_net(), loss, warm_linear(adamw(5e-4))), captioned(16, 16), CLIPPED, WELL)

@@ -35,6 +35,15 @@ def wavlm_net(**options: Any) -> Any:
     return WavLMForSequenceClassification(WavLMConfig(**{**config, **options}))
 
 
+def patchtsmixer_net(**options: Any) -> Any:
+    """PatchTSMixer that forecasts."""
+    from transformers import PatchTSMixerConfig, PatchTSMixerForPrediction
+
+    sizes = {"d_model": 32, "num_layers": 2, "patch_length": 8, "patch_stride": 4, "num_input_channels": 1, "expansion_factor": 2}
+    lengths = {"context_length": PAST, "prediction_length": FUTURE, "loss": "mse"}
+    return PatchTSMixerForPrediction(PatchTSMixerConfig(**{**sizes, **lengths, **options}))
+
+
 def by_level(batch: Any) -> Any:
     """Past and future of a series over the level of its past."""
     level = batch[0].mean(1, keepdim=True)
@@ -116,11 +125,7 @@ def encodec() -> Built:
 
 @healthy("transformers", "PatchTSMixer: MLPs over patches, gated")
 def patchtsmixer() -> Built:
-    from transformers import PatchTSMixerConfig, PatchTSMixerForPrediction
-
-    sizes = {"d_model": 32, "num_layers": 2, "patch_length": 8, "patch_stride": 4, "num_input_channels": 1, "expansion_factor": 2}
-    net = PatchTSMixerForPrediction(PatchTSMixerConfig(**sizes, context_length=PAST, prediction_length=FUTURE, loss="mse"))
-    return Built(Recipe(net, forecast, adamw(2e-3)), series(16, PAST, FUTURE), SHORT, WELL)
+    return Built(Recipe(patchtsmixer_net(), forecast, adamw(2e-3)), series(16, PAST, FUTURE), SHORT, WELL)
 
 
 @healthy("transformers", "Autoformer: autocorrelation, a trend and seasons")

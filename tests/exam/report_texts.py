@@ -232,15 +232,15 @@ def gpt_neo_preferred() -> Built:
     return Built(Preferred(gpt_neo_net()), characters(48, 8), SHORT, WELL)
 
 
-@healthy("transformers", "sentences that lie close to their second halves: MPNet, in-batch negatives")
+@healthy("transformers", "sentences that lie close to themselves under another dropout (SimCSE): MPNet, in-batch negatives")
 def mpnet_sentences() -> Built:
     def embedded(net: Any, ids: Any) -> Any:
         return F.normalize(net.mpnet(input_ids=ids).last_hidden_state.mean(1), dim=1)
 
     def loss(net: Any, batch: Any) -> Any:
-        scores = 20 * embedded(net, batch[0][:, :24]) @ embedded(net, batch[0][:, 24:]).T
+        scores = 20 * embedded(net, batch[0]) @ embedded(net, batch[0]).T
         return F.cross_entropy(scores, torch.arange(len(scores)))
 
     net = mpnet_net()
     net.lm_head.requires_grad_(False)
-    return Built(Recipe(net, loss, warm_linear(adamw(1e-3))), characters(48, 32), SHORT, WELL)
+    return Built(Recipe(net, loss, warm_linear(adamw(1e-3))), characters(32, 16), SHORT, WELL)

@@ -51,6 +51,24 @@ def res2net() -> Any:
     return ResNet(Bottle2neck, (1, 1, 1, 1), 10, 1, **sizes, block_args={"scale": 4})
 
 
+def levit() -> Any:
+    """LeViT of two stages."""
+    sizes = {"img_size": 32, "embed_dim": (32, 48), "key_dim": 8, "stem_type": "s8", "depth": (1, 1), "num_heads": (2, 3)}
+    return create("levit_128s", **sizes, attn_ratio=(2, 2), mlp_ratio=(2, 2))
+
+
+def eva() -> Any:
+    """EVA-02 of three blocks."""
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3}
+    return create("eva02_tiny_patch14_224", **sizes)
+
+
+def sknet() -> Any:
+    """SKNet of four blocks."""
+    options = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 48), "block_args": {"sk_kwargs": {"rd_divisor": 8}}}
+    return create("skresnet18", **options)
+
+
 class Sharpness(Recipe):
     """SAM: the gradient where the loss is highest nearby, in manual optimisation."""
 
@@ -105,9 +123,7 @@ def timm_res2net() -> Built:
 
 @healthy("timm", "LeViT: batch norm in attention, hard-swish")
 def timm_levit() -> Built:
-    sizes = {"img_size": 32, "embed_dim": (32, 48), "key_dim": 8, "stem_type": "s8", "depth": (1, 1), "num_heads": (2, 3)}
-    net = create("levit_128s", **sizes, attn_ratio=(2, 2), mlp_ratio=(2, 2))
-    return trained(Recipe(net, cross_entropy, optimizer("adamw", 2e-3, 0.025)))
+    return trained(Recipe(levit(), cross_entropy, optimizer("adamw", 2e-3, 0.025)))
 
 
 @healthy("timm", "gMLP, LAMB, smoothed labels")
@@ -133,15 +149,12 @@ def timm_inception_next() -> Built:
 
 @healthy("timm", "EVA: rotary positions, SwiGLU, a trained mean, clipped at 3")
 def timm_eva() -> Built:
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3}
-    net = create("eva02_tiny_patch14_224", **sizes)
-    return trained(Recipe(net, cross_entropy, with_cosine(optimizer("adamw", 1e-3, 0.05))), gradient_clip_val=3.0)
+    return trained(Recipe(eva(), cross_entropy, with_cosine(optimizer("adamw", 1e-3, 0.05))), gradient_clip_val=3.0)
 
 
 @healthy("timm", "SKNet: kernels chosen by attention, MADGRAD")
 def timm_sknet() -> Built:
-    net = create("skresnet18", layers=(1, 1, 1, 1), channels=(16, 24, 32, 48), block_args={"sk_kwargs": {"rd_divisor": 8}})
-    return trained(Recipe(net, cross_entropy, optimizer("madgrad", 5e-3)), 16)
+    return trained(Recipe(sknet(), cross_entropy, optimizer("madgrad", 5e-3)), 16)
 
 
 class Taught(Recipe):

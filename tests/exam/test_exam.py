@@ -33,7 +33,7 @@ def test_fault_is_found(name: str) -> None:
     assert not result["early"]
 
 
-@pytest.mark.parametrize("healthy", [True])
+@pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("calibrates", [True, False])
 def test_each_half_has_many_families(healthy: bool, calibrates: bool) -> None:
     half = [case for case in CASES.values() if (case.healthy, case.calibrates) == (healthy, calibrates)]
