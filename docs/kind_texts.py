@@ -14,7 +14,8 @@ MEANINGS: dict[str, str] = {
     "silent": "A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing is known "
     "about it: it is neither zero nor dead.",
     "poor_init": "The initial weights of one layer are much larger or much smaller than those of the other layers of the same role (the "
-    "same type and last part of the name). The signal through it grows or shrinks by the same factor.",
+    "same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial weights of "
+    "several layers are one number, so that their units are the same and stay the same.",
     "shared": "One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
     "validation_shift": "The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
     "attention_logits": "The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
@@ -68,7 +69,7 @@ MEANINGS: dict[str, str] = {
     "update_too_large": "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
     "step. What the model learned is overwritten.",
     "not_optimized": "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is no "
-    "optimizer.",
+    "optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
     "double_softmax": "The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
     "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
     "eval_mode": "Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
@@ -108,7 +109,8 @@ MEANINGS: dict[str, str] = {
 FORMULAS: dict[str, str] = {
     "dead": "dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
     "alert if dead_fraction > {Dead.threshold}\n"
-    "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth}",
+    "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
+    "from {Dead.min_samples} values of each unit on, unless all units are dead",
     "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
     "alert if saturated_fraction > {Saturated.threshold}",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
@@ -123,7 +125,8 @@ FORMULAS: dict[str, str] = {
     "silent": "alert if calls = 0, or no output holds a floating-point tensor",
     "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
     "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
-    "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook}",
+    "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook}\n"
+    "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0",
     "shared": "alert if one module object is registered under two or more names of one parent",
     "validation_shift": "ratio = rms(model input in validation) / rms(model input in training)\n\n"
     "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
@@ -182,7 +185,8 @@ FORMULAS: dict[str, str] = {
     "alert if zero_fraction >= {Zero.threshold}\n"
     "an info for one of several experts, and for a bias where the weight of its module has a gradient",
     "missing": "alert if .grad is None at every measured step of the epoch",
-    "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
+    "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
+    "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
     "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
     "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
@@ -213,10 +217,12 @@ FORMULAS: dict[str, str] = {
     "      with more than {LrZero.left} of them left\n"
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
     "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}",
-    "not_optimized": "alert if requires_grad and in no parameter group of any optimizer",
+    "not_optimized": "alert if requires_grad and in no parameter group of any optimizer\n"
+    "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in ±1/sqrt(fan_in)",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
     "eval_mode": "alert if a dropout, batch norm or spectral norm and the module around it are in eval mode, at the start\n"
-    "      and before the backward pass of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient",
+    "      and before the backward pass of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient\n"
+    "or if a batch norm alone is, with a running mean and variance of 0 and 1",
     "frozen_statistics": "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
     "    since training started, in the running std of that time\n\n"
     "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > {FrozenStatistics.threshold}",
@@ -309,7 +315,7 @@ SEVERITIES: dict[str, str] = {
     "optimizer_settings": "warning; info for a large eps that does not decide the steps",
     "not_optimized": "warning; info while the parameter gets no gradient, or without any optimizer",
     "double_softmax": "warning",
-    "eval_mode": "warning; info where only the module itself is in eval mode",
+    "eval_mode": "warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
     "frozen_statistics": "warning; info while the statistics have moved little",
     "settings": "warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
     "unregistered": "warning",

@@ -5,6 +5,7 @@ from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, Ran
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
+from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead
 from lightning_hooks.alerts.gradient_rules import Exploding, NonfiniteGradients, Stretching, Vanishing
 from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.missing_rules import Missing, Zero
@@ -66,6 +67,7 @@ __all__ = [
     "ClipReport",
     "Constant",
     "ConstantTargets",
+    "ConstantWeights",
     "Dead",
     "DeadExperts",
     "Diverging",
@@ -75,6 +77,7 @@ __all__ = [
     "EvalMode",
     "Exploding",
     "FeatureReport",
+    "FrozenHead",
     "FrozenStatistics",
     "GradientFlowReport",
     "GroupSettings",

@@ -9,6 +9,7 @@ from lightning_hooks.alerts.attention_rules import AttentionCollapse, AttentionL
 from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, RanksSameBatch
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
+from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead
 from lightning_hooks.alerts.gradient_rules import Exploding, NonfiniteGradients, Stretching, Vanishing
 from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.missing_rules import Missing, Zero
@@ -50,6 +51,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
         *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), GrowthWithoutGain()),
         *(SecondMomentStale(), LrZero(), OptimizerSettings()),
+        *(ConstantWeights(), FrozenHead()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
         *(LabelsIgnored(), BatchRepeated(), RanksSameBatch(), RanksDiffer()),
         *(LossNonfinite(), LossSpiking(), LossDiverging(), LossPlateau(), Overfitting()),

@@ -29,6 +29,7 @@ class Dead(Rule):
         threshold: Share of a rectifier's units, in [0, 1].
         dying: Share that counts where it has grown by ``growth`` since training's first epoch.
         growth: As a share of the units.
+        min_samples: Values seen of each unit, below which only a layer without any unit that fired is judged.
     """
 
     kind: ClassVar[str] = "dead"
@@ -38,6 +39,7 @@ class Dead(Rule):
     threshold: float = 0.7
     dying: float = 0.6
     growth: float = 0.2
+    min_samples: int = 16
 
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
@@ -45,7 +47,8 @@ class Dead(Rule):
             first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
             grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
             limit = min(self.dying, self.threshold) if grown else self.threshold
-            if stats.dead_fraction is not None and stats.dead_fraction > limit:
+            few = stats.unit_samples is not None and stats.unit_samples < self.min_samples and stats.dead_fraction != 1.0
+            if stats.dead_fraction is not None and stats.dead_fraction > limit and not few:
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
                 yield self.alert(
                     report, site, stats.dead_fraction, limit, severity,

@@ -23,7 +23,8 @@ class EvalMode(Rule):
     Lightning keeps the mode that each module has when fit starts (since 2.2; Lightning's issue 20216), and ``from_pretrained`` of
     transformers returns models in eval mode. A part that is frozen, or gets no gradient (a teacher), is in eval mode on purpose. A
     single batch norm in eval mode within a module in training mode was switched by itself, as detection recipes do
-    (``norm_eval=True``): that is an info.
+    (``norm_eval=True``): that is an info, unless its running statistics are still the 0 and 1 that it was made with. Then it
+    normalises nothing.
 
     Attributes:
         trains: Share of the elements around a module that must train, in [0, 1].
@@ -57,6 +58,17 @@ class EvalMode(Rule):
                 "undoes.",
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
+        unestimated = [site for site in report.model_setup.unestimated if site in single]
+        if unestimated:
+            more = f" So {'have' if len(unestimated) > 2 else 'has'} {_listed(unestimated[1:])}." if len(unestimated) > 1 else ""
+            yield self.alert(
+                report, unestimated[0], len(unestimated), 0, "warning",
+                "batch norm in eval mode whose running mean and variance are still 0 and 1, as they were made: it has seen no "
+                f"data, and normalises nothing.{more} Common causes: norm_eval=True or an eval() on a net that was not pretrained, "
+                "a checkpoint without buffers.",
+                advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
+            )  # fmt: skip
+            single = [site for site in single if site not in unestimated]
         if single:
             yield self.alert(
                 report, single[0], len(single), 0, "info",

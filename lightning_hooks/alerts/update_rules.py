@@ -60,7 +60,8 @@ class UpdateTooSmall(Rule):
             if setup.lr and setup.lr_peak is not None and setup.lr >= self.scheduled * setup.lr_peak:  # a rate of 0 is meant
                 for optimizer in setup.optimizers:
                     by_optimizer.setdefault(optimizer, {})[name] = ratio
-        for optimizer, ratios in by_optimizer.items():
+        for optimizer, all_ratios in by_optimizer.items():
+            ratios = _of_usual_size(report, all_ratios)
             largest = max(ratios, key=ratios.__getitem__)
             if ratios[largest] < self.threshold:
                 rate = report.setups[largest].lr
@@ -70,6 +71,14 @@ class UpdateTooSmall(Rule):
                     f"{self.threshold:.0e}). About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The "
                     f"learning rate is {rate:.1e}.",
                 )  # fmt: skip
+
+
+def _of_usual_size(report: GradientFlowReport, ratios: dict[str, float]) -> dict[str, float]:
+    """Update ratios in which weights that started next to 0, as class tokens do, count as if they were as large as the largest."""
+    sizes = {name: report.parameters[name].weight_rms or 0.0 for name in ratios}
+    usual = max(sizes.values())
+    small = {name for name in ratios if report.setups[name].starts_at_zero and sizes[name] < usual}
+    return {name: ratio * sizes[name] / usual if name in small else ratio for name, ratio in ratios.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

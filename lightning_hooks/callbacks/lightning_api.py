@@ -56,6 +56,14 @@ def loss_scaler(trainer: Trainer) -> Any:
     return getattr(trainer.precision_plugin, "scaler", None)
 
 
+def own_loss_scaler(pl_module: LightningModule) -> Any:
+    """A GradScaler that a LightningModule under manual optimization keeps as an attribute; None without."""
+    if pl_module.automatic_optimization:
+        return None
+    scalers = (value for value in vars(pl_module).values() if isinstance(value, torch.amp.GradScaler))
+    return next((scaler for scaler in scalers if scaler.is_enabled()), None)
+
+
 def epoch_ends(trainer: Trainer) -> bool:
     """Whether the training batch that ends now is the epoch's last, as far as is known before other callbacks have decided.
 

@@ -117,7 +117,12 @@ class LightningHost(Host):
     @property
     @override
     def loss_scaler(self) -> Any:
-        return lightning_api.loss_scaler(self.trainer)
+        return lightning_api.loss_scaler(self.trainer) or lightning_api.own_loss_scaler(self.model)
+
+    @property
+    @override
+    def unscales_in_step(self) -> bool:
+        return lightning_api.loss_scaler(self.trainer) is None and self.loss_scaler is not None
 
     @property
     @override

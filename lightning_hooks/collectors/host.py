@@ -83,6 +83,11 @@ class Host(ABC):
         """The GradScaler; None if there is none."""
 
     @property
+    def unscales_in_step(self) -> bool:
+        """Whether nothing announces a step, and the GradScaler has unscaled the gradients once ``optimizer.step`` is entered."""
+        return False
+
+    @property
     @abstractmethod
     def clip_norm(self) -> float | None:
         """The total norm that the loop is configured to clip gradients to; None for another way, or none."""

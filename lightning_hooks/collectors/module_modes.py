@@ -18,7 +18,9 @@ from lightning_hooks.statistics.rows import row_dtype
 UNSEEN = 1e6
 """The number of modules in eval mode around a module that no sampled batch has shown yet."""
 FRESH = -1.0
-"""How far running statistics have moved that were never trained."""
+"""How far running statistics have moved that were never trained before this fit."""
+AS_MADE = -2.0
+"""The same of those that still are as they were made: 0 and 1."""
 
 
 class ModuleModes:
@@ -88,7 +90,8 @@ class ModuleModes:
         # The 2-Wasserstein distance of two normal distributions, over the standard deviation of the first; no mean has no distance.
         distance = (((mean - self._mean) / self._std) ** 2 + (std / self._std - 1) ** 2).nan_to_num()
         counts = self._per_norm(torch.ones_like(self._mean)).clamp_min(1)
-        moved = torch.where(self._trained > 0, (self._per_norm(distance) / counts).sqrt(), FRESH)
+        unchanged = self._per_norm((mean != 0) | (std != 1)) == 0
+        moved = torch.where(self._trained > 0, (self._per_norm(distance) / counts).sqrt(), torch.where(unchanged, AS_MADE, FRESH))
         return torch.cat((levels, moved))
 
     def unpack(self, maxima: Tensor) -> None:
@@ -99,13 +102,13 @@ class ModuleModes:
         """Name the numbers of :meth:`maxima`, on the host.
 
         Returns:
-            Each module that was in a sampled batch to its number of levels, and each norm whose statistics were trained before to
-            how far they have moved.
+            Each module that was in a sampled batch to its number of levels, and each norm to how far its statistics have moved:
+            ``FRESH`` where they were not trained before, ``AS_MADE`` where they have not been since either.
         """
         levels, moved = maxima[: len(self.names)].tolist(), maxima[len(self.names) :].tolist()
         return (
             {name: int(-level) for name, level in zip(self.names, levels, strict=True) if -level < UNSEEN},
-            {name: distance for name, distance in zip(self.norms, moved, strict=True) if distance != FRESH},
+            dict(zip(self.norms, moved, strict=True)),
         )
 
     def _running(self) -> tuple[Tensor, Tensor]:

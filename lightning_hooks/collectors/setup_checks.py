@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.module_modes import ModuleModes, stages_not_frozen, unusual_settings, values_per_channel
+from lightning_hooks.collectors.module_modes import AS_MADE, ModuleModes, stages_not_frozen, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.statistics.batch_hash import BatchHashes, merge_windows, same_on_all
+from lightning_hooks.statistics.first_weights import first_weights
 from lightning_hooks.statistics.labels import IGNORED, LabelTable, label_tensors
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest, paired
 from lightning_hooks.statistics.rows import row_dtype
@@ -38,7 +39,7 @@ class SetupChecks:
         host, model, device = context.host, context.host.model, context.host.device
         self._ranks, self._device = host.data_parallel_size, device
         self._modes = ModuleModes(model, device)
-        self._host, self._settings = host, unusual_settings(model)
+        self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
         self._hidden = dict(list(unregistered_modules(model).items())[:MOST_UNREGISTERED])
         self._hidden_parameters = {
@@ -144,11 +145,14 @@ class SetupChecks:
         """
         losses, batches, pairs, reached, modes, hashes = self._parts(packed)
         levels, moved = self._modes.read(modes)
-        updating = [name for name in moved if levels.get(name) == 0 and moved[name]]
+        updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
         compared, repeated = map(int, pairs.tolist())
         found = dict(zip(self._hidden, map(bool, reached.tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
+            unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
+            constant_weights=dict(self._first.constant),
+            untrained=self._first.untrained,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
             settings={**self._settings, **(self._stages or {})},

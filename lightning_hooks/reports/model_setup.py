@@ -82,6 +82,11 @@ class ModelSetup:
     Attributes:
         eval_modes: Each dropout and batch norm that was in eval mode in every sampled batch, to the number of modules in eval mode
             from it outwards: 1 where the module around it is in training mode.
+        unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
+            seen.
+        constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
+            were when training started.
+        untrained: Frozen linear or convolution layers that are as they were initialised.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -95,6 +100,9 @@ class ModelSetup:
     """
 
     eval_modes: dict[str, int] = field(default_factory=dict)
+    unestimated: tuple[str, ...] = ()
+    constant_weights: dict[str, float] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -215,7 +215,7 @@ class StepProbe:
         if watch.step is not None:
             if not watch.step.unchanged():
                 watch.step.refresh()
-            if watch.ready and not watch.step.skips_nonfinite:
+            if (watch.ready or self._host.unscales_in_step) and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._notify("clipped", watch.step)
             if watch.step.withheld:

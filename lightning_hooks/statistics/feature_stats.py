@@ -33,6 +33,7 @@ class FeatureStats:
         kurtosis: Fourth central moment over the squared variance: 3 for a normal distribution, large where few values are far
             from the others. Of every fourth sampled batch of a window, the first one included: fourth powers cost a quarter more
             than all the rest. None where it was not measured, and where all values are the same.
+        unit_samples: Finite values seen of each of a rectifier's units; None unless the module is a rectifier.
     """
 
     calls: int
@@ -48,6 +49,7 @@ class FeatureStats:
     saturated_fraction: float | None = None
     first_nonfinite_batch: int | None = None
     kurtosis: float | None = None
+    unit_samples: int | None = None
 
 
 def feature_stats(row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False) -> FeatureStats:
@@ -74,6 +76,7 @@ def feature_stats(row: Sequence[float], dead_fraction: float | None = None, boun
         saturated_fraction=(row[Column.SATURATED] / saturable if saturable else math.nan) if bounded else None,
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
         kurtosis=kurtosis_of(row[Column.MOMENT_COUNT], row[Column.MOMENT_M2], row[Column.MOMENT_M4]),
+        unit_samples=None if dead_fraction is None else int(row[Column.COUNT] / row[Column.UNITS]),
     )
 
 

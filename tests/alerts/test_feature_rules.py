@@ -58,6 +58,11 @@ def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
     assert [alert.kind for rule in (Dead(), Constant()) for alert in rule(report)] == ["dead"]
 
 
+@pytest.mark.parametrize(("samples", "share", "found"), [(15, 0.9, False), (16, 0.9, True), (1, 1.0, True), (None, 0.9, True)])
+def test_units_that_were_hardly_seen_are_not_called_dead(features, samples, share, found):
+    assert bool(list(Dead()(features({"dead_fraction": share, "unit_samples": samples})))) is found
+
+
 def test_alerts_come_in_model_order(features):
     report = features({"dead_fraction": 0.75}, {}, {"dead_fraction": 0.9})
     assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]

@@ -74,6 +74,13 @@ def test_eval_mode(modes: dict[str, int], setups: dict[str, ParameterSetup], fou
     assert brief(EvalMode(), report(setups, eval_modes=modes)) == found
 
 
+@pytest.mark.parametrize(("modes", "severity"), [({"net.body.bn": 1}, "warning"), ({"net.body.bn": 1, "net.drop": 1}, "warning")])
+def test_a_norm_in_eval_mode_that_has_seen_no_data(modes: dict[str, int], severity: str) -> None:
+    found = brief(EvalMode(), report(BODY, eval_modes=modes, unestimated=("net.body.bn",)))
+    assert found[0] == ("eval_mode", "net.body.bn", 1.0, severity)
+    assert found[1:] == [("eval_mode", site, 1.0, "info") for site in modes if site != "net.body.bn"]
+
+
 def test_what_eval_mode_says() -> None:
     (warning, info) = EvalMode()(report(BODY, eval_modes={"net.body.bn": 2, "net.body.drop": 2, "net.drop": 1}))
     assert warning.diagnosis == (

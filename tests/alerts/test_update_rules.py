@@ -64,6 +64,15 @@ def test_update_too_small(ratios: tuple[float, ...], setups: dict[int, dict[str,
     assert names(UpdateTooSmall(), *ratios, setups=setups) == expected
 
 
+@pytest.mark.parametrize(("ratio", "found"), [(1e-3, [5e-8]), (0.1, [])])
+def test_a_weight_that_starts_next_to_zero_counts_by_the_size_of_the_others(ratio: float, found: list[float]) -> None:
+    sizes = replace(MEASURED, update_ratio=5e-8, weight_rms=0.02), replace(MEASURED, update_ratio=ratio, weight_rms=1e-6)
+    given = report(
+        5e-8, ratio, setups={1: {"starts_at_zero": True}}, parameters=dict(zip(("0.weight", "1.weight"), sizes, strict=True))
+    )
+    assert [alert.value for alert in UpdateTooSmall()(given)] == pytest.approx(found)
+
+
 @pytest.mark.parametrize(
     ("first", "now", "found"), [(1.0, 1.0, True), (1.0, 0.011, True), (1.0, 0.01, False), (1.0, float("nan"), False)]
 )

@@ -84,6 +84,7 @@ def test_dead_units_are_those_that_never_fired_whatever_the_batch_size(net, batc
     for name, unit_dim in (("act1", 1), ("act2", 2)):  # a convolution, and a linear layer, came before
         assert 0 < stats[name].dead_fraction < 1
         assert stats[name].dead_fraction == pytest.approx(dead(outputs[name], unit_dim))
+        assert stats[name].unit_samples == sum(out.numel() for out in outputs[name]) // outputs[name][0].shape[unit_dim]
     assert all(stats[name].dead_fraction is None for name in stats if not name.startswith("act"))
 
 

@@ -111,6 +111,21 @@ def test_one_batch_in_training_mode_is_enough() -> None:
     assert report.model_setup.eval_modes == {}
 
 
+@pytest.mark.parametrize(
+    ("norm", "sites", "severity"), [("new", ("net.1",), "warning"), ("trained", (), "info"), ("in this fit", (), "info")]
+)
+def test_a_norm_in_eval_mode_that_has_seen_no_data(norm: str, sites: tuple[str, ...], severity: str) -> None:
+    class Sees(Classifier):
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.net[1].running_mean += 0.1 if norm == "in this fit" else 0.0
+
+    net = nn.Sequential(nn.Linear(8, 8), trained_norm() if norm == "trained" else nn.BatchNorm1d(8), nn.Linear(8, 3))
+    net[1].eval()
+    report = fit(Sees(net))
+    assert report.model_setup.unestimated == sites
+    assert found(report) == [("eval_mode", "net.1", severity)]
+
+
 def test_a_dropout_without_effect_has_no_mode() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)).eval()
     assert fit(Classifier(net)).model_setup.eval_modes == {}

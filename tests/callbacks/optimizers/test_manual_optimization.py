@@ -232,3 +232,38 @@ def test_a_step_skipped_in_a_gan_is_not_committed_by_the_other_optimizer() -> No
     assert [(s.steps, s.skipped_steps) for s in clip.optimizers.values()] == [(6, 1), (7, 0)]
     assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
     assert [alert.kind for alert in flow.alerts if alert.severity != "info"] == []
+
+
+class OwnScaler(Classifier):
+    """Mixed precision by hand: clips after ``unscale_``, or before it, by mistake."""
+
+    def __init__(self, unscales: bool | None) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.unscales = unscales
+        self.scaler = torch.amp.GradScaler("cpu", enabled=unscales is not None)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(self.scaler.scale(super().training_step(batch, batch_idx)))
+        if self.unscales:
+            self.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 100.0)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+
+def test_gradients_under_a_scaler_of_the_user_s_own_are_those_without_one() -> None:
+    def fit(unscales: bool | None) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        monitor, clips = GradientFlowMonitor(every_n_steps=1, summary=False), GradientClipMonitor(summary=False)
+        trainer([monitor, clips]).fit(OwnScaler(unscales), loader())
+        return monitor, clips
+
+    (plain, _), (scaled, clips), (_, too_soon) = fit(None), fit(True), fit(False)
+    assert scaled.report.total_norm == pytest.approx(plain.report.total_norm, rel=1e-4)
+    for name, stats in plain.report.parameters.items():
+        assert scaled.report.parameters[name].norm == pytest.approx(stats.norm, rel=1e-3)
+    assert clips.report.optimizers["0-SGD"].rate == 0.0
+    assert too_soon.report.optimizers["0-SGD"].rate == 1.0

@@ -1,0 +1,75 @@
+"""Weights that a training starts from and that cannot have been trained: constants, and layers as they were initialised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.statistics.shards import is_distributed
+
+
+class FirstWeights(NamedTuple):
+    """What stands out among the weights of linear and convolution layers when training starts.
+
+    Attributes:
+        constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more.
+        untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
+            uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
+    """
+
+    constant: dict[str, float]
+    untrained: tuple[str, ...]
+
+
+def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
+    """Look at the weights of a model's linear and convolution layers.
+
+    Args:
+        model: The model.
+        few: Numbers in a weight below which its distribution says nothing.
+
+    Returns:
+        What stands out. One copy from the device.
+    """
+    names, sizes, frozen, rows = [], [], [], []
+    for name, module in _layers(model):
+        weight, bias = module.weight.detach(), module.bias
+        outputs = weight.shape[1 if getattr(module, "transposed", False) else 0]
+        if outputs < 2 or weight.numel() < few or getattr(module, "groups", 1) > 1:
+            continue
+        no_bias = weight.new_full((), math.nan)
+        numbers = weight.amin(), weight.amax(), weight.float().square().mean().sqrt(), no_bias if bias is None else _largest(bias)
+        rows.append(torch.stack([number.float() for number in numbers]))
+        names.append(name)
+        sizes.append((weight.shape[1:].numel(), weight.numel()))
+        frozen.append(not any(parameter.requires_grad for parameter in module.parameters()))
+    constant, untrained = {}, []
+    values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+    for name, (fan_in, count), still, (low, high, rms, bias) in zip(names, sizes, frozen, values, strict=True):
+        if low == high != 0:
+            constant[name] = low
+        bound = 1 / math.sqrt(fan_in)
+        spread = 2 / math.sqrt(count)  # four standard errors of the root mean square of a uniform distribution
+        uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
+        if still and (bias == 0 or (uniform and bias <= 1.001 * bound)):
+            untrained.append(name)
+    return FirstWeights(constant, tuple(untrained))
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | _ConvNd]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | _ConvNd):
+            parameters = [*module.parameters(recurse=False)]
+            known = not any(nn.parameter.is_lazy(p) or p.is_meta or is_distributed(p) for p in parameters)
+            if known and isinstance(module.weight, Tensor) and module.weight.is_floating_point() and module.weight.dim() > 1:
+                yield clean_name(name), module
+
+
+def _largest(bias: Tensor) -> Tensor:
+    return bias.detach().abs().amax()

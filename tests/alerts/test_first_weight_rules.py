@@ -1,0 +1,50 @@
+"""Rules over the weights that a training starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hooks.alerts import ConstantWeights, FrozenHead, GradientFlowReport, ModelSetup, ParameterSetup
+from lightning_hooks.statistics import ParameterGradientStats
+
+TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
+FROZEN = ParameterSetup(100, 2, False, False)
+BODY = {"body.weight": TRAINS, "head.weight": FROZEN, "head.bias": FROZEN}
+
+
+def report(setups: dict[str, ParameterSetup], epoch: int = 0, order: tuple[str, ...] = (), **setup: Any) -> GradientFlowReport:
+    return GradientFlowReport(epoch, 40, {}, {}, 1.0, setups=setups, order=order, model_setup=ModelSetup(**setup))
+
+
+@pytest.mark.parametrize(
+    ("constant", "epoch", "found"),
+    [({"a": 0.5}, 0, []), ({"a": 0.5, "b": 0.1}, 0, [("a", 2.0)]), ({"a": 0.5, "b": 0.1}, 1, []), ({}, 0, [])],
+)
+def test_constant_weights(constant: dict[str, float], epoch: int, found: list[Any]) -> None:
+    alerts = list(ConstantWeights()(report({}, epoch, constant_weights=constant)))
+    assert [(alert.site, alert.value) for alert in alerts] == found
+    assert all(alert.severity == "warning" and "are 0.5, and those of b are one number" in alert.diagnosis for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("order", "untrained", "setups", "found"),
+    [
+        (("loss", "head", "body"), ("head",), BODY, ["head"]),  # a loss module has no weights
+        (("head", "body"), (), BODY, []),  # it has been trained before
+        (("body", "head"), ("head",), BODY, []),  # it is not the last one
+        (("head", "body"), ("head",), {**BODY, "body.weight": FROZEN}, []),  # nothing trains
+        (("head", "body"), ("head",), {**BODY, "body.weight": replace(TRAINS, optimizers=())}, []),
+    ],
+)
+def test_frozen_head(order: tuple[str, ...], untrained: tuple[str, ...], setups: Any, found: list[str]) -> None:
+    given = report(setups, order=order, untrained=untrained)
+    assert [alert.site for alert in FrozenHead()(given)] == found
+
+
+def test_a_head_that_trains_in_turn_is_not_frozen() -> None:
+    stats = ParameterGradientStats(3, 1.0, 1.0, 0.1, 0.0, 0, 0, None)
+    given = report(BODY, order=("head", "body"), untrained=("head",))
+    assert list(FrozenHead()(replace(given, parameters={"head.weight": stats}))) == []
