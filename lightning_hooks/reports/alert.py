@@ -15,7 +15,7 @@ FEATURE_KINDS = (
     *("activation_outliers", "residual_growth"),
 )
 GRADIENT_KINDS = (
-    *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant"),
+    *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant", "poor_init"),
     *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
     *("updates_lost", "update_spike", "weights_growing", "second_moment_stale", "lr_zero", "optimizer_settings"),
     *("eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated", "ranks_same_batch"),
