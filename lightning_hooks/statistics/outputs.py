@@ -20,7 +20,7 @@ MOST_NUMBERS = 1 << 17
 FEWEST_ROWS = 8
 LEAST = -1e30
 """Logarithm of a probability of 0, instead of minus infinity."""
-MOST_CLASSES = 64
+MOST_CLASSES = 16
 """Classes for which it is found out along which dimension logarithms of probabilities are normalised."""
 BUCKETS = 32
 """Classes are counted modulo this number: exact up to so many classes, and never too few above."""
