@@ -135,7 +135,8 @@ FORMULAS: dict[str, str] = {
     "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
     "attention_collapse": "entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
     "alert if entropy < {AttentionCollapse.threshold} and first_token_share < {AttentionCollapse.sink}\n"
-    "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least}",
+    "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least};\n"
+    "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
     "attention_uniform": "alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
     "steps",
     "masked_rows": "alert if a query row may attend to no key\n"

@@ -68,27 +68,35 @@ class AttentionCollapse(Rule):
         share: Share of the heads that must have, in [0, 1].
         sink: Mean share of the first token above which a head is a sink, in [0, 1].
         least: Largest logit below which a layer is not judged: attention to one key on purpose needs few.
+        everywhere: The threshold where all layers, two or more, are below it: some layer of a healthy model looks further.
     """
 
     kind: ClassVar[str] = "attention_collapse"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink", "everywhere")
 
     threshold: float = 0.05
     share: float = 0.5
     sink: float = 0.5
     least: float = 30.0
+    everywhere: float = 0.2
 
     def __call__(self, report: AttentionReport) -> Iterator[Alert]:
         """Yield an alert per site, the one with the lowest entropy first."""
+        all_do = len(report.sites) > 1 and all(self._collapsed(stats, self.everywhere) for stats in report.sites.values())
+        limit = max(self.threshold, self.everywhere) if all_do else self.threshold
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
-            collapsed = [h for h in stats.heads if h.entropy < self.threshold and h.first_token_share < self.sink]
-            if len(collapsed) > self.share * len(stats.heads) and stats.max_logit > self.least:
+            if collapsed := self._collapsed(stats, limit):
                 yield self.alert(
-                    report, site, stats.entropy, self.threshold, "warning",
-                    f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
-                    f"{percent(self.threshold)} of its maximum. The softmax is saturated (largest logit {stats.max_logit:.3g}) and "
+                    report, site, stats.entropy, limit, "warning",
+                    f"{collapsed} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
+                    f"{percent(limit)} of its maximum{', in all attention layers' if all_do else ''}. The softmax is saturated (largest logit {stats.max_logit:.3g}) and "
                     f"passes almost no gradient. Common causes: {_CAUSES}",
                 )  # fmt: skip
+
+    def _collapsed(self, stats: AttentionStats, limit: float) -> int:
+        """How many heads have collapsed; 0 where it is no more than their share."""
+        heads = sum(head.entropy < limit and head.first_token_share < self.sink for head in stats.heads)
+        return heads if heads > self.share * len(stats.heads) and stats.max_logit > self.least else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

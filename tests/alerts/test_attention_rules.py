@@ -109,6 +109,17 @@ def test_attention_collapse(changes: Any, alerts: Any) -> None:
     assert found(AttentionCollapse(), report(**{"max_logit": 120.0, **changes})) == alerts
 
 
+@pytest.mark.parametrize(
+    ("entropies", "sites"),
+    [((0.1, 0.19), ["a", "b"]), ((0.1, 0.21), []), ((0.1,), []), ((0.04, 0.3), ["a"]), ((0.19, 0.1), ["b", "a"])],
+)
+def test_where_all_layers_attend_to_few_keys_more_heads_count(entropies: tuple[float, ...], sites: list[str]) -> None:
+    stats = [replace(STATS, heads=heads(value, value), entropy=value, max_logit=70.0) for value in entropies]
+    given = AttentionReport(0, 24, dict(zip("ab", stats, strict=False)), 10, 100)
+    assert [alert.site for alert in AttentionCollapse()(given)] == sites
+    assert all("in all attention layers" in alert.diagnosis for alert in AttentionCollapse()(given)) or len(sites) < 2
+
+
 def test_attention_collapse_message() -> None:
     (alert,) = AttentionCollapse()(report(heads=heads(0.01, 0.02, 0.03, 0.9), entropy=0.24, max_logit=120.0))
     assert (alert.value, alert.threshold) == (0.24, 0.05)
