@@ -291,7 +291,7 @@ SEVERITIES: dict[str, str] = {
     "attention_collapse": "warning",
     "attention_uniform": "info",
     "masked_rows": "critical where rows become NaN; warning where a sample has no key; else info",
-    "representation_collapse": "warning",
+    "representation_collapse": "warning; info if a cross entropy is computed",
     "output_range": "warning; info for logarithms of probabilities",
     "softmax_dim": "warning",
     "dropout_in_eval": "warning",
@@ -301,7 +301,7 @@ SEVERITIES: dict[str, str] = {
     "vanishing": "warning",
     "exploding": "critical where it grows; warning where it is only large",
     "zero": "warning",
-    "missing": "warning; info for an unused part of a library's model, unless it holds blocks that were called, and for a copy that follows "
+    "missing": "warning; info for an unused part of a library's model, unless it holds blocks that were called or is its body, and for a copy that follows "
     "another module",
     "update_too_small": "warning",
     "not_updated": "warning",

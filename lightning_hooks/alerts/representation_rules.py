@@ -8,7 +8,16 @@ from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Judges, Rule
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import FeatureReport
+
+_CAUSES = (
+    "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
+    "that do not depend on the input."
+)
+_OF_CLASSES = (
+    "A classifier that has learnt only how frequent labels are does so for a while, or for good if inputs say nothing of them."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,10 +26,12 @@ class RepresentationCollapse(Rule):
 
     Samples are compared by their direction (:class:`~lightning_hooks.alerts.RepresentationStats`). Only the end of the model, or of
     a part of it (``generator``, ``encoder``), is judged, and what comes before it: gates, masks and queries inside may be the same
-    for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings the ratio stays above
-    0.0005, but for classifiers that first learn how frequent labels are: those have come down to 3e-5 in an epoch, and some
-    self-supervised methods pass through a low at their start. So it must last for two reports, unless samples are the same but for
-    roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
+    for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings without a cross entropy
+    the ratio stays above 0.002; some self-supervised methods pass through a low at their start, so that it must last for two
+    reports, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
+
+    With a cross entropy it is an info: a classifier first learns how frequent the labels are, whatever the input. A healthy HuBERT
+    came down to 1e-7 in its second epoch, and was at 0.03 in its eighth.
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
@@ -49,13 +60,12 @@ class RepresentationCollapse(Rule):
                     break
                 site = earlier if earlier in report.representations else site
             ratio = report.representations[site].ratio
+            severity: Severity = "info" if report.outputs else "warning"
             yield self.alert(
-                report, site, ratio, self.threshold, "warning",
+                report, site, ratio, self.threshold, severity,
                 f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
                 f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
-                f"{self._first(report, site, history):.2g}. "
-                "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one "
-                "output, labels that do not depend on the input.",
+                f"{self._first(report, site, history):.2g}. {_OF_CLASSES if report.outputs else _CAUSES}",
             )  # fmt: skip
 
     def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:

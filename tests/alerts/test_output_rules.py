@@ -212,6 +212,12 @@ def test_calls_of_functions_are_no_end() -> None:
     assert judged({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
 
 
+def test_a_classifier_that_knows_only_frequencies_is_an_info() -> None:
+    (alert,) = judged({"head": LOW}, outputs={"cross_entropy": WELL})
+    assert alert.severity == "info"
+    assert "how frequent labels are" in alert.diagnosis
+
+
 @pytest.mark.parametrize(
     ("before", "now", "calls", "found"),
     [
