@@ -195,7 +195,7 @@ FORMULAS: dict[str, str] = {
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move",
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
-    "      or learning rate * weight_decay (decoupled) > {UpdateTooLarge.decay}",
+    "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
     "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
     "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
     "update_spike": "usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"

@@ -84,13 +84,14 @@ class AttentionCollapse(Rule):
         """Yield an alert per site, the one with the lowest entropy first."""
         all_do = len(report.sites) > 1 and all(self._collapsed(stats, self.everywhere) for stats in report.sites.values())
         limit = max(self.threshold, self.everywhere) if all_do else self.threshold
+        everywhere = ", in all attention layers" if all_do else ""
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
             if collapsed := self._collapsed(stats, limit):
                 yield self.alert(
                     report, site, stats.entropy, limit, "warning",
                     f"{collapsed} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
-                    f"{percent(limit)} of its maximum{', in all attention layers' if all_do else ''}. The softmax is saturated (largest logit {stats.max_logit:.3g}) and "
-                    f"passes almost no gradient. Common causes: {_CAUSES}",
+                    f"{percent(limit)} of its maximum{everywhere}. The softmax is saturated (largest logit {stats.max_logit:.3g}) "
+                    f"and passes almost no gradient. Common causes: {_CAUSES}",
                 )  # fmt: skip
 
     def _collapsed(self, stats: AttentionStats, limit: float) -> int:

@@ -166,7 +166,7 @@ class UpdateTooLarge(Rule):
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
             healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
-        decay: The share of a weight that decoupled weight decay removes at each step, above which it counts: at 0.01, 100 steps
+        decay: The share of a weight that decoupled weight decay removes at each step, from which on it counts: at 0.01, 100 steps
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
 
@@ -178,7 +178,7 @@ class UpdateTooLarge(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
-        decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay > self.decay}
+        decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay >= self.decay}
         for optimizer, decay in decays.items():
             yield self.alert(
                 report, optimizer, decay, self.decay, "warning",

@@ -111,7 +111,8 @@ def test_a_step_of_lbfgs_is_many() -> None:
 
 
 def test_weight_decay_that_takes_too_much() -> None:
-    assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.01}}) == []
+    assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.0099}}) == []
+    assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.01}}) == [("update_too_large", "0-Adam", 0.01, "warning")]
     faulty = report(1e-3, 1e-3, setups={0: {"decay": 0.3}, 1: {"decay": 0.3}}, epoch=0, sampled_batches=1)
     (alert,) = UpdateTooLarge()(faulty)
     assert (alert.site, alert.value, alert.threshold) == ("0-Adam", 0.3, 0.01)

@@ -73,11 +73,7 @@ def bert_betas_swapped(planted: bool = True) -> Built:
     return Built(module, characters(48, 8), SHORT, Expected(("optimizer_settings",)))
 
 
-@fault(
-    "transformers",
-    "ViT: AdamW with a decay of 1 at a rate of 1e-2",
-    missed="1 % of each weight goes at each step: the limit, which it does not exceed",
-)
+@fault("transformers", "ViT: AdamW with a decay of 1 at a rate of 1e-2")
 def vit_decay_one(planted: bool = True) -> Built:
     module = Recipe(vit_net(), image_classifier, adamw(1e-2 if planted else 1e-3, 1.0 if planted else 0.05))
     return Built(module, digits(16, 16), SHORT, Expected(("optimizer_settings", "update_too_large", "settings")))
