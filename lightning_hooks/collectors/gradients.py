@@ -192,20 +192,17 @@ class GradientCollector(GradientSites):
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
         recording = [float(index in table.recording) for index in range(len(table.names))]
         loss = self._outputs or OutputNodes()
-        counts = self.context.sampled_batches, self.context.batches
-        numbers = *counts, places.get(loss.squashed, 0.0), float(loss.aligned), *recording, *reached
-        known = torch.tensor(numbers, dtype=table.rows.dtype)
-        known = known.to(table.rows.device, non_blocking=True)
+        numbers = self.context.sampled_batches, self.context.batches, places.get(loss.squashed, 0.0), float(loss.aligned)
+        known = torch.tensor([*numbers, *recording, *reached], dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
         return torch.cat((called, arrived, known, *watched, *rest))
 
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
-        n, rows = len(self.modules.names), self.modules.rows.numel()
-        known = 4 + n + len(self.parameters.names)
+        n, n_parameters, rows = len(self.modules.names), len(self.parameters.names), self.modules.rows.numel()
         watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
-        sizes = n, n, known, *watched, rows, self.optimizers.table.rows.numel()
+        sizes = n, n, 4 + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
@@ -222,12 +219,10 @@ class GradientCollector(GradientSites):
     @property
     @override
     def stretches(self) -> Stretches:
-        orders = [order_stretch(len(self.modules.names))] * 2
-        flags = len(self.modules.names) + len(self.parameters.names)
-        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(flags, flagged)
-        modules = Stretch(self.modules.rows.numel(), merged_rows)
+        n, modules = len(self.modules.names), Stretch(self.modules.rows.numel(), merged_rows)
+        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(n + len(self.parameters.names), flagged)
         watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
-        return *orders, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
+        return *[order_stretch(n)] * 2, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
 
     @override
     def window_end(self) -> None:
@@ -247,8 +242,8 @@ class GradientCollector(GradientSites):
         sampled_batches, batches, squashed, aligned, *flags = (int(number) for number in known.tolist())
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
-        setups, model = with_gradients(self._setups, found), self.context.host.model
-        self._setups = with_reasons(setups, model, order[: len(calls)], recording)
+        setups = with_gradients(self._setups, found)
+        self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording)
         return GradientFlowReport(
             epoch,
             step,
@@ -282,9 +277,5 @@ class GradientCollector(GradientSites):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "setups": self._watch.state(),
-            "loss": self._loss.table.state_dict(),
-            "optimizers": self.optimizers.state(),
-            "checks": self._setup_checks.state_dict(),
-        }
+        setups, checks = self._watch.state(), self._setup_checks.state_dict()
+        return {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": self.optimizers.state(), "checks": checks}
