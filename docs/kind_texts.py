@@ -103,7 +103,8 @@ MEANINGS: dict[str, str] = {
     "steps_skipped": "The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns from "
     "fewer batches than it gets.",
     "spike": "The gradient of one step is far larger than that of all steps before.",
-    "not_zeroed": "Gradients were not set to zero between two steps. Each step follows the sum of all gradients so far.",
+    "not_zeroed": "Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or they "
+    "were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
 }
 
 FORMULAS: dict[str, str] = {
@@ -126,7 +127,8 @@ FORMULAS: dict[str, str] = {
     "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
     "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
     "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook}\n"
-    "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0",
+    "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
+    "or the time-step bias of a state-space layer (dt_bias) is",
     "shared": "alert if one module object is registered under two or more names of one parent",
     "validation_shift": "ratio = rms(model input in validation) / rms(model input in training)\n\n"
     "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
@@ -274,7 +276,9 @@ FORMULAS: dict[str, str] = {
     "steps_skipped": "alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",
     "spike": "alert if norm > {Spike.ratio} * the largest norm before\n"
     "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} steps",
-    "not_zeroed": "alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch",
+    "not_zeroed": "alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
+    "or if those of at least {Discarded.threshold} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
+    "      under manual optimisation with one optimizer",
 }
 
 SEVERITIES: dict[str, str] = {

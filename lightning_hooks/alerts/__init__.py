@@ -26,7 +26,7 @@ from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
-from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts.step_rules import Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
@@ -70,6 +70,7 @@ __all__ = [
     "ConstantWeights",
     "Dead",
     "DeadExperts",
+    "Discarded",
     "Diverging",
     "DoubleSoftmax",
     "DropoutInEval",

@@ -28,7 +28,7 @@ from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGr
 from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
-from lightning_hooks.alerts.step_rules import Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts.step_rules import Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
 from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
@@ -61,6 +61,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         Diverging(),
         Spike(),
         NotZeroed(),
+        Discarded(),
         StepsSkipped(),
         ClipIneffective(),
         WastedClip(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +11,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.update_rules import had_gradient
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import GradientFlowReport
+from lightning_hooks.statistics.first_weights import TIME_STEP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +21,9 @@ class ConstantWeights(Rule):
     All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
     stay the same (Goodfellow et al. 2016, "Deep Learning", section 8.4, on breaking symmetry). A single such layer, as some heads
     are, is harmless: the layers around it give its outputs different gradients. Zeros have rules of their own.
+
+    The time-step bias of a state-space layer is drawn so that each head has another time scale (Dao and Gu 2024, arXiv 2405.21060,
+    0.001 to 0.1 steps); one number for all of them is what is left where that initialisation was skipped.
 
     Attributes:
         layers: Layers that must start so.
@@ -30,8 +35,12 @@ class ConstantWeights(Rule):
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert at the first of such layers."""
-        constant = report.model_setup.constant_weights
-        if report.epoch > 0 or len(constant) < self.layers:
+        if report.epoch > 0:
+            return
+        found = report.model_setup.constant_weights
+        yield from self._time_steps(report, [name for name in found if name.endswith(TIME_STEP)])
+        constant = {name: value for name, value in found.items() if not name.endswith(TIME_STEP)}
+        if len(constant) < self.layers:
             return
         (site, value), *others = constant.items()
         more = ", …" * (len(others) > 2)
@@ -42,6 +51,17 @@ class ConstantWeights(Rule):
             "stay the same. Common cause: nn.init.constant_ or ones_ on weights.",
             advice=("Initialise weights at random, as PyTorch does by default",),
         )  # fmt: skip
+
+    def _time_steps(self, report: GradientFlowReport, names: list[str]) -> Iterator[Alert]:
+        for name in names:
+            value = report.model_setup.constant_weights[name]
+            yield self.alert(
+                report, name, value, 0.0, "warning",
+                f"the time-step bias of this state-space layer is {value:.3g} for all heads: they all forget at the same rate, "
+                f"with time steps of {math.log1p(math.exp(value)):.2g} where 0.001 to 0.1 are usual. Common cause: an "
+                "initialisation that was skipped, or overwritten by one for biases.",
+                advice=("Draw the time steps log-uniformly from 0.001 to 0.1, and set the bias to the inverse of their softplus",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

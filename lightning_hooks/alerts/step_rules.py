@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import ClipReport
 
@@ -139,6 +139,38 @@ class NotZeroed(Rule):
                     f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
                     "before: each step follows the sum of all gradients so far. Common causes: a manual loop without "
                     "optimizer.zero_grad(), or an optimizer_zero_grad override that does nothing.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Discarded(Rule):
+    """Batches whose gradients are zeroed before a step uses them: an accumulation that keeps only the last of them.
+
+    Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: such a training is
+    not judged. Several backward passes of one batch do not count.
+
+    Attributes:
+        threshold: Share of the batches, in [0, 1].
+        min_batches: Fewer batches than this are never an alert.
+    """
+
+    kind: ClassVar[str] = "not_zeroed"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.4
+    min_batches: int = 5
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert if the only optimizer loses that many batches."""
+        for site, events in report.events.items() if len(report.events) == 1 else ():
+            lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
+            if lost >= self.min_batches and lost >= self.threshold * batches:
+                yield self.alert(
+                    report, site, lost / batches, self.threshold, "warning",
+                    f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.threshold)}) "
+                    "were zeroed before the next batch, without a step: nothing was learned from these batches. Common cause: "
+                    "zero_grad() before each backward of an accumulation.",
+                    advice=("Call optimizer.zero_grad() only after optimizer.step()",),
                 )  # fmt: skip
 
 

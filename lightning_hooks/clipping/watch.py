@@ -64,6 +64,8 @@ class StepEvents:
         nonfinite_share: At that step, the share of parameters with a nonzero gradient whose gradient was not finite, 0 to 1.
         unzeroed_steps: Steps whose gradients were not zeroed after the previous step.
         wasted_clips: Steps whose gradients were changed after the step and then zeroed: clipping too late, or too early.
+        discarded_batches: Batches whose gradients were removed before the next batch's were computed, without a step; under manual
+            optimisation.
     """
 
     jump: float = math.nan
@@ -81,6 +83,7 @@ class StepEvents:
     nonfinite_share: float = 0.0
     unzeroed_steps: int = 0
     wasted_clips: int = 0
+    discarded_batches: int = 0
 
 
 def empty_events(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
@@ -179,7 +182,7 @@ class NormHistory:
         self.events = empty_events(self.events.device, self.events.dtype)
 
 
-def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0) -> StepEvents:
+def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, wasted: int = 0, discarded: int = 0) -> StepEvents:
     """Return the report of an optimizer's events.
 
     Args:
@@ -187,6 +190,7 @@ def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, w
         names: The parameters, in the order of the norms.
         unzeroed: Steps whose gradients were not zeroed after the previous step.
         wasted: Steps whose gradients were changed too late to have an effect.
+        discarded: Batches whose gradients were removed without a step.
     """
     jumped, grew = row[EventColumn.JUMP] > 0, row[EventColumn.GROWTH] > 0
     bad = math.isfinite(row[EventColumn.BAD_BATCH])
@@ -207,4 +211,5 @@ def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, w
         nonfinite_share=row[EventColumn.BAD_COUNT] / max(row[EventColumn.BAD_OF], 1.0),
         unzeroed_steps=unzeroed,
         wasted_clips=wasted,
+        discarded_batches=discarded,
     )

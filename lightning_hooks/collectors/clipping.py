@@ -32,6 +32,8 @@ LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
     *("nonfinite_steps", "skipped_steps"),
 )
+N_CARELESS = 3
+"""Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
 
 
 class ClipCollector(Collector[ClipReport]):
@@ -56,7 +58,7 @@ class ClipCollector(Collector[ClipReport]):
             if name in past:
                 with context.loading():
                     ledger.watch.load(past[name])
-        self._careless = [[0, 0] for _ in self.ledgers]  # steps with gradients not zeroed, or changed in vain
+        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.clip_norm
@@ -71,7 +73,7 @@ class ClipCollector(Collector[ClipReport]):
         for ledger in self.ledgers:
             ledger.grow(len(self._steps.names))
         self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
-        self._careless = [[0, 0] if old is None else self._careless[old] for old in kept]
+        self._careless = [[0] * N_CARELESS if old is None else self._careless[old] for old in kept]
         for norms in (self.before, self.after):
             found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
             norms.clear()
@@ -106,14 +108,16 @@ class ClipCollector(Collector[ClipReport]):
         if before is not None and step.indices:
             ledger = self.ledgers[step.optimizer]
             ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batch)
-            self._careless[step.optimizer][0] += step.unzeroed
-            self._careless[step.optimizer][1] += step.wasted
+            counts = self._careless[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
+            self._careless[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
 
     @override
     def pack(self) -> Tensor:
         dtype = row_dtype(self._device)
         if not self.ledgers:
-            return torch.zeros((0, N_EVENT_COLUMNS + 2 + N_CLIP_COLUMNS + len(self._steps.names)), device=self._device, dtype=dtype)
+            return torch.zeros(
+                (0, N_EVENT_COLUMNS + N_CARELESS + N_CLIP_COLUMNS + len(self._steps.names)), device=self._device, dtype=dtype
+            )
         careless = torch.tensor(self._careless, dtype=dtype)
         rows = zip(self.ledgers, careless.to(self._device, non_blocking=True), strict=True)
         return torch.stack([torch.cat((ledger.events, known, ledger.total)) for ledger, known in rows])
@@ -122,8 +126,8 @@ class ClipCollector(Collector[ClipReport]):
     def unpack(self, packed: Tensor) -> None:
         for place, (ledger, row) in enumerate(zip(self.ledgers, packed, strict=True)):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
-            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS : N_EVENT_COLUMNS + 2]]
-            ledger.load(row[N_EVENT_COLUMNS + 2 :])
+            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS : N_EVENT_COLUMNS + N_CARELESS]]
+            ledger.load(row[N_EVENT_COLUMNS + N_CARELESS :])
 
     @property
     @override
@@ -134,13 +138,13 @@ class ClipCollector(Collector[ClipReport]):
     @override
     def stretches(self) -> Stretches:
         tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
-        return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(2, largest, added), tally
+        return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(N_CARELESS, largest, added), tally
 
     @override
     def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
         optimizers, events = {}, {}
         for name, row in zip(self._optimizer_names, packed.tolist(), strict=True):
-            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:][:2], row[N_EVENT_COLUMNS + 2 :]
+            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:][:N_CARELESS], row[N_EVENT_COLUMNS + N_CARELESS :]
             optimizers[name] = clip_stats(total, self._steps.names, self.limit)
             events[name] = step_events(head, self._steps.names, *map(int, careless))
         return ClipReport(epoch, step, optimizers, events=events)
@@ -149,7 +153,7 @@ class ClipCollector(Collector[ClipReport]):
     def reset(self) -> None:
         for ledger in self.ledgers:
             ledger.reset()
-        self._careless = [[0, 0] for _ in self.ledgers]
+        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
 
     @override
     def state_dict(self) -> dict[str, Any]:

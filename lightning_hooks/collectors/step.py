@@ -53,6 +53,8 @@ class Step:
         late: Under manual optimisation with several ranks: all ranks took up this step when backward ended, and this rank had no
             gradients for it then.
         wasted: They were changed after the step before, and then zeroed.
+        discarded: How many batches since the step before gave gradients that were removed before the backward of the next one,
+            without a step; under manual optimisation.
     """
 
     optimizer: int
@@ -70,6 +72,7 @@ class Step:
     unzeroed: bool = False
     wasted: bool = False
     late: bool = False
+    discarded: int = 0
     _norms: Tensor | None = None
     _zeros: Tensor | None = None
     _sizes: list[int] = field(default_factory=list)

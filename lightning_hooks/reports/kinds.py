@@ -273,7 +273,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "not_zeroed": Kind(
-        "Gradients that are never zeroed",
+        "Gradients that are not zeroed, or too often",
         ("Call zero_grad() before manual_backward()",),
     ),
 }

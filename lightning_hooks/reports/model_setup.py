@@ -85,7 +85,7 @@ class ModelSetup:
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
         constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
-            were when training started.
+            were when training started; so are the time-step biases of state-space layers (``….dt_bias``).
         untrained: Frozen linear or convolution layers that are as they were initialised.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without

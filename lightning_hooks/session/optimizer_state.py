@@ -35,6 +35,8 @@ class OptimizerState:
     step: Step | None = None
     members: tuple[list[int], list[tuple[int, Tensor]]] = ([], [])  # ids of its parameters; index and parameter of each
     left: GradientTrace | None = None  # the gradients that the last step left behind
+    waiting: bool = False  # gradients of an earlier batch have not been used for a step
+    discarded: int = 0  # batches since the last step whose gradients never were
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times

@@ -115,6 +115,7 @@ class StepProbe:
             return
         for watch in self._watches.values():
             watch.depth, watch.stepping = 0, False  # where a step raised and was caught
+            watch.waiting = watch.step is not None
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or any(a is not b for a, b in zip(now, self._optimizers, strict=True)):
             self._notify_changed(self._install())
@@ -123,6 +124,9 @@ class StepProbe:
         """Backward starts."""
         self._backward = True
         for watch in self._watches.values():
+            if watch.waiting and watch.step is not None and not any(p.grad is not None for p in watch.step.parameters):
+                watch.discarded += 1
+            watch.waiting = False
             if watch.left is not None:
                 watch.left.before_backward()
             if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
@@ -234,6 +238,7 @@ class StepProbe:
             watch.give_back()
             self._notify("skipped", step)
         elif step is not None and (step.indices or self._backward):
+            step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters)
             self._notify("taken", step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,12 +13,16 @@ from torch.nn.modules.conv import _ConvNd
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.statistics.shards import is_distributed
 
+TIME_STEP = "dt_bias"
+"""The name of the bias of a Mamba-2 layer's time steps, one for each head."""
+
 
 class FirstWeights(NamedTuple):
     """What stands out among the weights of linear and convolution layers when training starts.
 
     Attributes:
-        constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more.
+        constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
+            the time-step biases of state-space layers, by their own name (``….dt_bias``).
         untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
             uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
     """
@@ -38,6 +42,7 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         What stands out. One copy from the device.
     """
     names, sizes, frozen, rows = [], [], [], []
+    time_steps = [(name, p.detach()) for name, p in model.named_parameters() if name.endswith(TIME_STEP) and _is_known(p)]
     for name, module in _layers(model):
         weight, bias = module.weight.detach(), module.bias
         outputs = weight.shape[1 if getattr(module, "transposed", False) else 0]
@@ -49,7 +54,7 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         names.append(name)
         sizes.append((weight.shape[1:].numel(), weight.numel()))
         frozen.append(not any(parameter.requires_grad for parameter in module.parameters()))
-    constant, untrained = {}, []
+    constant, untrained = _constants(time_steps), []
     values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
     for name, (fan_in, count), still, (low, high, rms, bias) in zip(names, sizes, frozen, values, strict=True):
         if low == high != 0:
@@ -66,9 +71,21 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | _ConvNd]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | _ConvNd):
             parameters = [*module.parameters(recurse=False)]
-            known = not any(nn.parameter.is_lazy(p) or p.is_meta or is_distributed(p) for p in parameters)
-            if known and isinstance(module.weight, Tensor) and module.weight.is_floating_point() and module.weight.dim() > 1:
+            plain = isinstance(module.weight, Tensor) and module.weight.is_floating_point() and all(map(_is_known, parameters))
+            if plain and module.weight.dim() > 1:
                 yield clean_name(name), module
+
+
+def _is_known(parameter: Tensor) -> bool:
+    return not (nn.parameter.is_lazy(parameter) or parameter.is_meta or is_distributed(parameter))
+
+
+def _constants(named: Sequence[tuple[str, Tensor]]) -> dict[str, float]:
+    """The vectors all whose numbers are one, with that number."""
+    ends = [torch.stack([vector.amin(), vector.amax()]).float() for _, vector in named if vector.numel() > 1]
+    values = torch.stack([end.to(ends[0].device) for end in ends]).tolist() if ends else []
+    names = [clean_name(name) for name, vector in named if vector.numel() > 1]
+    return {name: low for name, (low, high) in zip(names, values, strict=True) if low == high}
 
 
 def _largest(bias: Tensor) -> Tensor:

@@ -29,6 +29,12 @@ def test_constant_weights(constant: dict[str, float], epoch: int, found: list[An
     assert all(alert.severity == "warning" and "are 0.5, and those of b are one number" in alert.diagnosis for alert in alerts)
 
 
+def test_one_time_step_for_all_heads() -> None:
+    (alert,) = ConstantWeights()(report({}, constant_weights={"a": 0.5, "mixer.dt_bias": 1.0}))
+    assert (alert.site, alert.value) == ("mixer.dt_bias", 1.0)
+    assert "with time steps of 1.3 where" in alert.diagnosis
+
+
 @pytest.mark.parametrize(
     ("order", "untrained", "setups", "found"),
     [

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import ClipReport, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
+from lightning_hooks.alerts import ClipReport, Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.clipping import StepEvents
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, clip_stats
 
 QUIET = StepEvents(
     jump=1.2, jump_sigmas=2.0, jump_norm=1.2, jump_mean=0.8, jump_before=128, jump_batch=3, jump_parameter="head.weight",
@@ -95,3 +96,21 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
 def test_quiet_steps_give_no_alert(rule: Any) -> None:
     assert list(rule(report())) == []
     assert list(rule(ClipReport(0, 0, {}, events={"0-SGD": StepEvents()}))) == []  # no step at all
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost", "optimizers", "found"),
+    [
+        (10, 30, 1, [0.75]),
+        (12, 8, 1, [0.4]),
+        (13, 8, 1, []),
+        (1, 4, 1, []),  # too few
+        (0, 9, 1, [1.0]),  # no step at all
+        (10, 30, 2, []),  # as a GAN's two do
+    ],
+)
+def test_gradients_that_are_thrown_away(steps: int, lost: int, optimizers: int, found: list[float]) -> None:
+    names = ["0-SGD", "1-Adam"][:optimizers]
+    stats = {name: clip_stats([float(steps), *[0.0] * (N_CLIP_COLUMNS - 1)], []) for name in names}
+    given = ClipReport(0, 40, stats, events=dict.fromkeys(names, replace(QUIET, discarded_batches=lost)))
+    assert [(alert.kind, alert.value) for alert in Discarded()(given)] == [("not_zeroed", value) for value in found]

@@ -188,10 +188,9 @@ class Accumulates(ByHand):
 @bug(
     "tientrandinh/Revisiting-Reverse-Distillation#12",
     "zero_grad before every backward of an accumulation: three of four batches are thrown away",
-    missed="gradients that are zeroed without a step are not counted: WGANs and others do it on purpose",
 )
 def accumulation_thrown_away(planted: bool = True) -> Built:
-    return Built(Accumulates(mlp(), planted), digits(batch_size=12), EPOCHS, Expected(("steps_skipped",)))
+    return Built(Accumulates(mlp(), planted), digits(batch_size=12), EPOCHS, Expected(("not_zeroed",)))
 
 
 # Modes and modules.

@@ -161,13 +161,20 @@ def diffusers_unet_conditional() -> Built:
     return trained(Recipe(net, loss, adamw(1e-3)))
 
 
-@healthy("diffusers", "AutoencoderTiny, distilled to give back its input")
-def diffusers_tiny_autoencoder() -> Built:
+def small_tiny_autoencoder() -> Any:
     from diffusers import AutoencoderTiny
 
     sizes = {"encoder_block_out_channels": (16, 16), "decoder_block_out_channels": (16, 16), "latent_channels": 2}
-    net = AutoencoderTiny(1, 1, **sizes, num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1))
-    return trained(Recipe(net, lambda net, batch: F.mse_loss(net(batch[0]).sample, batch[0]), adamw(1e-3)), 16)
+    return AutoencoderTiny(1, 1, **sizes, num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1))
+
+
+def gives_back(net: Any, batch: Any) -> Any:
+    return F.mse_loss(net.decode(net.encode(batch[0]).latents).sample, batch[0])
+
+
+@healthy("diffusers", "AutoencoderTiny, trained to give back its input")
+def diffusers_tiny_autoencoder() -> Built:
+    return trained(Recipe(small_tiny_autoencoder(), gives_back, adamw(1e-3)), 16)
 
 
 @healthy("diffusers", "PixArt-like transformer with flow matching, Adam clipped at 0.5")

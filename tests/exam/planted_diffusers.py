@@ -8,7 +8,18 @@ import torch
 from torch.nn import functional as F
 
 from tests.exam.cases import Built, Recipe, fault
-from tests.exam.healthy_diffusers import adamw, evidence, noisy, quantised, small_unet, small_vae, small_vq, trained
+from tests.exam.healthy_diffusers import (
+    adamw,
+    evidence,
+    gives_back,
+    noisy,
+    quantised,
+    small_tiny_autoencoder,
+    small_unet,
+    small_vae,
+    small_vq,
+    trained,
+)
 from tests.exam.planted_timm import RATE, expecting
 
 
@@ -87,6 +98,14 @@ def diffusers_detached(planted: bool = True) -> Built:
         return F.mse_loss(net.decode(codes.detach() if planted else codes).sample, batch[0])
 
     return expecting(trained(Recipe(small_vae(), loss, adamw())), "missing", sites=("net.encoder*", "net.quant_conv*"))
+
+
+@fault("diffusers", "AutoencoderTiny trained through forward(), which rounds its codes to bytes: the encoder gets no gradient")
+def diffusers_codes_rounded(planted: bool = True) -> Built:
+    def loss(net: Any, batch: Any) -> Any:
+        return F.mse_loss(net(batch[0]).sample, batch[0]) if planted else gives_back(net, batch)
+
+    return expecting(trained(Recipe(small_tiny_autoencoder(), loss, adamw()), 16), "missing", sites=("net.encoder*",))
 
 
 @fault("diffusers", "AdamW at 0.5 in a U-Net")

@@ -74,7 +74,7 @@ def output_statistics(module: nn.Module, given: Tensor | None, output: Tensor) -
             variance_in = source.var()
         if type(module).__name__ in RANGES:
             low, high = RANGES[type(module).__name__]
-            beyond = (((source > low) & (source < high)).flatten(1).float().mean(0) < 0.01).float().mean()
+            beyond = (((source > low) & (source < high)).reshape(len(source), -1).float().mean(0) < 0.01).float().mean()
     spread = x.std() if x.numel() > 1 else nothing
     kurtosis = ((x - x.mean()) / spread).pow(4).mean() - 3 if x.numel() > 1 else nothing
     dead_share, saturated = dead.float().mean(), (size > 0.95).float().mean()

@@ -267,3 +267,31 @@ def test_gradients_under_a_scaler_of_the_user_s_own_are_those_without_one() -> N
         assert scaled.report.parameters[name].norm == pytest.approx(stats.norm, rel=1e-3)
     assert clips.report.optimizers["0-SGD"].rate == 0.0
     assert too_soon.report.optimizers["0-SGD"].rate == 1.0
+
+
+class Accumulates(Classifier):
+    """Steps every third batch; zeroes gradients before each batch, or each of two backward passes, or after the step only."""
+
+    def __init__(self, zeroes: str) -> None:
+        super().__init__(mlp())
+        self.automatic_optimization = False
+        self.zeroes = zeroes
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        for number in range(2):
+            if self.zeroes == "each backward" or (self.zeroes == "each batch" and number == 0):
+                optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("zeroes", "discarded"), [("each batch", 4), ("each backward", 4), ("after the step", 0)])
+def test_batches_whose_gradients_are_never_used_are_counted(zeroes: str, discarded: int) -> None:
+    monitor = GradientClipMonitor(summary=False)
+    trainer([monitor], limit_train_batches=6).fit(Accumulates(zeroes), loader())
+    (events,) = monitor.report.events.values()
+    assert events.discarded_batches == discarded  # two of three, twice
+    assert monitor.report.optimizers["0-SGD"].steps == 2
