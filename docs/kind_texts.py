@@ -176,7 +176,8 @@ FORMULAS: dict[str, str] = {
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
     "      or g < {Vanishing.absolute}, here and at every module before\n"
-    "not where g > {Vanishing.alike} * max(g of later modules of the same role), nor where gradients explode or are not finite",
+    "not where g > {Vanishing.alike} * max(g of later modules of the same role), nor where gradients explode or are not finite,\n"
+    "nor where the module's weight moves by at least {Vanishing.learns} of its size at each step of an optimizer like SGD",
     "exploding": "g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the modules\n\n"
     "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
     "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
@@ -195,7 +196,8 @@ FORMULAS: dict[str, str] = {
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
     "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move",
-    "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps\n\n"
+    "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
+    "               where the median of all weights is below {UpdateTooLarge.usual}\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
     "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
     "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
@@ -215,7 +217,7 @@ FORMULAS: dict[str, str] = {
     "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
     "in two windows in a row, of at least {DeadExperts.min_choices} choices for each expert at an even load",
     "second_moment_stale": "stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
-    "alert if stale_fraction > {SecondMomentStale.threshold}",
+    "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
     "      with more than {LrZero.left} of them left\n"
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
@@ -277,7 +279,7 @@ FORMULAS: dict[str, str] = {
     "spike": "alert if norm > {Spike.ratio} * the largest norm before\n"
     "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} steps",
     "not_zeroed": "alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
-    "or if those of at least {Discarded.threshold} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
+    "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
     "      under manual optimisation with one optimizer",
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.past import all_scale_free, loss_falls
+from lightning_hooks.alerts.past import all_scale_free, is_scale_free, loss_falls
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
@@ -92,13 +92,15 @@ class Vanishing(Rule):
     A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
     very little, the layers before them much more), and not where later modules of the same role (the name within a block, such
     as ``attention.q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is
-    lost gradually, the one nearest the loss that has lost it. The others are consequences.
+    lost gradually, the one nearest the loss that has lost it. The others are consequences. Nor does a module count whose weights
+    move by a usual share of their size at each step of an optimizer whose steps are as large as the gradient.
 
     Attributes:
         relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Healthy networks
             have ratios down to 1e-2.
         absolute: An RMS below which a gradient has vanished whatever the others are: a float32 update hardly carries less.
         alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
+        learns: Update ratio from which on a weight learns all the same.
     """
 
     kind: ClassVar[str] = "vanishing"
@@ -106,6 +108,7 @@ class Vanishing(Rule):
     relative: float = 1e-4
     absolute: float = 1e-12
     alike: float = 1e-2
+    learns: float = 1e-3
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient is lost, and one per module that has lost it.
@@ -125,7 +128,7 @@ class Vanishing(Rule):
         for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
             before, norm_before = max(before, rms), max(norm_before, norm)
             after, norm_after = largest_after[place], largest_norm_after[place]
-            if rms > self.alike * alike[place] > self.absolute:
+            if rms > self.alike * alike[place] > self.absolute or self._learns(report, flow.sites[place]):
                 continue
             if before < self.relative * after and norm_before < self.relative * norm_after:
                 what = f"{rms / after:.1e} times that of a layer after it (limit {self.relative:.0e})"
@@ -142,6 +145,12 @@ class Vanishing(Rule):
             yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
         for place, value, threshold, what in lost:
             yield self._found(report, flow.sites[place], value, threshold, what, course)
+
+    def _learns(self, report: GradientFlowReport, site: str) -> bool:
+        setup, stats = report.setups.get(f"{site}.weight"), report.parameters.get(f"{site}.weight")
+        if setup is None or stats is None or stats.update_ratio is None or any(map(is_scale_free, setup.optimizers)):
+            return False
+        return bool(setup.optimizers) and setup.decay < self.learns / 2 and stats.update_ratio >= self.learns
 
     def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
         return self.alert(

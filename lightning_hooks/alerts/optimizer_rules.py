@@ -23,27 +23,30 @@ class SecondMomentStale(Rule):
 
     Attributes:
         threshold: Share of the second moments, where the gradient is not 0, above which it counts.
+        at_once: The same in training's first window: behind a layer scale of 1e-5 gradients grow as the scale does.
         converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "second_moment_stale"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "converged")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "at_once", "converged")
 
     threshold: float = 0.5
+    at_once: float = 0.9
     converged: float = 1e-2
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         if has_converged(report, history, self.converged):
             return
+        limit = self.threshold if history else self.at_once
         for name, stats in report.optimizers.items():
-            if stats.stale_fraction is None or stats.stale_fraction <= self.threshold or not any(rate > 0 for rate in stats.lr):
+            if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
                 continue
             eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
             yield self.alert(
-                report, name, stats.stale_fraction, self.threshold, "warning",
+                report, name, stats.stale_fraction, limit, "warning",
                 f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
-                f"{percent(self.threshold)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
+                f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
                 "the learning rate says. Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
             )  # fmt: skip
 

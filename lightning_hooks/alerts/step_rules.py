@@ -150,24 +150,24 @@ class Discarded(Rule):
     not judged. Several backward passes of one batch do not count.
 
     Attributes:
-        threshold: Share of the batches, in [0, 1].
+        share: Share of the batches, in [0, 1].
         min_batches: Fewer batches than this are never an alert.
     """
 
     kind: ClassVar[str] = "not_zeroed"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    shares: ClassVar[tuple[str, ...]] = ("share",)
 
-    threshold: float = 0.4
+    share: float = 0.4
     min_batches: int = 5
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
         """Yield an alert if the only optimizer loses that many batches."""
         for site, events in report.events.items() if len(report.events) == 1 else ():
             lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
-            if lost >= self.min_batches and lost >= self.threshold * batches:
+            if lost >= self.min_batches and lost >= self.share * batches:
                 yield self.alert(
-                    report, site, lost / batches, self.threshold, "warning",
-                    f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.threshold)}) "
+                    report, site, lost / batches, self.share, "warning",
+                    f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
                     "were zeroed before the next batch, without a step: nothing was learned from these batches. Common cause: "
                     "zero_grad() before each backward of an accumulation.",
                     advice=("Call optimizer.zero_grad() only after optimizer.step()",),

@@ -13,7 +13,7 @@ from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import GradientFlowReport
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE, ParameterGradientStats
 
 
 def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
@@ -166,6 +166,8 @@ class UpdateTooLarge(Rule):
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
             healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
+        usual: Median ratio of all weights below which a weight's largest of three or more measured steps is left out: before a
+            batch norm one step may make weights so large that all later ones are small.
         decay: The share of a weight that decoupled weight decay removes at each step, from which on it counts: at 0.01, 100 steps
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
@@ -174,6 +176,7 @@ class UpdateTooLarge(Rule):
     shares: ClassVar[tuple[str, ...]] = ("decay",)
 
     threshold: float = 0.4
+    usual: float = 0.1
     decay: float = 0.01
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
@@ -198,6 +201,8 @@ class UpdateTooLarge(Rule):
                 name: ratio for name, ratio in ratios.items() if not any(map(takes_many_steps, report.setups[name].optimizers))
             }
         usual = statistics.median(ratios.values()) if ratios else 0.0
+        if usual < self.usual:
+            ratios = {name: _without_largest(report.parameters[name], ratio) for name, ratio in ratios.items()}
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:
                 rate = report.setups[name].lr
@@ -207,6 +212,12 @@ class UpdateTooLarge(Rule):
                     f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten. Its learning rate "
                     f"is {rate or 0.0:.2g}.",
                 )  # fmt: skip
+
+
+def _without_largest(stats: ParameterGradientStats, ratio: float) -> float:
+    """A mean update ratio without that of the window's largest step, from three steps on."""
+    largest = stats.update_ratio_max
+    return ratio if largest is None or stats.steps < 3 else max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,6 +46,24 @@ def test_vanishing(gradients, values, sites):
     assert all((alert.kind, alert.severity, alert.epoch, alert.step) == ("vanishing", "warning", 3, 120) for alert in alerts)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "ratio", "decay", "sites"),
+    [
+        ("0-SGD", 1e-3, 0.0, []),
+        ("0-SGD", 0.9e-3, 0.0, ["site0"]),
+        ("0-SGD", 1e-3, 5e-4, ["site0"]),  # half of it is the decay's
+        ("0-Adam", 1e-3, 0.0, ["site0"]),  # whose steps do not depend on the gradient's size
+        ("0-SGD", None, 0.0, ["site0"]),
+    ],
+)
+def test_a_weight_that_moves_with_its_gradient_learns(gradients, optimizer, ratio, decay, sites):
+    given = gradients(*rms(1e-6, 1e-4, 1e-3, 1e-2, 1e-1), parameters=({"update_ratio": ratio},))
+    (stats,) = given.parameters.values()
+    held = ParameterSetup(10, 2, True, True, (optimizer,), 10, 0.1, 0.1, decay)
+    given = replace(given, parameters={f"{site}.weight": stats for site in given.modules}, setups={"site0.weight": held})
+    assert [alert.site for alert in Vanishing()(given)] == sites
+
+
 def test_vanishing_says_against_what(gradients):
     where, relative = Vanishing(relative=1e-3)(gradients(*rms(5e-5, 0.1)))
     assert where.site == "site1"

@@ -37,13 +37,18 @@ WARNING = [("0-Adam", "warning")]
 @pytest.mark.parametrize(("stale", "alerts"), [(0.5, []), (0.51, WARNING), (None, [])])
 def test_second_moment_stale(stale: float | None, alerts: Any) -> None:
     now = report(ADAM, stale_fraction=stale)
-    assert found(SecondMomentStale(), now) == alerts
+    assert found(SecondMomentStale(), now, report(ADAM)) == alerts
     assert found(SecondMomentStale(), replace(now, total_norm=0.01), report(ADAM)) == []  # converged
     assert found(SecondMomentStale(), report(replace(ADAM, lr=0.0), stale_fraction=stale)) == []
 
 
+@pytest.mark.parametrize(("stale", "alerts"), [(0.9, []), (0.91, WARNING)])
+def test_in_training_s_first_window_small_second_moments_may_still_grow(stale: float, alerts: Any) -> None:
+    assert found(SecondMomentStale(), report(ADAM, stale_fraction=stale)) == alerts
+
+
 def test_second_moment_stale_message() -> None:
-    (alert,) = SecondMomentStale()(report(ADAM, stale_fraction=0.873))
+    (alert,) = SecondMomentStale()(report(ADAM, stale_fraction=0.873), [report(ADAM)])
     assert alert.diagnosis == (
         "87.3% of its second moments are below eps² (eps is 1.0e-08; limit 50%): eps, not the gradient, decides the size of these "
         "steps, and they are smaller than the learning rate says. Common causes: gradients that are tiny (a loss that is divided "

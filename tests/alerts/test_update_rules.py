@@ -110,6 +110,15 @@ def test_a_step_of_lbfgs_is_many() -> None:
     assert list(UpdateTooLarge()(fast, [report(0.1, loss=LossReport(1, 0.4, 0.1, 0.1, 0.9, 0.4))])) != []
 
 
+@pytest.mark.parametrize(("steps", "largest", "found"), [(3, 1.3, False), (3, 0.6, True), (2, 0.9, True), (3, None, True)])
+def test_one_large_update_is_not_a_large_update_at_every_step(steps: int, largest: float | None, found: bool) -> None:
+    given = replace(MEASURED, steps=steps, update_ratio=0.5, update_ratio_max=largest)  # without 1.3 of 3: a mean of 0.1
+    parameters = {"0.weight": given, "1.weight": MEASURED, "2.weight": MEASURED}
+    assert bool(list(UpdateTooLarge()(report(0.5, 1e-3, 1e-3, parameters=parameters)))) is found
+    alike = dict.fromkeys(parameters, given)
+    assert list(UpdateTooLarge()(report(0.5, 0.5, 0.5, parameters=alike)))  # all weights have made it
+
+
 def test_weight_decay_that_takes_too_much() -> None:
     assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.0099}}) == []
     assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.01}}) == [("update_too_large", "0-Adam", 0.01, "warning")]

@@ -225,7 +225,7 @@ def timm_coatnet() -> Built:
 
 @healthy("timm", "the head trained on a frozen body in evaluation mode")
 def timm_linear_probe() -> Built:
-    net = create("test_resnet")
+    net = create("test_resnet", zero_init_last=False)  # as of a net that has been trained
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name.startswith("fc."))
 
