@@ -111,9 +111,10 @@ FORMULAS: dict[str, str] = {
     "dead": "dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
     "alert if dead_fraction > {Dead.threshold}\n"
     "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
-    "from {Dead.min_samples} values of each unit on, unless all units are dead",
+    "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
+    "of fewer than {Dead.min_units} units only if dead_fraction > {Dead.of_few}",
     "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
-    "alert if saturated_fraction > {Saturated.threshold}",
+    "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the first window",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
     "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
     "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
@@ -187,7 +188,7 @@ FORMULAS: dict[str, str] = {
     "the third is {Stretching.scale_free} times less strict.",
     "zero": "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
     "alert if zero_fraction >= {Zero.threshold}\n"
-    "an info for one of several experts, and for a bias where the weight of its module has a gradient",
+    "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model",
     "missing": "alert if .grad is None at every measured step of the epoch",
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
@@ -195,7 +196,8 @@ FORMULAS: dict[str, str] = {
     "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
     "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
-    "      with a gradient and a learning rate above 0, while other weights of the optimizer move",
+    "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
+    "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients",
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
     "               where the median of all weights is below {UpdateTooLarge.usual}\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
@@ -286,8 +288,8 @@ FORMULAS: dict[str, str] = {
 SEVERITIES: dict[str, str] = {
     "dead": "warning; critical if all units are dead",
     "saturated": "warning; info for the last module, which is confident on purpose",
-    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, and "
-    "for a gate at 0.5",
+    "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, "
+    "for a gate at 0.5, and for a module in a library's model that was so from the start",
     "nonfinite": "critical",
     "silent": "info",
     "poor_init": "warning",
@@ -305,8 +307,8 @@ SEVERITIES: dict[str, str] = {
     "activation_outliers": "info; warning where the block's largest value is above a quarter of what its type holds",
     "residual_growth": "info; warning where a block's largest value is above a quarter of what its type holds",
     "vanishing": "warning",
-    "exploding": "critical where it grows; warning where it is only large",
-    "zero": "warning",
+    "exploding": "critical where it grows, info where nothing of that reaches a weight; warning where it is only large",
+    "zero": "warning; info for an expert, a bias whose weight learns, and in a library's model",
     "missing": "warning; info for an unused part of a library's model, unless it holds blocks that were called or is its body, and for a copy that follows "
     "another module",
     "update_too_small": "warning",

@@ -30,7 +30,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
 from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
-from lightning_hooks.alerts.update_rules import NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
+from lightning_hooks.alerts.update_rules import NeverStepped, NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.attention import AttentionReport
@@ -48,7 +48,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
     AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
-        *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), ConstantTargets(), DoubleSoftmax()),
+        *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), NeverStepped(), ConstantTargets(), DoubleSoftmax()),
         *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), GrowthWithoutGain()),
         *(SecondMomentStale(), LrZero(), OptimizerSettings()),
         *(ConstantWeights(), FrozenHead()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,16 +31,20 @@ class Dead(Rule):
         dying: Share that counts where it has grown by ``growth`` since training's first epoch.
         growth: As a share of the units.
         min_samples: Values seen of each unit, below which only a layer without any unit that fired is judged.
+        min_units: Units below which ``of_few`` is the limit: of 32 units 20 may be dead by chance.
+        of_few: That limit.
     """
 
     kind: ClassVar[str] = "dead"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth")
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth", "of_few")
 
     threshold: float = 0.7
     dying: float = 0.6
     growth: float = 0.2
     min_samples: int = 16
+    min_units: int = 64
+    of_few: float = 0.8
 
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per rectifier with more dead units than the threshold."""
@@ -47,6 +52,8 @@ class Dead(Rule):
             first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
             grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
             limit = min(self.dying, self.threshold) if grown else self.threshold
+            units = stats.count / stats.unit_samples if stats.unit_samples else math.inf
+            limit = limit if units >= self.min_units else max(limit, self.of_few)
             few = stats.unit_samples is not None and stats.unit_samples < self.min_samples and stats.dead_fraction != 1.0
             if stats.dead_fraction is not None and stats.dead_fraction > limit and not few:
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
@@ -66,26 +73,31 @@ class Saturated(Rule):
 
     Attributes:
         threshold: Share of its values, in [0, 1]. Half is the share the hook literature and SageMaker's rules flag.
+        learned: The same for an activation that was below it in training's first window: gates learn to be open or shut.
     """
 
     kind: ClassVar[str] = "saturated"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "learned")
 
     threshold: float = 0.5
+    learned: float = 0.9
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
+        first = history[0].sites if history else {}
         sites = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
         last = next(reversed(sites), None)  # a confident classifier's last activation is meant to be there
         for site, stats in sites.items():
-            if stats.saturated_fraction is not None and stats.saturated_fraction > self.threshold:
+            began = first[site].saturated_fraction if site in first else None
+            limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
+            if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
                 of_model = site in report.functions and "/" not in site  # for a metric, perhaps
                 severity: Severity = "info" if site == last or of_model else "warning"
                 yield self.alert(
-                    report, site, stats.saturated_fraction, self.threshold, severity,
+                    report, site, stats.saturated_fraction, limit, severity,
                     f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
-                    f"{percent(self.threshold)}), where the slope is almost zero and gradients vanish. Common causes: inputs that "
+                    f"{percent(limit)}), where the slope is almost zero and gradients vanish. Common causes: inputs that "
                     "are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
 
@@ -94,7 +106,8 @@ class Saturated(Rule):
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
-    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet.
+    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; and for a module inside a
+    library's model that has been so from the start: positions of padding, a branch for inputs that this task does not have.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
@@ -106,7 +119,7 @@ class Constant(Rule):
 
     threshold: float = 1e-6
 
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
         if only_the_first_step(report):
             return
@@ -117,8 +130,9 @@ class Constant(Rule):
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
                 gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
+                meant = site in report.of_libraries and all(site in earlier.of_libraries for earlier in history)
                 yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate else "warning",
+                    report, site, spread, self.threshold, "info" if gate or meant else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip

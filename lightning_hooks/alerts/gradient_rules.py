@@ -175,12 +175,15 @@ class Exploding(Rule):
             provided that every module before it exceeds at least a hundredth of that.
         absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
             (1e3 in the hook literature and NeuralDBG).
+        spares: RMS of a weight's gradient over that at its module's output below which the output's does not reach it: it is an
+            info where that is so for all weights where the gradient explodes, as for the padding of an embedding.
     """
 
     kind: ClassVar[str] = "exploding"
 
     relative: float = 1e4
     absolute: float = HUGE
+    spares: float = 1e-3
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
@@ -202,15 +205,21 @@ class Exploding(Rule):
             course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
             if culprit is not None and flow.sites.index(culprit) not in grown:
                 sites.insert(0, (culprit, flow.rms[grown[-1]]))
+        severity: Severity = "info" if self._spares_weights(report, [flow.sites[place] for place in grown]) else "critical"
         for site, rms in sites:
             ratio = rms / near_loss
             what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
-            yield self._found(report, site, ratio, self.relative, what, f" It grows {course}.", "critical")
+            yield self._found(report, site, ratio, self.relative, what, f" It grows {course}.", severity)
         large = [(flow.sites[place], flow.rms[place]) for place in huge]
         large += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
         for site, rms in large:  # a warning: it may be in the units of the loss
             what = f"is very large (RMS {rms:.1e}, limit {self.absolute:.0e})"
             yield self._found(report, site, rms, self.absolute, what, "", "warning")
+
+    def _spares_weights(self, report: GradientFlowReport, sites: Sequence[str]) -> bool:
+        """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
+        own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
+        return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
 
     def _found(
         self,

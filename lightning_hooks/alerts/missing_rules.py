@@ -19,7 +19,8 @@ class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
 
     It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
-    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs.
+    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs. So it is for a part of
+    a library's model, as the queries of a last block whose other outputs nothing reads.
 
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
@@ -29,6 +30,11 @@ class Zero(Rule):
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold",)
 
+    _CAUSES: ClassVar[str] = (
+        "Common causes: dead or saturated units after it, an output that is masked or multiplied by zero, an input of zeros, or an "
+        "expert that no token reached."
+    )
+
     threshold: float = 1.0
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
@@ -37,13 +43,14 @@ class Zero(Rule):
             return
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
-                harmless = another_expert_learns(report, site) or _weight_learns(report, site)
+                spare = report.setups[site].spare if site in report.setups else ""
+                why = f"This seems intended: it is {spare}." if spare else self._CAUSES
+                harmless = spare or another_expert_learns(report, site) or _weight_learns(report, site)
                 severity: Severity = "info" if harmless else "warning"
                 yield self.alert(
                     report, site, gradient.zero_fraction, self.threshold, severity,
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
-                    "connected to the loss but does not learn. Common causes: dead or saturated units after it, an output that is "
-                    "masked or multiplied by zero, an input of zeros, or an expert that no token reached.",
+                    f"connected to the loss but does not learn. {why}",
                 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from lightning_hooks.alerts.past import loss_falls
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
+from lightning_hooks.statistics.initial import TEXTBOOK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +35,7 @@ class PoorInit(Rule):
     kind: ClassVar[str] = "poor_init"
 
     factor: float = 7.0
-    textbook: tuple[float, float] = (0.3, 1.6)
+    textbook: tuple[float, float] = TEXTBOOK
     near: float = 2.0
     min_layers: int = 3
 

@@ -135,6 +135,33 @@ class NotUpdated(Rule):
         return seen_whole and step > self.rounding
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NeverStepped(Rule):
+    """Gradients are computed in every batch, and no optimizer takes a step.
+
+    Attributes:
+        min_batches: Batches of a window below which it is not judged.
+    """
+
+    kind: ClassVar[str] = "not_updated"
+    judges: ClassVar[Judges] = "epoch"
+
+    min_batches: int = 20
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if there are optimizers and gradients, and no steps."""
+        held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
+        if report.batches < self.min_batches or not held or not report.modules or any(setup.steps for setup in held.values()):
+            return
+        optimizers = dict.fromkeys(name for setup in held.values() for name in setup.optimizers)
+        yield self.alert(
+            report, next(iter(optimizers)), 0.0, 0.0, "warning",
+            f"gradients were computed, but {', '.join(optimizers)} took no step in {report.batches} batches: nothing is learned. "
+            "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
+            advice=("Call optimizer.step() after manual_backward()",),
+        )  # fmt: skip
+
+
 def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
     """Of the weights with a measured update, whether it changed them: also of those that are all zeros."""
     found = {name: ratio > 0 for name, ratio in weight_ratios(report).items()}

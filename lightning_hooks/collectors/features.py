@@ -22,6 +22,7 @@ from lightning_hooks.collectors.residual_stream import ResidualStream, blocks_ar
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.spare import of_libraries
 from lightning_hooks.reports.alert import FEATURE_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
@@ -192,6 +193,7 @@ class FeatureCollector(Collector[FeatureReport]):
         unmeasured = self._named(known[3:])
         sites, silent = self.table.read(features)
         order = self.table.called(sites_in_order(calls))
+        still = [name for name, stats in sites.items() if stats.std <= 1e-6 * stats.rms]
         return FeatureReport(
             epoch,
             step,
@@ -204,6 +206,7 @@ class FeatureCollector(Collector[FeatureReport]):
             initial_roles=dict(self._roles),
             shared=dict(self._shared),
             unmeasured=tuple(name for name in silent if name in unmeasured),
+            of_libraries=tuple(of_libraries(self.context.host.model, still)),
             functions={} if self._functional is None else self._functional.functions,
             **self._parts.read(parts),
         )

@@ -243,7 +243,8 @@ class GradientCollector(GradientSites):
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
         setups = with_gradients(self._setups, found)
-        self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording)
+        zeros = [name for name, stats in parameters.items() if stats.zero_fraction == 1]
+        self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording, zeros)
         return GradientFlowReport(
             epoch,
             step,

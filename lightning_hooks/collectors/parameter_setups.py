@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.spare import spare_parts
+from lightning_hooks.hooks.spare import of_libraries, spare_parts
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics.initial import starting_at_zero
 
@@ -129,20 +129,22 @@ def with_gradients(setups: dict[str, ParameterSetup], found: Mapping[str, bool])
 
 
 def with_reasons(
-    setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str], recording: Set[str]
+    setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str], recording: Set[str], zeros: Sequence[str]
 ) -> dict[str, ParameterSetup]:
-    """The setups, with the reason where a parameter may be meant to have no gradient.
+    """The setups, with the reason where a parameter may be meant to have no gradient, or one of zeros.
 
     Args:
         setups: Of all ranks together: from one rank's alone, one rank could warn where another gives an info.
         model: The model.
         called: The modules that were called, in the order of their first calls.
         recording: Those of them whose output required a gradient.
+        zeros: The parameters whose gradient is exactly zero.
     """
     named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
     without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
-    reasons = spare_parts(model, without.keys(), called, recording)
-    return {**setups, **{without[raw]: dataclasses.replace(setups[without[raw]], spare=why) for raw, why in reasons.items()}}
+    of_zeros = of_libraries(model, [name for name in zeros if name in setups])
+    reasons = of_zeros | {without[raw]: why for raw, why in spare_parts(model, without.keys(), called, recording).items()}
+    return {**setups, **{name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}}
 
 
 class _Held(NamedTuple):

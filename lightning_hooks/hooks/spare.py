@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import torch
@@ -52,6 +52,16 @@ def spare_parts(
         if reasons[part]:
             found[parameter] = reasons[part]
     return found
+
+
+def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Which modules or parameters a class of an installed library holds, by their names without the prefixes of wrappers.
+
+    Returns:
+        Name to the reason why the part may be meant as it is, as text.
+    """
+    modules = {clean_name(name): module for name, module in root.named_modules()}
+    return {name: reason for name in names if (reason := _by_library(name, modules))}
 
 
 def _largest(parameter: str, trained: Set[str]) -> str:

@@ -20,8 +20,8 @@ class ParameterSetup:
         lr_peak: The largest learning rate that its schedule is known to have had or to be going to have; None as for ``lr``.
         unzeroed_steps: How many of these steps were taken with gradients that had not been zeroed since the step before.
         starts_at_zero: Whether training started with all its numbers at zero, or next to it.
-        spare: Of one without a gradient: why that may be meant, such as ``an unused part of transformers' BertModel``; empty if no
-            reason is known.
+        spare: Of one without a gradient, or with a gradient of exact zeros: why that may be meant, such as ``a part of BertModel
+            (from transformers) that this task does not use``; empty if no reason is known.
         decay: The share of itself that decoupled weight decay (AdamW's, SGD's) takes of it at each step; 0 without.
     """
 

@@ -15,11 +15,21 @@ from lightning_hooks.statistics.shards import is_distributed
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
 
 
+TEXTBOOK = (0.3, 1.6)
+"""Gains of common initialisations."""
+
+
+def is_textbook(gain: float) -> bool:
+    """Whether a gain is that of a common initialisation."""
+    return TEXTBOOK[0] <= gain <= TEXTBOOK[1]
+
+
 def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     """The gain of each site's weights: root mean square times the root of the fan-in, so that layers of any width compare.
 
     A layer with gain g makes of independent inputs of size 1 outputs of about size g: 1.41 for He's initialisation, 0.58 for
-    PyTorch's own, 1 for LeCun's. Of a module with several weights (a recurrent one) the largest counts.
+    PyTorch's own, 1 for LeCun's. Where it is unusual, and the gain by the fan-out is not, that one counts: torchvision and timm
+    initialise convolutions by their fan-out. Of a module with several weights (a recurrent one) the largest counts.
 
     Args:
         sites: (name, module) pairs. Frozen weights, embeddings and what has fewer than two dimensions are left out.
@@ -29,6 +39,7 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     """
     names: list[str] = []
     gains: list[Tensor] = []
+    outward: list[float] = []  # the gain by the fan-out over that by the fan-in
     for name, module in sites:
         if isinstance(module, _TABLES):
             continue
@@ -42,9 +53,12 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
             whole = norm.full_tensor() if is_distributed(norm) else norm  # a collective: all ranks start with the same sites
             gains.append(whole.float() * math.sqrt(fan_in / weight.numel()))
             names.append(name)
+            outward.append(math.sqrt(weight.numel() // weight.shape[0 if transposed else 1] / fan_in))
     found: dict[str, float] = {}
     if gains:
-        for name, gain in zip(names, torch.stack([gain.to(gains[0].device) for gain in gains]).tolist(), strict=True):
+        values = torch.stack([gain.to(gains[0].device) for gain in gains]).tolist()
+        for name, by_fan_in, ratio in zip(names, values, outward, strict=True):
+            gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_in * ratio) else by_fan_in * ratio
             found[name] = max(gain, found.get(name, 0.0))
     return found
 
@@ -68,8 +82,8 @@ def _type_name(module: nn.Module) -> str:
 def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     """What each layer with weights is in its block: its type, and the last part of its name without numbers.
 
-    A head has none: a layer that none of its role is like in shape, and whose outputs are as many as no layer takes in. How large
-    a head's weights start is a choice of its own.
+    A head has none: a layer that none of its role is like in shape, and whose outputs are as many as no layer takes in, or the last
+    of a numbered sequence (``actor.4``). How large a head's weights start is a choice of its own.
 
     Args:
         sites: (name, module) pairs, as for :func:`initial_gains`.
@@ -87,9 +101,14 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
             transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
             put_out, taken = weights[0].shape[transposed], weights[0].shape[not transposed]
             widths[name] = int(put_out), int(taken)
+    last = {name.rpartition(".")[0]: name for name in shapes if not role_of(name)}  # of each numbered sequence
     alike = Counter(shapes.values())
     takes = {taken for _, taken in widths.values()}
-    return {name: role for name, (role, shape) in shapes.items() if alike[role, shape] > 1 or widths[name][0] in takes}
+    return {
+        name: role
+        for name, (role, shape) in shapes.items()
+        if (alike[role, shape] > 1 or widths[name][0] in takes) and (name not in last.values() or widths[name][0] in takes)
+    }
 
 
 def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-3) -> frozenset[str]:

@@ -63,6 +63,29 @@ def test_units_that_were_hardly_seen_are_not_called_dead(features, samples, shar
     assert bool(list(Dead()(features({"dead_fraction": share, "unit_samples": samples})))) is found
 
 
+@pytest.mark.parametrize(("units", "share", "found"), [(63, 0.79, False), (63, 0.81, True), (64, 0.71, True)])
+def test_of_few_units_more_may_be_dead(features, units, share, found):
+    given = features({"dead_fraction": share, "unit_samples": 100, "count": 100 * units})
+    assert bool(list(Dead()(given))) is found
+
+
+@pytest.mark.parametrize(("began", "now", "found"), [(0.5, 0.9, False), (0.5, 0.91, True), (0.51, 0.52, True), (None, 0.51, True)])
+def test_an_activation_that_was_not_saturated_may_learn_to_be(features, began, now, found):
+    first, report = (features({"saturated_fraction": share}, {}) for share in (began, now))
+    assert bool(list(Saturated()(report, [first]))) is found
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "severity"),
+    [(True, True, "info"), (True, False, "warning"), (False, False, "warning"), (False, True, "warning")],
+)
+def test_what_was_constant_from_the_start_in_a_library_s_model(features, now, before, severity):
+    still = features({"std": 0.0}, {})
+    given, first = (replace(still, of_libraries=("site0",) if known else ()) for known in (now, before))
+    (alert,) = Constant()(given, [first])
+    assert alert.severity == severity
+
+
 def test_alerts_come_in_model_order(features):
     report = features({"dead_fraction": 0.75}, {}, {"dead_fraction": 0.9})
     assert [alert.site for alert in Dead()(report)] == ["site0", "site2"]

@@ -186,6 +186,24 @@ def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradient
     assert [alert.severity for alert in alerts if alert.site == "head.bias"] == [severity]
 
 
+@pytest.mark.parametrize("spare", ["", "a part of Bert (from transformers) that this task does not use"])
+def test_a_zero_gradient_in_a_library_s_model_is_an_info(gradients, spare):
+    held = ParameterSetup(10, 2, True, True, ("0-Adam",), 10, 0.1, 0.1, spare=spare)
+    given = replace(gradients({}, parameters=[{"zero_fraction": 1.0}]), setups={"weight0": held})
+    (alert,) = Zero()(given)
+    assert alert.severity == ("info" if spare else "warning")
+    assert spare in alert.diagnosis
+
+
+@pytest.mark.parametrize(("weight", "severity"), [(9.0, "info"), (11.0, "critical"), (None, "critical")])
+def test_gradients_that_do_not_reach_the_weights_do_no_harm(gradients, weight, severity):
+    """As those of padding at the output of an embedding."""
+    parameters = {} if weight is None else {"parameters": [{"rms": weight}]}
+    given = gradients({"rms": 1e4}, {"rms": 0.1}, **parameters)
+    given = replace(given, parameters=dict(zip(["site0.weight"], given.parameters.values(), strict=False)))
+    assert {alert.severity for alert in Exploding(absolute=math.inf)(given)} == {severity}
+
+
 @pytest.mark.parametrize(
     ("steps", "missing", "nonfinite", "found"),
     [(0, 1, 0, True), (0, 5, 0, True), (1, 5, 0, False), (0, 5, 1, False), (4, 0, 0, False), (0, 0, 0, False)],

@@ -11,17 +11,19 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     LossReport,
     Missing,
+    NeverStepped,
     NotOptimized,
     ParameterSetup,
     UpdateTooLarge,
     UpdateTooSmall,
 )
 from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
-from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.statistics import GradientStats, ParameterGradientStats
 
 MEASURED = ParameterGradientStats(
     steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3
 )
+GRADIENT = GradientStats(4, 100, 0.0, 0.1, -1.0, 1.0, 0.1, 1.0, 2.0, 0.0, 0.0)
 HELD = ParameterSetup(100, 2, True, True, ("0-Adam",), steps=40, lr=1e-3, lr_peak=1e-3)
 
 
@@ -42,6 +44,15 @@ def names(rule: Any, *args: Any, **kwargs: Any) -> list[tuple[str, str, float, s
 def test_weights_alone_are_judged() -> None:
     assert weight_ratios(report(0.1, None, 0.3, setups={2: {"dimensions": 1}})) == {"0.weight": 0.1}
     assert weight_ratios(replace(report(0.1), setups={})) == {}
+
+
+@pytest.mark.parametrize(
+    ("steps", "batches", "gradients", "found"),
+    [(0, 20, True, True), (0, 19, True, False), (1, 20, True, False), (0, 20, False, False)],
+)
+def test_no_step_at_all(steps: int, batches: int, gradients: bool, found: bool) -> None:
+    given = report(None, setups={0: {"steps": steps}}, batches=batches, modules=dict.fromkeys("a" * gradients, GRADIENT))
+    assert [(alert.kind, alert.site) for alert in NeverStepped()(given)] == [("not_updated", "0-Adam")] * found
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """What the exam is made of: trainings of the models of others, by their own recipes, in two halves of families.
 
 Rules and thresholds may be chosen by looking at the families of the half for calibration, never by those of the other half, the
-report. Which half a family is in depends on where it is written: those in modules named ``tests.exam.report_*`` are the report, all
-others are for calibration.
+report. Which half a family is in depends on where it is written: those in modules named ``tests.exam.unseen_*`` are the report, all
+others are for calibration. Once a report has led to a change of the rules it is seen, and the next one needs new families.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
     @property
     def calibrates(self) -> bool:
         """Whether thresholds may be chosen by looking at it: it is not written in a module of the report."""
-        return not self.build.__module__.startswith("tests.exam.report_")
+        return not self.build.__module__.startswith("tests.exam.unseen_")
 
     @property
     def installed(self) -> bool:

@@ -9,7 +9,7 @@ import tests.exam
 from tests.exam.cases import CASES
 
 for _module in pkgutil.iter_modules(tests.exam.__path__):
-    if _module.name.startswith(("healthy_", "planted_", "report_", "unseen_")):
+    if _module.name.startswith(("healthy_", "planted_", "seen_", "unseen_")):
         importlib.import_module(f"tests.exam.{_module.name}")
 
 __all__ = ["CASES"]

@@ -41,7 +41,7 @@ def test_each_half_has_many_families(healthy: bool, calibrates: bool) -> None:
 
 
 def test_halves_are_told_by_the_module() -> None:
-    assert not any(case.calibrates == ("report_" in case.build.__module__) for case in CASES.values())
+    assert not any(case.calibrates == ("unseen_" in case.build.__module__) for case in CASES.values())
 
 
 @pytest.mark.parametrize("name", FAULTS)

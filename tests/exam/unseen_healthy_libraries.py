@@ -13,8 +13,8 @@ from tests.exam.cases import Built, Expected, Recipe, healthy
 from tests.exam.healthy_graphs import adam, of_nodes, on_nodes
 from tests.exam.healthy_timm import TINY_VIT, create, cross_entropy, optimizer, smoothed, with_cosine
 from tests.exam.healthy_timm import trained as on_digits
-from tests.exam.report_graphs import on_pixels
 from tests.exam.schedules import CLIPPED, adamw, warm_cosine
+from tests.exam.seen_graphs import on_pixels
 from tests.exam.texts import batches
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torchmetrics
 from torch import nn
 
-from lightning_hooks.hooks.spare import spare_parts
+from lightning_hooks.hooks.spare import of_libraries, spare_parts
 
 
 class Classifier(nn.Module):
@@ -50,3 +50,11 @@ def test_a_branch_that_never_runs_is_not_used() -> None:
 
 def test_a_small_branch_that_runs_first_is_no_body() -> None:
     assert spare("stem") == {"stem"}
+
+
+def test_what_a_library_s_class_holds() -> None:
+    root = nn.Module()
+    root.net, root.head = Classifier(), nn.Linear(2, 2)
+    found = of_libraries(root, ["net.body.2", "net.stem.weight", "head", "head.bias"])
+    assert list(found) == ["net.body.2", "net.stem.weight"]
+    assert found["net.body.2"] == "a part of Classifier (from torchmetrics) that this task does not use"

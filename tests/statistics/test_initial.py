@@ -94,6 +94,26 @@ def test_roles() -> None:
     assert of(picture) == {"0": "Conv2d", "1": "ConvTranspose2d", "3": "Conv2d"}  # an autoencoder ends as wide as it began
 
 
+def test_the_last_of_a_numbered_sequence_is_a_head() -> None:
+    def net(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+    model = nn.ModuleDict({"actor": net(1), "critic": net(1), "encoder": net(4)})
+    found = roles([(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)])
+    inner = {f"{part}.{place}" for part in ("actor", "critic", "encoder") for place in (0, 2)}
+    assert set(found) == inner | {"encoder.4"}  # whose outputs others take in
+
+
+def test_a_gain_by_the_fan_out_counts_where_that_by_the_fan_in_is_unusual() -> None:
+    torch.manual_seed(0)
+    stem, wide = nn.Conv2d(1, 64, 7, bias=False), nn.Conv2d(64, 64, 3)
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out")
+    nn.init.constant_(wide.weight, 1.0)
+    gains = initial_gains([("stem", stem), ("wide", wide)])
+    assert gains["stem"] == pytest.approx(math.sqrt(2), rel=0.05)  # by the fan-in it is 0.18
+    assert gains["wide"] == pytest.approx(math.sqrt(64 * 9))
+
+
 def test_weights_that_start_at_zero() -> None:
     token = nn.Parameter(torch.full((1, 1, 8), 1e-6))
     weights = {

@@ -1,4 +1,4 @@
-"""Healthy trainings of timm's models, for the report: other architectures, other optimizers."""
+"""Healthy trainings of timm's models: other architectures, other optimizers."""
 
 from __future__ import annotations
 

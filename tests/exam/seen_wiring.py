@@ -1,4 +1,4 @@
-"""Faults for the report: parts that are not joined, frozen, shared, or in the wrong mode."""
+"""Faults: parts that are not joined, frozen, shared, or in the wrong mode."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.exam.healthy_scvi import planned
 from tests.exam.healthy_timm import create, cross_entropy, optimizer, trained
 from tests.exam.language_models import image_classifier, language_model, llama_net, translation
 from tests.exam.planted_timm import expecting
-from tests.exam.report_models import mbart_net
-from tests.exam.report_pictures import beit_net, picture_to_text_net
-from tests.exam.report_timm import poolformer, repvgg, sknet
 from tests.exam.schedules import CLIPPED, SHORT, adamw, warm_linear
+from tests.exam.seen_models import mbart_net
+from tests.exam.seen_pictures import beit_net, picture_to_text_net
+from tests.exam.seen_timm import poolformer, repvgg, sknet
 from tests.exam.signals import captioned, digits
 from tests.exam.texts import characters, pairs
 

@@ -1,4 +1,4 @@
-"""Healthy trainings of peft's adapters, for the report."""
+"""Healthy trainings of peft's adapters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from tests.exam.cases import Built, Expected, Recipe, healthy
 from tests.exam.healthy_peft import with_adapter
 from tests.exam.language_models import language_model, llama_net, translation
-from tests.exam.report_models import falcon_net, gpt_neo_net, mbart_net, olmo2_net
 from tests.exam.schedules import CLIPPED, SHORT, adamw, trained, warm_linear
+from tests.exam.seen_models import falcon_net, gpt_neo_net, mbart_net, olmo2_net
 from tests.exam.texts import characters, pairs
 
 WELL = Expected()

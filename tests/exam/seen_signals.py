@@ -1,4 +1,4 @@
-"""Healthy trainings of transformers' models of sounds and series, and of pytorch-forecasting's, for the report."""
+"""Healthy trainings of transformers' models of sounds and series, and of pytorch-forecasting's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Healthy trainings of transformers' models of pictures, for the report."""
+"""Healthy trainings of transformers' models of pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Healthy trainings with lightly's losses and of diffusers' models, for the report."""
+"""Healthy trainings with lightly's losses and of diffusers' models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults for the report: what models are given, and what their losses are."""
+"""Faults: what models are given, and what their losses are."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.exam.pictures import Changed, in_batches
 from tests.exam.pictures import digits as pictures
 from tests.exam.planted_graphs import on
 from tests.exam.planted_timm import expecting
-from tests.exam.report_graphs import Layers
-from tests.exam.report_models import gpt_neo_net, mpnet_net, olmo2_net
-from tests.exam.report_pictures import segformer_net
-from tests.exam.report_signals import FUTURE, PAST, by_level, patchtsmixer_net
-from tests.exam.report_texts import Preferred
-from tests.exam.report_timm import convmixer, levit, repvgg, xcit
 from tests.exam.schedules import SHORT, adamw, warm_linear
+from tests.exam.seen_graphs import Layers
+from tests.exam.seen_models import gpt_neo_net, mpnet_net, olmo2_net
+from tests.exam.seen_pictures import segformer_net
+from tests.exam.seen_signals import FUTURE, PAST, by_level, patchtsmixer_net
+from tests.exam.seen_texts import Preferred
+from tests.exam.seen_timm import convmixer, levit, repvgg, xcit
 from tests.exam.signals import digits, series
 from tests.exam.texts import characters
 

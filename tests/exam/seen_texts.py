@@ -1,4 +1,4 @@
-"""Healthy trainings of language models of transformers, for the report: other architectures, other recipes."""
+"""Healthy trainings of language models of transformers: other architectures, other recipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from tests.exam.cases import Built, Expected, Recipe, healthy
 from tests.exam.language_models import DECODER, ENCODER, classifier, language_model, masked_language_model, translation
-from tests.exam.report_models import (
+from tests.exam.schedules import CLIPPED, SHORT, Optimizers, adafactor, adamw, decayed_apart, warm_cosine, warm_linear
+from tests.exam.seen_models import (
     cohere_net,
     falcon_net,
     gpt_neo_net,
@@ -22,7 +23,6 @@ from tests.exam.report_models import (
     qwen2_moe_net,
     trapezoid,
 )
-from tests.exam.schedules import CLIPPED, SHORT, Optimizers, adafactor, adamw, decayed_apart, warm_cosine, warm_linear
 from tests.exam.texts import END, PAD, START, VOCABULARY, characters, lines, masked, pairs
 
 WELL = Expected()

@@ -1,4 +1,4 @@
-"""Healthy trainings in gymnasium's environments and of scvi-tools' models, for the report."""
+"""Healthy trainings in gymnasium's environments and of scvi-tools' models."""
 
 from __future__ import annotations
 

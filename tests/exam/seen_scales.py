@@ -1,4 +1,4 @@
-"""Faults for the report: scales, initial weights, and outputs that become the same."""
+"""Faults: scales, initial weights, and outputs that become the same."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.exam.healthy_timm import cross_entropy, optimizer, trained
 from tests.exam.language_models import language_model, masked_language_model
 from tests.exam.planted_graphs import on
 from tests.exam.planted_timm import RATE, expecting, norms
-from tests.exam.report_episodes import TD3
-from tests.exam.report_graphs import Layers
-from tests.exam.report_models import cohere_net, mpnet_net
-from tests.exam.report_signals import FUTURE, PAST, patchtsmixer_net
-from tests.exam.report_timm import eva, repvgg, sknet
 from tests.exam.schedules import CLIPPED, SHORT, adamw
+from tests.exam.seen_episodes import TD3
+from tests.exam.seen_graphs import Layers
+from tests.exam.seen_models import cohere_net, mpnet_net
+from tests.exam.seen_signals import FUTURE, PAST, patchtsmixer_net
+from tests.exam.seen_timm import eva, repvgg, sknet
 from tests.exam.signals import series
 from tests.exam.texts import characters
 

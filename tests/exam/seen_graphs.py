@@ -1,4 +1,4 @@
-"""Healthy trainings of torch_geometric's models and layers, for the report."""
+"""Healthy trainings of torch_geometric's models and layers."""
 
 from __future__ import annotations
 

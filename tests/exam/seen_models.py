@@ -1,4 +1,4 @@
-"""Models of transformers and schedules that the half for calibration does not have, at tiny sizes, with random weights."""
+"""More models of transformers and schedules, at tiny sizes, with random weights."""
 
 from __future__ import annotations
 

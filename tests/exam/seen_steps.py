@@ -1,4 +1,4 @@
-"""Faults for the report: optimizers, schedules, precision and the step."""
+"""Faults: optimizers, schedules, precision and the step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.exam.healthy_timm import cross_entropy, optimizer, trained
 from tests.exam.language_models import image_classifier, language_model, translation
 from tests.exam.planted_timm import RATE, expecting
 from tests.exam.planted_transformers import Manual
-from tests.exam.report_models import cohere_net, falcon_net, gpt_neo_net, mbart_net, olmo2_net
-from tests.exam.report_pictures import beit_net, bright, segformer_net
-from tests.exam.report_timm import convmixer, poolformer, repvgg, res2net, sknet, xcit
-from tests.exam.report_views import joint_transformer, straightened
 from tests.exam.schedules import CLIPPED, SHORT, adamw, decayed_apart, scheduled
+from tests.exam.seen_models import cohere_net, falcon_net, gpt_neo_net, mbart_net, olmo2_net
+from tests.exam.seen_pictures import beit_net, bright, segformer_net
+from tests.exam.seen_timm import convmixer, poolformer, repvgg, res2net, sknet, xcit
+from tests.exam.seen_views import joint_transformer, straightened
 from tests.exam.signals import digits
 from tests.exam.texts import characters, pairs
 
