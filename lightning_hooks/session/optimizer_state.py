@@ -44,6 +44,18 @@ class OptimizerState:
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
     undo: Withheld | None = None  # of an update that is to change nothing
 
+    def batch_start(self) -> None:
+        """A training batch starts; where a step raised and was caught, it is over."""
+        self.depth, self.stepping, self.waiting = 0, False, self.step is not None
+
+    def before_backward(self) -> None:
+        """Backward starts: gradients of an earlier batch that are gone by now were never used."""
+        if self.waiting and self.step is not None and all(parameter.grad is None for parameter in self.step.parameters):
+            self.discarded += 1
+        self.waiting = False
+        if self.left is not None:
+            self.left.before_backward()
+
     def give_back(self) -> None:
         """The update is over: weights and gradients are as they were."""
         undo, self.undo = self.undo, None

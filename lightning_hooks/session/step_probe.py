@@ -114,8 +114,7 @@ class StepProbe:
         if not self._observers:
             return
         for watch in self._watches.values():
-            watch.depth, watch.stepping = 0, False  # where a step raised and was caught
-            watch.waiting = watch.step is not None
+            watch.batch_start()
         now = self._host.optimizers
         if len(now) != len(self._optimizers) or any(a is not b for a, b in zip(now, self._optimizers, strict=True)):
             self._notify_changed(self._install())
@@ -124,11 +123,7 @@ class StepProbe:
         """Backward starts."""
         self._backward = True
         for watch in self._watches.values():
-            if watch.waiting and watch.step is not None and not any(p.grad is not None for p in watch.step.parameters):
-                watch.discarded += 1
-            watch.waiting = False
-            if watch.left is not None:
-                watch.left.before_backward()
+            watch.before_backward()
             if watch.ready and not watch.stepping:  # announced, and not taken before this next backward
                 self._skip(watch)
 
