@@ -44,6 +44,9 @@ def names(rule: Any, *args: Any, **kwargs: Any) -> list[tuple[str, str, float, s
 def test_weights_alone_are_judged() -> None:
     assert weight_ratios(report(0.1, None, 0.3, setups={2: {"dimensions": 1}})) == {"0.weight": 0.1}
     assert weight_ratios(replace(report(0.1), setups={})) == {}
+    stacked = report(0.1)
+    renamed = {"a.bias": stacked.parameters["0.weight"]}, {"a.bias": stacked.setups["0.weight"]}
+    assert weight_ratios(replace(stacked, parameters=renamed[0], setups=renamed[1])) == {}  # one bias for each of several stacks
 
 
 @pytest.mark.parametrize(
