@@ -199,7 +199,7 @@ FORMULAS: dict[str, str] = {
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
     "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients",
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
-    "               where the median of all weights is below {UpdateTooLarge.usual}\n\n"
+    "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual}\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
     "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
     "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"

@@ -13,7 +13,7 @@ from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.reports.windows import GradientFlowReport
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE, ParameterGradientStats
+from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 
 
 def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
@@ -197,8 +197,9 @@ class UpdateTooLarge(Rule):
     Attributes:
         threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
             healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
-        usual: Median ratio of all weights below which a weight's largest of three or more measured steps is left out: before a
-            batch norm one step may make weights so large that all later ones are small.
+        usual: Median ratio of all weights below which a weight's largest of three or more measured steps is left out, under an
+            optimizer whose steps are as large as the gradient: before a batch norm one may make weights so large that all later
+            ones are small.
         decay: The share of a weight that decoupled weight decay removes at each step, from which on it counts: at 0.01, 100 steps
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
@@ -233,7 +234,7 @@ class UpdateTooLarge(Rule):
             }
         usual = statistics.median(ratios.values()) if ratios else 0.0
         if usual < self.usual:
-            ratios = {name: _without_largest(report.parameters[name], ratio) for name, ratio in ratios.items()}
+            ratios = {name: _without_largest(report, name, ratio) for name, ratio in ratios.items()}
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:
                 rate = report.setups[name].lr
@@ -245,10 +246,13 @@ class UpdateTooLarge(Rule):
                 )  # fmt: skip
 
 
-def _without_largest(stats: ParameterGradientStats, ratio: float) -> float:
-    """A mean update ratio without that of the window's largest step, from three steps on."""
+def _without_largest(report: GradientFlowReport, name: str, ratio: float) -> float:
+    """A mean update ratio without that of the window's largest step, from three steps on, where the gradient makes it large."""
+    stats = report.parameters[name]
     largest = stats.update_ratio_max
-    return ratio if largest is None or stats.steps < 3 else max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
+    if largest is None or stats.steps < 3 or any(map(is_scale_free, report.setups[name].optimizers)):
+        return ratio
+    return max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

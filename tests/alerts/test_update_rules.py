@@ -128,7 +128,9 @@ def test_a_step_of_lbfgs_is_many() -> None:
 def test_one_large_update_is_not_a_large_update_at_every_step(steps: int, largest: float | None, found: bool) -> None:
     given = replace(MEASURED, steps=steps, update_ratio=0.5, update_ratio_max=largest)  # without 1.3 of 3: a mean of 0.1
     parameters = {"0.weight": given, "1.weight": MEASURED, "2.weight": MEASURED}
-    assert bool(list(UpdateTooLarge()(report(0.5, 1e-3, 1e-3, parameters=parameters)))) is found
+    of_sgd = {0: {"optimizers": ("0-SGD",)}}
+    assert bool(list(UpdateTooLarge()(report(0.5, 1e-3, 1e-3, parameters=parameters, setups=of_sgd)))) is found
+    assert list(UpdateTooLarge()(report(0.5, 1e-3, 1e-3, parameters=parameters)))  # of Adam's the learning rate is the size
     alike = dict.fromkeys(parameters, given)
     assert list(UpdateTooLarge()(report(0.5, 0.5, 0.5, parameters=alike)))  # all weights have made it
 

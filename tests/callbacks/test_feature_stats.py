@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor, monitors
+from lightning_hooks.alerts import Dead
 from tests.support.models import NETS, Classifier, ResidualCNN, TinyTransformer, hook_counts, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_stats, reference_stats
 
@@ -93,7 +94,7 @@ def test_dead_channels_of_a_convolution() -> None:
     nn.init.constant_(net.bn.bias, -100.0)
     with torch.no_grad():
         net.bn.bias[1] = 5.0
-    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False, rules=[Dead(of_few=0.7)])
     trainer([monitor]).fit(Classifier(net, lr=0.0), loader((1, 6, 6)))
     assert monitor.report.sites["net.act"].dead_fraction == 0.75
     assert [(a.kind, a.site, a.value) for a in monitor.report.alerts if a.kind == "dead"] == [("dead", "net.act", 0.75)]

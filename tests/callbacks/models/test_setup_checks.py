@@ -91,7 +91,8 @@ class Switching(Classifier):
     [
         (Switching("net"), {"net.bn": 2, "net.drop": 2}, [("eval_mode", "net", "warning")]),
         (Switching(""), {"net.bn": 3, "net.drop": 3}, [("eval_mode", "the model", "warning")]),
-        (Switching("net.bn"), {"net.bn": 1}, [("eval_mode", "net.bn", "info")]),
+        (Switching("net.bn"), {"net.bn": 1}, [("eval_mode", "net.bn", "warning")]),  # it has seen no data
+        (Switching("net.drop"), {"net.drop": 1}, [("eval_mode", "net.drop", "info")]),
         (Switching("net", within=True), {}, []),
         (Switching("net.act"), {}, []),
     ],
