@@ -8,8 +8,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.call_rows import CallRows
 
 MASKED = -9e3
 """Scores at or below this are masked: masks add -inf, the least number of a type, -1e9 or -1e4."""
@@ -64,7 +63,7 @@ class CallColumn(IntEnum):
 WIDTH = len(CallColumn)
 
 
-class CallChecks:
+class CallChecks(CallRows):
     """A row for each site of a call.
 
     Args:
@@ -73,9 +72,7 @@ class CallChecks:
     """
 
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
-        self._known: dict[int, list[float]] = {}  # what the host knows of the window; of few sites, and cheaper than a tensor
+        super().__init__(capacity, WIDTH, (CallColumn.P,), device)
 
     def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
         """Take up a call of softmax. No host sync.
@@ -89,7 +86,7 @@ class CallChecks:
         if not values.dim() or not values.is_floating_point():
             return
         along = (0 if values.dim() in (0, 1, 3) else 1) if dim is None else dim % values.dim()
-        row = self._row(index)
+        row = self.row(index)
         row[CallColumn.SOFTMAX] += 1
         row[CallColumn.OVER_BATCH] += is_over_batch(values, along, samples)
         if values.dim() > 1 and along != values.dim() - 1 and values.numel():
@@ -103,7 +100,7 @@ class CallChecks:
             p: The share that it drops; 0 where it drops nothing.
             training: Whether the module that makes it is in training mode.
         """
-        row = self._row(index)
+        row = self.row(index)
         row[CallColumn.DROPOUT] += 1
         row[CallColumn.IN_EVAL_MODE] += p > 0 and not training
         row[CallColumn.P] = max(row[CallColumn.P], p)
@@ -115,35 +112,9 @@ class CallChecks:
             index: Of its site.
             p: The share that it drops.
         """
-        row = self._row(index)
+        row = self.row(index)
         row[CallColumn.IN_VALIDATION] += 1
         row[CallColumn.P] = max(row[CallColumn.P], p)
-
-    def _row(self, index: int) -> list[float]:
-        return self._known.setdefault(index, [0.0] * WIDTH)
-
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        known = torch.zeros(self.rows.shape, dtype=self.rows.dtype)
-        for index, row in self._known.items():
-            known[index] = torch.tensor(row, dtype=known.dtype)
-        return (self.rows + known.to(self.rows.device, non_blocking=True)).flatten()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        rows = packed.view_as(self.rows).tolist()
-        self._known = {index: row for index, row in enumerate(rows) if any(row)}
-        self.rows.zero_()
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), by_columns(((largest, (CallColumn.P,)),), WIDTH)),)
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
-        self._known.clear()
 
 
 def softmax_use(row: list[float]) -> SoftmaxUse | None:

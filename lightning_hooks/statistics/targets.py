@@ -10,8 +10,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.call_rows import CallRows
 
 COMPARED = 8
 """Samples of a target that are compared with one another, evenly spaced."""
@@ -59,10 +58,9 @@ class TargetColumn(IntEnum):
 
 WIDTH = len(TargetColumn)
 _MAXIMA = (TargetColumn.INPUTS, TargetColumn.TARGETS, TargetColumn.PAIRS)
-_merged = by_columns(((largest, _MAXIMA),), WIDTH)
 
 
-class TargetTable:
+class TargetTable(CallRows):
     """A row for each loss between numbers.
 
     Args:
@@ -71,9 +69,7 @@ class TargetTable:
     """
 
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
-        self._known: dict[int, list[float]] = {}  # what the host knows of the window: shapes
+        super().__init__(capacity, WIDTH, _MAXIMA, device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool) -> None:
@@ -85,7 +81,7 @@ class TargetTable:
             target: Its target.
             reduced: Whether it takes the mean, or the sum, of what it compares.
         """
-        row = self._known.setdefault(index, [0.0] * WIDTH)
+        row = self.row(index)
         row[TargetColumn.CALLS] += 1
         if reduced and given.dim() != target.dim():
             shape: torch.Size = torch.broadcast_shapes(given.shape, target.shape)  # type: ignore[no-untyped-call]
@@ -108,29 +104,6 @@ class TargetTable:
         constant = varied & (samples == before).all()
         found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
         self.rows[index, TargetColumn.COMPARED : TargetColumn.INPUTS] += found
-
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        known = torch.zeros(self.rows.shape, dtype=self.rows.dtype)
-        for index, row in self._known.items():
-            known[index] = torch.tensor(row, dtype=known.dtype)
-        return (self.rows + known.to(self.rows.device, non_blocking=True)).flatten()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        rows = packed.view_as(self.rows).tolist()
-        self._known = {index: row for index, row in enumerate(rows) if any(row)}
-        self.rows.zero_()
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), _merged),)
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
-        self._known.clear()
 
 
 def target_stats(row: Sequence[float]) -> TargetStats:
