@@ -30,7 +30,8 @@ MEANINGS: dict[str, str] = {
     "image for every noise.",
     "output_range": "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a softmax "
     "itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or `mse_loss`, `l1_loss`, "
-    "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ.",
+    "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ, or has targets that the sigmoid, "
+    "softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has targets below 0 or above 1.",
     "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
@@ -127,7 +128,8 @@ FORMULAS: dict[str, str] = {
     "silent": "alert if calls = 0, or no output holds a floating-point tensor",
     "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
     "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
-    "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook}\n"
+    "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook},\n"
+    "      or rms(weight) is within {PoorInit.same} of the median of all layers, that of most is, and it is <= {PoorInit.small}\n"
     "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
     "or the time-step bias of a state-space layer (dt_bias) is",
     "shared": "alert if one module object is registered under two or more names of one parent",
@@ -159,7 +161,10 @@ FORMULAS: dict[str, str] = {
     "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
     "judged from {OutputRange.min_logits} logits on\n\n"
     "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
-    "          alert if input and target have not as many dimensions, and both are expanded",
+    "          alert if the shapes of input and target differ, and both are expanded\n"
+    "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh or ReLU "
+    "before it\n"
+    "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 to 1",
     "softmax_dim": "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
     "      or a line along the dimension is masked as a whole, and none along the last one\n"
     "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked\n"
@@ -193,13 +198,16 @@ FORMULAS: dict[str, str] = {
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
     "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
+    "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training\n"
     "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
     "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
-    "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients",
+    "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
+    "or one of several has taken none since training started, and gradients reach what it holds",
     "update_too_large": "update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
-    "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual}\n\n"
+    "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual};\n"
+    "               of two or more in the first window, if the loss falls in it\n\n"
     "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
     "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
     "updates_lost": "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
@@ -225,10 +233,11 @@ FORMULAS: dict[str, str] = {
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
     "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer\n"
+    "or if there are optimizers, and none holds a parameter of the model\n"
     "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in ±1/sqrt(fan_in)",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
     "eval_mode": "alert if a dropout, batch norm or spectral norm and the module around it are in eval mode, at the start\n"
-    "      and before the backward pass of every sampled batch, and at least {EvalMode.trains} of the elements next to it train and have a gradient\n"
+    "      and before the backward pass of every sampled batch, or of the last three of a window, and at least {EvalMode.trains} of the elements next to it train and have a gradient\n"
     "or if a batch norm alone is, with a running mean and variance of 0 and 1",
     "frozen_statistics": "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
     "    since training started, in the running std of that time\n\n"

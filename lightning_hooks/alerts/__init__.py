@@ -27,7 +27,7 @@ from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
+from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets, UnreachableTargets
 from lightning_hooks.alerts.update_rules import NeverStepped, NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.alerts.windows import AlertWindow
@@ -139,6 +139,7 @@ __all__ = [
     "StepsSkipped",
     "Stretching",
     "TargetStats",
+    "UnreachableTargets",
     "Unregistered",
     "UnregisteredModules",
     "UpdateSpike",

@@ -29,7 +29,7 @@ from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
 from lightning_hooks.alerts.step_rules import Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets
+from lightning_hooks.alerts.target_rules import PairedTargets, SameTargets, UnreachableTargets
 from lightning_hooks.alerts.update_rules import NeverStepped, NotOptimized, NotUpdated, UpdateTooLarge, UpdateTooSmall
 from lightning_hooks.alerts.weight_rules import GrowthWithoutGain, UpdatesLost, UpdateSpike, WeightsGrowing
 from lightning_hooks.reports.alert import Alert
@@ -42,7 +42,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
         *(RepresentationCollapse(), OutputRange(), SoftmaxDim(), DropoutInEval(), PrecisionNotApplied(), LabelsIgnoredByLoss()),
-        *(PairedTargets(), SameTargets()),
+        *(PairedTargets(), UnreachableTargets(), SameTargets()),
         *(ActivationOutliers(), ResidualGrowth()),
     ),
     AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),

@@ -22,7 +22,8 @@ class PoorInit(Rule):
     SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
     starts the last layer of each residual branch small, T5 its heads large, PPO the head of its policy small), so only layers of
     one role (``FeatureReport.initial_roles``) are compared, and heads have none. A layer counts only if no other of its role is
-    close and its own gain is not that of a common initialisation.
+    close and its own gain is not that of a common initialisation. Where most layers of a model have one small standard deviation,
+    whatever their width is, a layer that has it too is none to mend.
 
     Attributes:
         factor: Gain over the median gain of the layers of its role, or the inverse.
@@ -30,6 +31,8 @@ class PoorInit(Rule):
             is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
         near: Factor within which another layer is close.
         min_layers: A role with fewer layers is not judged.
+        small: Standard deviation up to which layers share one: 0.02 is common.
+        same: By how much it may differ, as that of few numbers does.
     """
 
     kind: ClassVar[str] = "poor_init"
@@ -38,6 +41,8 @@ class PoorInit(Rule):
     textbook: tuple[float, float] = TEXTBOOK
     near: float = 2.0
     min_layers: int = 3
+    small: float = 0.1
+    same: float = 0.15
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
@@ -49,9 +54,19 @@ class PoorInit(Rule):
             if report.epoch == 0 and len(gains) >= self.min_layers:
                 yield from self._alone(report, gains)
 
+    def _of_one_size(self, report: FeatureReport) -> set[str]:
+        """The layers with the small standard deviation that most share."""
+        usual = statistics.median(report.initial_rms.values()) if report.initial_rms else 0.0
+        if not 0 < usual <= self.small:
+            return set()
+        alike = {site for site, rms in report.initial_rms.items() if abs(rms / usual - 1) <= self.same}
+        return alike if 2 * len(alike) > len(report.initial_rms) else set()
+
     def _alone(self, report: FeatureReport, gains: dict[str, float]) -> Iterator[Alert]:
-        usual = statistics.median(gains.values())
+        usual, of_one_size = statistics.median(gains.values()), self._of_one_size(report)
         for site, gain in gains.items():
+            if site in of_one_size:
+                continue
             ratio = max(gain / usual, usual / gain)
             alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
             low, high = self.textbook

@@ -44,6 +44,13 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     return first is None or report.loss.mean < first.mean
 
 
+def falls_within(report: GradientFlowReport) -> bool:
+    """Whether the loss of a window's last quarter is lower than that of its first; of a long window, of the batches it keeps."""
+    losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
+    quarter = len(losses) // 4
+    return quarter > 0 and sum(losses[-quarter:]) < sum(losses[:quarter])
+
+
 def another_expert_learns(report: GradientFlowReport, site: str) -> bool:
     """Whether a parameter belongs to one of several experts, and that of another one has a gradient: tokens choose among them."""
     found = _EXPERT.fullmatch(site)

@@ -1,21 +1,23 @@
-"""Rules over what losses between numbers, such as ``mse_loss``, compare."""
+"""Rules over what losses with numbers for targets, such as ``mse_loss``, compare."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport
+from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, BOUNDS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairedTargets(Rule):
     """A loss of outputs of shape ``(n, 1)`` and targets of shape ``(n,)``: both are expanded, and every output meets every target.
 
-    What is compared in pairs on purpose has as many dimensions on both sides, or its pairs are not reduced by the loss itself.
+    What is compared in pairs on purpose is not reduced by the loss itself, as in quantile regression.
     """
 
     kind: ClassVar[str] = "output_range"
@@ -31,6 +33,47 @@ class PairedTargets(Rule):
                     "with every target, and the best output is their mean. Common cause: outputs of shape (n, 1), targets of (n,).",
                     advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
                 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreachableTargets(Rule):
+    """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
+
+    A binary cross entropy has no lowest value for targets below 0 or above 1.
+
+    Attributes:
+        share: Share of the targets outside of its values, above which it counts.
+        min_targets: Fewer targets are not judged.
+    """
+
+    kind: ClassVar[str] = "output_range"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.05
+    min_targets: int = 64
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss with such targets."""
+        for site, stats in report.targets.items():
+            if stats.bounded < self.min_targets or stats.outside <= self.share * stats.bounded:
+                continue
+            share = stats.outside / stats.bounded
+            low, high = BOUNDS[stats.bound]
+            values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
+            measured = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
+            if stats.bound == BINARY_CROSS_ENTROPY:
+                diagnosis = (
+                    f"{measured}: it expects probabilities. Outside of them it has no lowest value and falls without end. Common "
+                    "causes: labels of -1 and 1, class numbers, pictures that are standardised."
+                )
+                advice: tuple[str, ...] = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
+            else:
+                diagnosis = (
+                    f"{measured}, and a {stats.bound} comes right before it: no weights reach these targets, and outputs are "
+                    "driven to its bound, where its gradient vanishes."
+                )
+                advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
+            yield self.alert(report, site, share, self.share, "warning", diagnosis, advice=advice)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import has_converged, is_scale_free, loss_falls, takes_many_steps
+from lightning_hooks.alerts.past import falls_within, has_converged, is_scale_free, loss_falls, takes_many_steps
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.setups import ParameterSetup
@@ -36,12 +36,15 @@ def _is_bias(parameter: str) -> bool:
 class UpdateTooSmall(Rule):
     """Updates so small that nothing is learned, although there is a gradient.
 
-    SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. It is no alert where
-    training has converged (its gradient is small against that of the first epoch) or the schedule has a low learning rate at the
-    moment.
+    SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
+    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight. It is no
+    alert where training has converged (its gradient is small against that of the first epoch) or the schedule has a low learning
+    rate at the moment.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
+        slow: The same where the sum over all planned steps is below ``planned``.
+        planned: Change over its size that no weight reaches, if all planned steps went in one direction.
         scheduled: Share of its peak below which a learning rate is low on purpose.
         converged: Share of the first epoch's total gradient norm below which training has converged.
     """
@@ -51,6 +54,8 @@ class UpdateTooSmall(Rule):
     shares: ClassVar[tuple[str, ...]] = ("scheduled", "converged")
 
     threshold: float = 1e-6
+    slow: float = 1e-4
+    planned: float = 1e-2
     scheduled: float = 0.5
     converged: float = 1e-2
 
@@ -67,12 +72,15 @@ class UpdateTooSmall(Rule):
         for optimizer, all_ratios in by_optimizer.items():
             ratios = _of_usual_size(report, all_ratios)
             largest = max(ratios, key=ratios.__getitem__)
-            if ratios[largest] < self.threshold:
+            steps = report.planned_steps
+            limit = max(self.threshold, min(self.slow, self.planned / steps) if steps else 0.0)
+            if ratios[largest] < limit:
                 rate = report.setups[largest].lr
+                planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""
                 yield self.alert(
-                    report, optimizer, ratios[largest], self.threshold, "warning",
+                    report, optimizer, ratios[largest], limit, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
-                    f"{self.threshold:.0e}). About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The "
+                    f"{limit:.0e}){planned}. About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The "
                     f"learning rate is {rate:.1e}.",
                 )  # fmt: skip
 
@@ -141,10 +149,13 @@ class NotUpdated(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeverStepped(Rule):
-    """Gradients are computed in every batch, and no optimizer takes a step.
+    """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
+
+    One of several may wait for its turn, as the generator does while the discriminator warms up: it must not have taken a step
+    in any window so far, though gradients reach modules whose parameters it holds.
 
     Attributes:
-        min_batches: Batches of a window below which it is not judged.
+        min_batches: Batches since training started below which it is not judged.
     """
 
     kind: ClassVar[str] = "not_updated"
@@ -152,18 +163,27 @@ class NeverStepped(Rule):
 
     min_batches: int = 20
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert if there are optimizers and gradients, and no steps."""
+        batches = sum(window.batches for window in (*history, report))
         held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
-        if report.batches < self.min_batches or not held or not report.modules or any(setup.steps for setup in held.values()):
+        if batches < self.min_batches or not held or not report.modules:
             return
         optimizers = dict.fromkeys(name for setup in held.values() for name in setup.optimizers)
-        yield self.alert(
-            report, next(iter(optimizers)), 0.0, 0.0, "warning",
-            f"gradients were computed, but {', '.join(optimizers)} took no step in {report.batches} batches: nothing is learned. "
-            "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
-            advice=("Call optimizer.step() after manual_backward()",),
-        )  # fmt: skip
+        stepping = {
+            name for window in (*history, report) for setup in window.setups.values() if setup.steps for name in setup.optimizers
+        }
+        still = [name for name in optimizers if name not in stepping]
+        of_them = {name.rpartition(".")[0] for name, setup in held.items() if stepping.isdisjoint(setup.optimizers)}
+        reached = any(stats.calls and stats.rms > 0 for name, stats in report.modules.items() if name in of_them)
+        if still and (reached or not stepping):
+            what = "what they hold does not learn" if stepping else "nothing is learned"
+            yield self.alert(
+                report, still[0], 0.0, 0.0, "warning",
+                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}. "
+                "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
+                advice=("Call optimizer.step() after manual_backward()",),
+            )  # fmt: skip
 
 
 def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
@@ -199,7 +219,7 @@ class UpdateTooLarge(Rule):
             healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
         usual: Median ratio of all weights below which a weight's largest of three or more measured steps is left out, under an
             optimizer whose steps are as large as the gradient: before a batch norm one may make weights so large that all later
-            ones are small.
+            ones are small. In the first window, if the loss falls in it, two measured steps are enough.
         decay: The share of a weight that decoupled weight decay removes at each step, from which on it counts: at 0.01, 100 steps
             leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
     """
@@ -233,8 +253,9 @@ class UpdateTooLarge(Rule):
                 name: ratio for name, ratio in ratios.items() if not any(map(takes_many_steps, report.setups[name].optimizers))
             }
         usual = statistics.median(ratios.values()) if ratios else 0.0
-        if usual < self.usual:
-            ratios = {name: _without_largest(report, name, ratio) for name, ratio in ratios.items()}
+        starts_well = not history and falls_within(report)
+        if usual < self.usual or starts_well:
+            ratios = {name: _without_largest(report, name, ratio, 2 if starts_well else 3) for name, ratio in ratios.items()}
         for name in sorted(ratios, key=lambda name: -ratios[name]):
             if ratios[name] > self.threshold:
                 rate = report.setups[name].lr
@@ -246,11 +267,11 @@ class UpdateTooLarge(Rule):
                 )  # fmt: skip
 
 
-def _without_largest(report: GradientFlowReport, name: str, ratio: float) -> float:
-    """A mean update ratio without that of the window's largest step, from three steps on, where the gradient makes it large."""
+def _without_largest(report: GradientFlowReport, name: str, ratio: float, least: int) -> float:
+    """A mean update ratio without that of the largest of so many measured steps or more, where the gradient makes it large."""
     stats = report.parameters[name]
     largest = stats.update_ratio_max
-    if largest is None or stats.steps < 3 or any(map(is_scale_free, report.setups[name].optimizers)):
+    if largest is None or stats.steps < least or any(map(is_scale_free, report.setups[name].optimizers)):
         return ratio
     return max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
 
@@ -274,6 +295,14 @@ class NotOptimized(Rule):
         for name, setup in report.setups.items():
             for optimizer in setup.optimizers:
                 held.setdefault(optimizer, []).append(name)
+        if report.setups and not held and report.optimizers:
+            yield self.alert(
+                report, "the model", float(len(report.optimizers)), 0.0, "warning",
+                f"none of its parameters is held by an optimizer: what {', '.join(report.optimizers)} holds is not this model's. "
+                "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
+                advice=("Create the optimizer from self.parameters() in configure_optimizers",),
+            )  # fmt: skip
+            return
         if report.setups and not held:
             elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
             yield self.alert(

@@ -27,7 +27,7 @@ from lightning_hooks.reports.alert import FEATURE_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
-from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules
+from lightning_hooks.statistics.initial import initial_gains, initial_rms, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
@@ -81,10 +81,12 @@ class FeatureCollector(Collector[FeatureReport]):
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
         self._gains: dict[str, float] = {}  # of the weights that training started from
+        self._rms: dict[str, float] = {}
         with context.loading():
             self._gains = dict(state.get("initial_gains", {}))
+            self._rms = dict(state.get("initial_rms", {}))
         if not host.global_step:  # else those of the checkpoint that training goes on from
-            self._gains = initial_gains(sites)
+            self._gains, self._rms = initial_gains(sites), initial_rms(sites)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
         self._functional = None if functional is None else FunctionalFeatures(context, self.table)
@@ -203,6 +205,7 @@ class FeatureCollector(Collector[FeatureReport]):
             int(known[1]),
             order=order,
             initial_gains=dict(self._gains),
+            initial_rms=dict(self._rms),
             initial_roles=dict(self._roles),
             shared=dict(self._shared),
             unmeasured=tuple(name for name in silent if name in unmeasured),
@@ -225,7 +228,7 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def lasting_state(self) -> dict[str, Any]:
-        return {"initial_gains": dict(self._gains)}
+        return {"initial_gains": dict(self._gains), "initial_rms": dict(self._rms)}
 
     @override
     def scalars(self, report: FeatureReport) -> dict[str, float]:

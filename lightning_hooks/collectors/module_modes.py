@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from lightning_hooks.statistics.rows import row_dtype
 
 UNSEEN = 1e6
 """The number of modules in eval mode around a module that no sampled batch has shown yet."""
+LAST = 3
+"""Sampled batches at the end of a window in which a module must be in eval mode that was in training mode before."""
 FRESH = -1.0
 """How far running statistics have moved that were never trained before this fit."""
 AS_MADE = -2.0
@@ -27,7 +30,8 @@ class ModuleModes:
     """Follows the mode of each dropout and batch norm in the sampled batches.
 
     A module is in eval mode in a batch if it is when the batch starts and when backward starts: a part that is switched for a
-    moment within ``training_step`` is not.
+    moment within ``training_step`` is not. It is in eval mode in a window if it is in all of its sampled batches, or in its last
+    three: somebody called ``eval()`` in between.
 
     Args:
         model: The model.
@@ -46,6 +50,7 @@ class ModuleModes:
         self._chains = [[modules[outer] for outer in outwards(name)] for name in self.names]
         self._levels = [UNSEEN] * len(self.names)
         self._at_start = self._levels
+        self._last: deque[list[float]] = deque(maxlen=LAST)
         self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
         self._known = [module for module in self.norms.values() if not _is_lazy(module)]
         of = {id(module): place for place, module in enumerate(self.norms.values())}
@@ -63,10 +68,9 @@ class ModuleModes:
 
     def before_backward(self) -> None:
         """Backward of a sampled batch starts."""
-        if any(self._at_start):
-            self._levels = [min(levels) for levels in zip(self._levels, self._at_start, self._now(), strict=True)]
-        else:
-            self._levels = self._at_start
+        levels = [min(pair) for pair in zip(self._at_start, self._now(), strict=True)] if any(self._at_start) else self._at_start
+        self._levels = [min(pair) for pair in zip(self._levels, levels, strict=True)]
+        self._last.append(levels)
 
     def _now(self) -> list[float]:
         """Of each module, how many are in eval mode from it outwards."""
@@ -75,6 +79,7 @@ class ModuleModes:
     def reset(self) -> None:
         """Start a new window."""
         self._levels = [UNSEEN] * len(self.names)
+        self._last.clear()
 
     # The table, whose maximum is taken over ranks and windows.
 
@@ -85,7 +90,9 @@ class ModuleModes:
 
     def maxima(self) -> Tensor:
         """The negative levels of each module, and how far the statistics of each norm have moved since training started."""
-        levels = torch.tensor([-level for level in self._levels], dtype=self._dtype).to(self._device, non_blocking=True)
+        last = [min(levels) for levels in zip(*self._last, strict=True)] if len(self._last) == LAST else self._levels
+        found = [max(pair) for pair in zip(self._levels, last, strict=True)]
+        levels = torch.tensor([-level for level in found], dtype=self._dtype).to(self._device, non_blocking=True)
         mean, std = self._running()
         # The 2-Wasserstein distance of two normal distributions, over the standard deviation of the first; no mean has no distance.
         distance = (((mean - self._mean) / self._std) ** 2 + (std / self._std - 1) ** 2).nan_to_num()

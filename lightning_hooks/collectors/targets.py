@@ -1,4 +1,4 @@
-"""What losses between numbers, such as ``mse_loss``, are given."""
+"""What losses with numbers for targets, such as ``mse_loss``, are given."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from torch import Tensor
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
-from lightning_hooks.hooks.functional import REGRESSION
+from lightning_hooks.hooks.functional import BINARY, REGRESSION
+from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory
-from lightning_hooks.statistics.targets import WIDTH, TargetTable, target_stats
+from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, WIDTH, TargetTable, target_stats
 
 MOST_LOSSES = 16
-"""Losses between numbers of a model, at most."""
+"""Such losses of a model, at most."""
+TARGETED = (*BINARY, *REGRESSION)
+"""The functions that they are."""
 
 
 class LossTargets(TargetTable):
-    """What each loss between numbers is given.
+    """What each loss with numbers for targets is given.
 
     Args:
         functional: The calls of the run.
@@ -28,7 +31,7 @@ class LossTargets(TargetTable):
         super().__init__(MOST_LOSSES, context.host.device)
         self._functional = functional
         self._lines: dict[int, int] = {}
-        context.on_call(REGRESSION, self._record)
+        context.on_call(TARGETED, self._record)
 
     def _record(self, call: FunctionalCall) -> None:
         line = self._lines.get(call.site.index)
@@ -37,12 +40,13 @@ class LossTargets(TargetTable):
         given, target = call.arguments.get("input"), call.arguments.get("target")
         if line < MOST_LOSSES and in_memory(given) and in_memory(target):
             each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
-            self.add(line, given.detach(), target.detach(), not each)
+            maker = BINARY_CROSS_ENTROPY if call.function in BINARY else made_by(given)
+            self.add(line, given.detach(), target.detach(), not each, maker)
 
     @property
     def _losses(self) -> list[FunctionalSite]:
         """In an order that is the same on every rank, as the sites' numbers are."""
-        return [site for site in self._functional.sites if site.function in REGRESSION]
+        return [site for site in self._functional.sites if site.function in TARGETED]
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""

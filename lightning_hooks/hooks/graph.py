@@ -37,12 +37,16 @@ def squashed_twice(loss: Tensor) -> Any | None:
     for node in _nearest(loss.grad_fn):
         wrong = _SQUASHED.get(_name(node))
         if wrong is not None:
-            before = _input(node)
-            while before is not None and _name(before).removesuffix("Backward") in _MOVES:
-                before = _input(before)
+            before = _unmoved(_input(node))
             if before is not None and _name(before) in wrong:
                 return before
     return None
+
+
+def made_by(tensor: Tensor) -> str:
+    """Return the operation that computed a tensor, such as ``"sigmoid"``, not one that only moved its values; empty without one."""
+    node = _unmoved(tensor.grad_fn)
+    return "" if node is None else _name(node).removesuffix("Backward").lower()
 
 
 def aligns(loss: Tensor) -> bool:
@@ -71,6 +75,13 @@ def _nearest(node: Any) -> Iterator[Any]:
             if following is not None and following not in seen:
                 seen.add(following)
                 queue.append(following)
+
+
+def _unmoved(node: Any | None) -> Any | None:
+    """The operation that computed values, from one on that may only have moved them."""
+    while node is not None and _name(node).removesuffix("Backward") in _MOVES:
+        node = _input(node)
+    return node
 
 
 def _input(node: Any) -> Any | None:

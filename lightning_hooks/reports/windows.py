@@ -53,6 +53,7 @@ class FeatureReport(PlainReport):
         same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
             fan-in.
+        initial_rms: The same, without the fan-in.
         initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
             that no other is like.
         functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
@@ -84,6 +85,7 @@ class FeatureReport(PlainReport):
     input_place: str = ""
     same_samples: bool | None = None
     initial_gains: dict[str, float] = field(default_factory=dict)
+    initial_rms: dict[str, float] = field(default_factory=dict)
     initial_roles: dict[str, str] = field(default_factory=dict)
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unmeasured: tuple[str, ...] = ()

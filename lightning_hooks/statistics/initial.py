@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,15 @@ def is_textbook(gain: float) -> bool:
     return TEXTBOOK[0] <= gain <= TEXTBOOK[1]
 
 
+class _Size(NamedTuple):
+    """The size of a weight that training starts from."""
+
+    site: str
+    rms: float
+    fan_in: int
+    fan_out: int
+
+
 def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     """The gain of each site's weights: root mean square times the root of the fan-in, so that layers of any width compare.
 
@@ -37,9 +47,33 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
     Returns:
         Name to gain. One copy from the device.
     """
-    names: list[str] = []
-    gains: list[Tensor] = []
-    outward: list[float] = []  # the gain by the fan-out over that by the fan-in
+    found: dict[str, float] = {}
+    for size in _sizes(sites):
+        by_fan_in, by_fan_out = (size.rms * math.sqrt(fan) for fan in (size.fan_in, size.fan_out))
+        gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_out) else by_fan_out
+        found[size.site] = max(gain, found.get(size.site, 0.0))
+    return found
+
+
+def initial_rms(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
+    """The root mean square of each site's weights; of a module with several the largest.
+
+    Args:
+        sites: (name, module) pairs, as for :func:`initial_gains`.
+
+    Returns:
+        Name to root mean square. One copy from the device.
+    """
+    found: dict[str, float] = {}
+    for size in _sizes(sites):
+        found[size.site] = max(size.rms, found.get(size.site, 0.0))
+    return found
+
+
+def _sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[_Size]:
+    """Of all weights that have a gain. One copy from the device."""
+    known: list[tuple[str, int, int]] = []
+    sizes: list[Tensor] = []
     for name, module in sites:
         if isinstance(module, _TABLES):
             continue
@@ -48,19 +82,13 @@ def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
             if weight.dim() < 2 or not weight.requires_grad or not weight.is_floating_point() or not weight.numel():
                 continue
             transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-            fan_in = weight.numel() // weight.shape[1 if transposed else 0]
             norm = torch.linalg.vector_norm(weight.detach(), dtype=torch.promote_types(weight.dtype, torch.float32))
             whole = norm.full_tensor() if is_distributed(norm) else norm  # a collective: all ranks start with the same sites
-            gains.append(whole.float() * math.sqrt(fan_in / weight.numel()))
-            names.append(name)
-            outward.append(math.sqrt(weight.numel() // weight.shape[0 if transposed else 1] / fan_in))
-    found: dict[str, float] = {}
-    if gains:
-        values = torch.stack([gain.to(gains[0].device) for gain in gains]).tolist()
-        for name, by_fan_in, ratio in zip(names, values, outward, strict=True):
-            gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_in * ratio) else by_fan_in * ratio
-            found[name] = max(gain, found.get(name, 0.0))
-    return found
+            sizes.append(whole.float() / math.sqrt(weight.numel()))
+            inputs, outputs = (weight.shape[place] for place in (not transposed, transposed))
+            known.append((name, weight.numel() // outputs, weight.numel() // inputs))
+    values = torch.stack([size.to(sizes[0].device) for size in sizes]).tolist() if sizes else []
+    return [_Size(name, rms, fan_in, fan_out) for (name, fan_in, fan_out), rms in zip(known, values, strict=True)]
 
 
 def role_of(site: str) -> str:

@@ -1,4 +1,4 @@
-"""What a loss between numbers compares: whether shapes are expanded to pairs, and whether targets differ between samples."""
+"""What a loss compares: whether shapes are expanded to pairs, targets differ between samples, and outputs can reach them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ SAMPLE = 1024
 VARIED = 32
 """Different numbers in a sample from which on it is compared: labels, masks and codes of few values may well be the same."""
 
+NEAR = 0.01
+"""How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
+BINARY_CROSS_ENTROPY = "binary cross entropy"
+BOUNDS = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, math.inf),
+    BINARY_CROSS_ENTROPY: (0.0, 1.0),
+}
+"""Functions to the bounds of their values, or, of the loss, of its targets."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetStats:
@@ -26,13 +38,17 @@ class TargetStats:
 
     Attributes:
         calls: How often it was called.
-        paired: Calls that compare more pairs than the input or the target has numbers, which have not as many dimensions.
+        paired: Calls that compare more pairs than the input or the target has numbers.
         inputs: Numbers of the input of such a call; the most.
         targets: Numbers of its target; the most.
         pairs: How many pairs it compares; the most.
         compared: Calls whose target was compared with that of the call before: with two samples and more, each of two dimensions
             and more and of at least 32 different numbers.
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
+        bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
+            those that a binary cross entropy takes.
+        outside: Those of them that such an output cannot come within a hundredth of.
+        bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
     """
 
     calls: int
@@ -42,6 +58,9 @@ class TargetStats:
     pairs: int
     compared: int
     constant: int
+    bounded: int = 0
+    outside: int = 0
+    bound: str = ""
 
 
 class TargetColumn(IntEnum):
@@ -51,13 +70,16 @@ class TargetColumn(IntEnum):
     PAIRED = 1
     COMPARED = 2
     CONSTANT = 3
-    INPUTS = 4
-    TARGETS = 5
-    PAIRS = 6
+    OUTSIDE = 4
+    BOUNDED = 5
+    INPUTS = 6
+    TARGETS = 7
+    PAIRS = 8
+    BOUND = 9  # the place of what bounds the output in BOUNDS, from 1
 
 
 WIDTH = len(TargetColumn)
-_MAXIMA = (TargetColumn.INPUTS, TargetColumn.TARGETS, TargetColumn.PAIRS)
+_MAXIMA = range(TargetColumn.INPUTS, WIDTH)
 
 
 class TargetTable(CallRows):
@@ -72,7 +94,7 @@ class TargetTable(CallRows):
         super().__init__(capacity, WIDTH, _MAXIMA, device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
 
-    def add(self, index: int, given: Tensor, target: Tensor, reduced: bool) -> None:
+    def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, maker: str = "") -> None:
         """Take up a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
 
         Args:
@@ -80,17 +102,29 @@ class TargetTable(CallRows):
             given: Its input.
             target: Its target.
             reduced: Whether it takes the mean, or the sum, of what it compares.
+            maker: The function that computed its input, which may be one of :data:`BOUNDS`.
         """
         row = self.row(index)
         row[TargetColumn.CALLS] += 1
-        if reduced and given.dim() != target.dim():
+        if reduced and given.shape != target.shape:
             shape: torch.Size = torch.broadcast_shapes(given.shape, target.shape)  # type: ignore[no-untyped-call]
             sizes = given.numel(), target.numel(), math.prod(shape)
             if sizes[2] > max(sizes[:2]):
                 row[TargetColumn.PAIRED] += 1
-                row[TargetColumn.INPUTS :] = map(max, row[TargetColumn.INPUTS :], map(float, sizes))
+                measured = slice(TargetColumn.INPUTS, TargetColumn.PAIRS + 1)
+                row[measured] = map(max, row[measured], map(float, sizes))
+        if maker in BOUNDS:
+            self._bounded(index, target, maker)
         if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
             self._compare(index, target)
+
+    def _bounded(self, index: int, target: Tensor, bound: str) -> None:
+        """Count the numbers of a target that an output with bounds cannot come near."""
+        row, (low, high) = self.row(index), BOUNDS[bound]
+        row[TargetColumn.BOUNDED] += target.numel()
+        row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
+        outside = ((target < low - NEAR) | (target > high + NEAR)).sum()
+        self.rows[index, TargetColumn.OUTSIDE] += outside.to(self.rows.device, self.rows.dtype)
 
     def _compare(self, index: int, target: Tensor) -> None:
         """Compare the samples of a target with one another, and the first one with that of the call before."""
@@ -103,10 +137,10 @@ class TargetTable(CallRows):
         varied = (first.sort().values.diff() != 0).sum() + 1 >= VARIED
         constant = varied & (samples == before).all()
         found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
-        self.rows[index, TargetColumn.COMPARED : TargetColumn.INPUTS] += found
+        self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += found
 
 
 def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
-    calls, paired, compared, constant, inputs, targets, pairs = map(int, row)
-    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant)
+    calls, paired, compared, constant, outside, bounded, inputs, targets, pairs, bound = map(int, row)
+    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound])

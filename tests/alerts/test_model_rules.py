@@ -206,3 +206,13 @@ def test_gradients_that_add_up_say_nothing_of_the_targets() -> None:
     report = flow(1.0)
     added = replace(report, setups={"head.bias": replace(report.setups["head.bias"], unzeroed_steps=39)})
     assert names(ConstantTargets(), added) == []
+
+
+@pytest.mark.parametrize(("size", "found"), [(0.02, []), (0.022, []), (0.03, ["stem"]), (0.5, ["stem"])])
+def test_layers_of_one_standard_deviation_are_alike_whatever_their_width_is(size: float, found: list[str]) -> None:
+    """MambaOut starts all layers at 0.02: that of the stem, with 27 inputs, has a gain of a tenth."""
+    gains = {"stem": 0.1, **{f"layers.{index}": 1.0 for index in range(4)}}
+    sizes = {"stem": size, **dict.fromkeys(list(gains)[1:], 0.02)}
+    report = features(initial_gains=gains, initial_rms=sizes, initial_roles=dict.fromkeys(gains, "Conv2d conv"))
+    assert [alert.site for alert in PoorInit()(report)] == found
+    assert [alert.site for alert in PoorInit(small=0.01)(report)] == ["stem"]

@@ -1,4 +1,4 @@
-"""The rules over what losses between numbers compare, on reports that were made up."""
+"""The rules over what losses with numbers for targets compare, on reports that were made up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import FeatureReport, PairedTargets, SameTargets, TargetStats
+from lightning_hooks.alerts import FeatureReport, PairedTargets, SameTargets, TargetStats, UnreachableTargets
 
 WELL = TargetStats(calls=10, paired=0, inputs=0, targets=0, pairs=0, compared=9, constant=0)
 
@@ -46,3 +46,31 @@ def test_paired_targets() -> None:
 def test_same_targets(report: FeatureReport, history: list[FeatureReport], found: bool) -> None:
     alerts = list(SameTargets()(report, history))
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("constant", "loss/mse_loss", "warning")] * found
+
+
+@pytest.mark.parametrize(
+    ("bound", "outside", "said"),
+    [
+        (
+            "sigmoid",
+            51,
+            "5.1% of its targets are outside of 0 to 1 (limit 5%; 1000 were seen), and a sigmoid comes",
+        ),
+        ("tanh", 1000, "100% of its targets are outside of -1 to 1 (limit 5%; 1000 were seen), and a tanh comes"),
+        ("relu", 600, "60% of its targets are below 0 (limit 5%; 1000 were seen), and a relu comes"),
+        (
+            "binary cross entropy",
+            500,
+            "50% of its targets are outside of 0 to 1 (limit 5%; 1000 were seen): it expects",
+        ),
+        ("sigmoid", 50, None),
+        ("", 0, None),
+    ],
+)
+def test_targets_that_no_weights_reach(bound: str, outside: int, said: str | None) -> None:
+    alerts = list(UnreachableTargets()(of_loss(bounded=1000 if bound else 0, outside=outside, bound=bound)))
+    assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("output_range", "loss/mse_loss", "warning")] * (
+        said is not None
+    )
+    assert said is None or alerts[0].diagnosis.startswith(said)
+    assert not list(UnreachableTargets()(of_loss(bounded=63, outside=63, bound="tanh")))

@@ -18,6 +18,7 @@ from lightning_hooks.alerts import (
     UpdateTooSmall,
 )
 from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
+from lightning_hooks.reports.optimizers import OptimizerStats
 from lightning_hooks.statistics import GradientStats, ParameterGradientStats
 
 MEASURED = ParameterGradientStats(
@@ -56,6 +57,37 @@ def test_weights_alone_are_judged() -> None:
 def test_no_step_at_all(steps: int, batches: int, gradients: bool, found: bool) -> None:
     given = report(None, setups={0: {"steps": steps}}, batches=batches, modules=dict.fromkeys("a" * gradients, GRADIENT))
     assert [(alert.kind, alert.site) for alert in NeverStepped()(given)] == [("not_updated", "0-Adam")] * found
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "gradient", "found"),
+    [(0, 0, True, ["1-SGD"]), (1, 0, True, []), (0, 1, True, []), (0, 0, False, [])],  # it had a turn before; nothing reaches it
+)
+def test_one_optimizer_of_two_takes_no_step(steps: int, before: int, gradient: bool, found: list[str]) -> None:
+    def window(steps: int) -> GradientFlowReport:
+        setups = {1: {"steps": steps, "optimizers": ("1-SGD",)}}
+        return report(1e-3, None, setups=setups, batches=10, modules={"1" if gradient else "0": GRADIENT})
+
+    assert [alert.site for alert in NeverStepped()(window(steps), [window(before)])] == found
+    assert list(NeverStepped()(window(0))) == []  # of 10 batches
+
+
+@pytest.mark.parametrize(
+    ("ratio", "planned", "found"),
+    [
+        (9e-6, 1000, 1e-5),  # at most 0.9 % in the whole training
+        (1.1e-5, 1000, None),
+        (9e-6, 10000, None),
+        (9e-5, 50, 1e-4),
+        (1.1e-4, 50, None),
+        (9e-5, None, None),
+        (9e-7, 10**6, 1e-6),
+    ],
+)
+def test_updates_that_all_planned_steps_cannot_make_large(ratio: float, planned: int | None, found: float | None) -> None:
+    alerts = list(UpdateTooSmall()(report(ratio, 1e-9, planned_steps=planned)))
+    assert [alert.threshold for alert in alerts] == ([] if found is None else [pytest.approx(found)])
+    assert all(("planned" in alert.diagnosis) is (found != 1e-6) for alert in alerts)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +167,18 @@ def test_one_large_update_is_not_a_large_update_at_every_step(steps: int, larges
     assert list(UpdateTooLarge()(report(0.5, 0.5, 0.5, parameters=alike)))  # all weights have made it
 
 
+@pytest.mark.parametrize(("falls", "steps", "first", "found"), [(True, 2, True, 0), (False, 2, True, 3), (True, 2, False, 3)])
+def test_the_first_step_of_sgd_may_be_large_where_the_loss_falls(falls: bool, steps: int, first: bool, found: int) -> None:
+    """Before batch norm a first step may make all weights much larger; then the second is small."""
+    given = replace(MEASURED, steps=steps, update_ratio=5.0, update_ratio_max=9.9)
+    loss = LossReport(8, 1.0, 0.1, 0.1, 0.9, 0.5, recent=tuple(range(8, 0, -1) if falls else range(8)))
+    setups = {index: {"optimizers": ("0-SGD",)} for index in range(3)}
+    window = report(5.0, 5.0, 5.0, parameters=dict.fromkeys(("0.weight", "1.weight", "2.weight"), given), setups=setups, loss=loss)
+    assert len(list(UpdateTooLarge()(window, [] if first else [window]))) == found
+    lasting = replace(window, parameters=dict.fromkeys(window.parameters, replace(given, update_ratio_max=5.1)))
+    assert len(list(UpdateTooLarge()(lasting))) == 3
+
+
 def test_weight_decay_that_takes_too_much() -> None:
     assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.0099}}) == []
     assert names(UpdateTooLarge(), 1e-3, setups={0: {"decay": 0.01}}) == [("update_too_large", "0-Adam", 0.01, "warning")]
@@ -162,6 +206,8 @@ def test_no_optimizer_at_all_is_reported_once() -> None:
     alone = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
     assert names(NotOptimized(), 1e-3, 1e-3, setups={0: alone, 1: alone}) == [("not_optimized", "the model", 200.0, "info")]
     assert names(NotOptimized()) == []  # nor anything to train
+    of_a_copy = {"optimizers": {"0-SGD": OptimizerStats()}}
+    assert names(NotOptimized(), 1e-3, setups={0: alone}, **of_a_copy) == [("not_optimized", "the model", 1.0, "warning")]
 
 
 def test_an_optimizer_that_holds_only_frozen_parameters() -> None:

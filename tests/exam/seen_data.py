@@ -68,7 +68,7 @@ def patchtsmixer_broadcast(planted: bool = True) -> Built:
         said = net(past_values=past[..., None]).prediction_outputs
         return F.mse_loss(said, future[:, None, :] if planted else future[..., None])
 
-    kinds = ("representation_collapse", "loss_plateau", "constant")
+    kinds = ("output_range", "representation_collapse", "loss_plateau", "constant")
     return Built(Recipe(patchtsmixer_net(), loss, adamw(2e-3)), series(16, PAST, FUTURE), SHORT, Expected(kinds))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hooks.hooks.graph import aligns, nearest_known, squashed_twice
+from lightning_hooks.hooks.graph import aligns, made_by, nearest_known, squashed_twice
 
 W = torch.randn(4, 3, requires_grad=True)
 X = torch.randn(5, 4)
@@ -69,3 +69,18 @@ def test_a_loss_that_aligns() -> None:
     loss = F.ctc_loss(logits.log_softmax(-1), torch.tensor([[1, 2], [3, 1]]), *lengths)
     assert aligns(loss / 2)
     assert not aligns(F.cross_entropy(logits.mean(0), torch.tensor([1, 2])))
+
+
+@pytest.mark.parametrize(
+    ("output", "function"),
+    [
+        (lambda z: z.sigmoid(), "sigmoid"),
+        (lambda z: torch.tanh(z).double()[:, :2].transpose(0, 1).reshape(2, 5), "tanh"),
+        (lambda z: F.relu(z).squeeze(0).unsqueeze(-1).clone(), "relu"),
+        (lambda z: F.softmax(z, 1).flatten(), "softmax"),
+        (lambda z: 100 * z.sigmoid(), "mul"),
+        (lambda z: z.detach(), ""),
+    ],
+)
+def test_what_computed_a_tensor(output: Callable[[Tensor], Tensor], function: str) -> None:
+    assert made_by(output(X @ W)) == function

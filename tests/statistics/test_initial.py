@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.initial import initial_gains, roles, shared_modules, starting_at_zero
+from lightning_hooks.statistics.initial import initial_gains, initial_rms, roles, shared_modules, starting_at_zero
 
 
 def slow_gain(weight: Tensor, fan_in: int) -> float:
@@ -56,8 +56,15 @@ def test_what_has_no_gain() -> None:
         ("act", nn.ReLU()),
         ("lazy", nn.LazyLinear(3)),
     ]
-    assert initial_gains(sites) == {}
-    assert initial_gains([]) == {}
+    assert initial_gains(sites) == initial_rms(sites) == {}
+    assert initial_gains([]) == initial_rms([]) == {}
+
+
+def test_root_mean_squares() -> None:
+    recurrent, linear = nn.GRU(3, 4), nn.Linear(5, 2)
+    largest = max(slow_gain(weight.detach(), 1) for weight in (recurrent.weight_ih_l0, recurrent.weight_hh_l0))
+    expected = {"recurrent": largest, "linear": slow_gain(linear.weight.detach(), 1)}
+    assert initial_rms([("recurrent", recurrent), ("linear", linear)]) == pytest.approx(expected)
 
 
 def test_modules_that_stand_in_several_places() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.targets import VARIED, TargetStats, TargetTable, target_stats
+from lightning_hooks.statistics.targets import BOUNDS, VARIED, TargetStats, TargetTable, target_stats
 
 
 def stats_of(table: TargetTable, line: int) -> TargetStats:
@@ -32,7 +32,8 @@ def measured(*targets: Tensor) -> TargetStats:
         ((24,), (24, 1), True, (24, 24, 576)),
         ((6, 6, 1), (6, 6), True, (36, 36, 216)),
         ((24, 1), (24,), False, None),  # a matrix of costs
-        ((24, 1), (1, 24), True, None),  # in pairs on purpose
+        ((24, 1), (1, 24), True, (24, 24, 576)),
+        ((24, 1), (1, 24), False, None),
         ((24, 1), (24, 1), True, None),
         ((24, 3), (3,), True, None),  # one target for all samples
         ((24, 3), (), True, None),
@@ -97,16 +98,30 @@ def test_large_targets_are_sampled_up_to_the_last_sample() -> None:
     assert measured(target, target).constant == 0
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("scale", [0.4, 3.0])
+def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> None:
+    low, high = BOUNDS[bound]
+    target = scale * torch.randn(40, 7, generator=torch.Generator().manual_seed(0)) + 0.5
+    table = TargetTable(2)
+    for _ in range(2):
+        table.add(1, torch.zeros_like(target), target, True, bound)
+    stats = stats_of(table, 1)
+    outside = sum(value < low - 0.01 or value > high + 0.01 for value in target.flatten().tolist())
+    assert (stats.bounded, stats.outside, stats.bound) == (2 * target.numel(), 2 * outside, bound)
+    assert measured(target) == TargetStats(1, 0, 0, 0, 0, 0, 0)  # of an output without bounds
+
+
 def test_tables_merge() -> None:
     tables = [TargetTable(2) for _ in range(3)]
     for number, table in enumerate(tables[:2]):
-        table.add(1, torch.zeros(4 + number, 1), torch.zeros(4), reduced=True)
+        table.add(1, torch.zeros(4 + number, 1), torch.full((4,), 2.0), True, "tanh" if number else "")
         for _ in range(3):
             table.add(1, ONCE.expand(4, 3, 8, 8), ONCE.expand(4, 3, 8, 8), reduced=True)
     packed = [table.pack() for table in tables]
     windows = merge_windows(tables[0].stretches, merge_windows(tables[0].stretches, packed[0], packed[1]), packed[2])
     for merged in (merge_ranks(tables[0].stretches, packed), windows):
-        assert target_stats(merged.view(2, -1)[1].tolist()) == TargetStats(8, 2, 5, 4, 20, 4, 4)
+        assert target_stats(merged.view(2, -1)[1].tolist()) == TargetStats(8, 2, 5, 4, 20, 4, 4, 4, 4, "tanh")
     back = TargetTable(2)
     back.unpack(packed[1])
     assert torch.equal(back.pack(), packed[1])

@@ -305,3 +305,30 @@ def test_the_mode_leaves_those_of_others_in_place() -> None:
         ("", True, "dropout", 0.25),
         ("", True, "sdpa", 0.2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("site", "loss"),
+    [
+        ("bce_with_logits", F.binary_cross_entropy_with_logits),
+        ("loss/bce_with_logits", nn.BCEWithLogitsLoss()),
+        ("binary_cross_entropy", F.binary_cross_entropy),
+        ("mse_loss", F.mse_loss),
+        ("loss/smooth_l1_loss", nn.SmoothL1Loss()),
+    ],
+)
+@pytest.mark.parametrize(("scale", "found"), [(1.0, False), (2.0, True)])
+def test_targets_that_outputs_cannot_reach(site: str, loss: Any, scale: float, found: bool) -> None:
+    if site == "binary_cross_entropy" and found:
+        pytest.skip("torch refuses such targets by itself")
+
+    def target(model: Any, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (output if "logits" in site else output.flatten(1).sigmoid().view_as(output)), scale * torch.rand_like(x)
+
+    torch.manual_seed(0)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([monitor]).fit(Between(loss, target), loader((1, 8, 8), n=8 * N))
+    stats = monitor.report.targets[site]
+    assert stats.bounded == stats.calls * 8 * 64
+    assert bool(stats.outside) is found
+    assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == ({"output_range"} if found else set())

@@ -112,6 +112,17 @@ def test_one_batch_in_training_mode_is_enough() -> None:
     assert report.model_setup.eval_modes == {}
 
 
+@pytest.mark.parametrize(("batches", "levels"), [(4, {"net.bn": 2, "net.drop": 2}), (3, {})])
+def test_eval_in_the_middle_of_an_epoch(batches: int, levels: dict[str, int]) -> None:
+    """The first batch of those in eval mode starts in training mode: callbacks come before the module."""
+
+    class Forgetful(Switching):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.net.train(batch_idx < len(loader(IMAGES)) - batches)
+
+    assert fit(Forgetful("net"), loader(IMAGES), every=1).model_setup.eval_modes == levels
+
+
 @pytest.mark.parametrize(
     ("norm", "sites", "severity"), [("new", ("net.1",), "warning"), ("trained", (), "info"), ("in this fit", (), "info")]
 )

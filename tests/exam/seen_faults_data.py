@@ -20,9 +20,9 @@ from tests.exam.pictures import Changed, digits, in_batches
 from tests.exam.planted_labels import Again
 from tests.exam.planted_timm import expecting
 from tests.exam.schedules import CLIPPED, SHORT, adamw
+from tests.exam.seen_faults_models import BATCHES, Forecaster, next_character, sgd
 from tests.exam.signals import series
 from tests.exam.texts import VOCABULARY, characters, lines
-from tests.exam.unseen_faults_models import BATCHES, Forecaster, next_character, sgd
 
 
 def table(load: Any, scaled: bool = True) -> tuple[Tensor, Tensor]:

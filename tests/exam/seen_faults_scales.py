@@ -18,8 +18,8 @@ from tests.exam.healthy_timm import TINY_VIT, create, cross_entropy, optimizer, 
 from tests.exam.language_models import language_model
 from tests.exam.planted_timm import expecting
 from tests.exam.schedules import CLIPPED, SHORT, adamw
+from tests.exam.seen_faults_models import Text, bigcode_net, next_character, on_digits, sgd
 from tests.exam.texts import VOCABULARY, characters, lines
-from tests.exam.unseen_faults_models import Text, bigcode_net, next_character, on_digits, sgd
 
 
 @fault("torch", "twelve layers of sigmoids, with PyTorch's initial weights")

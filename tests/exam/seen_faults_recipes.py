@@ -18,10 +18,10 @@ from tests.exam.language_models import ENCODER, language_model, llama_net, maske
 from tests.exam.pictures import digits, in_batches
 from tests.exam.planted_timm import expecting
 from tests.exam.schedules import CLIPPED, SHORT, adamw, scheduled
+from tests.exam.seen_faults_models import BATCHES, Forgers, Writer, bigcode_net, next_character, on_digits, sgd
+from tests.exam.seen_faults_scales import Sequence
 from tests.exam.seen_steps import Watched
 from tests.exam.texts import characters
-from tests.exam.unseen_faults_models import BATCHES, Forgers, Writer, bigcode_net, next_character, on_digits, sgd
-from tests.exam.unseen_faults_scales import Sequence
 
 TOO_HIGH = (
     "update_too_large",
