@@ -199,7 +199,8 @@ FORMULAS: dict[str, str] = {
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
     "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
     "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training\n"
-    "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
+    "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
+    "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
     "not_updated": "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
     "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"

@@ -44,11 +44,11 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     return first is None or report.loss.mean < first.mean
 
 
-def falls_within(report: GradientFlowReport) -> bool:
-    """Whether the loss of a window's last quarter is lower than that of its first; of a long window, of the batches it keeps."""
+def falls_within(report: GradientFlowReport, to: float = 1.0) -> bool:
+    """Whether the loss of a window's last quarter is below this share of that of its first; of a long window, as far as it is kept."""
     losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
     quarter = len(losses) // 4
-    return quarter > 0 and sum(losses[-quarter:]) < sum(losses[:quarter])
+    return quarter > 0 and sum(losses[-quarter:]) < to * sum(losses[:quarter])
 
 
 def another_expert_learns(report: GradientFlowReport, site: str) -> bool:

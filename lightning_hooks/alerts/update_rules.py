@@ -37,32 +37,36 @@ class UpdateTooSmall(Rule):
     """Updates so small that nothing is learned, although there is a gradient.
 
     SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
-    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight. It is no
-    alert where training has converged (its gradient is small against that of the first epoch) or the schedule has a low learning
-    rate at the moment.
+    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless the
+    loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first epoch), where
+    the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
         slow: The same where the sum over all planned steps is below ``planned``.
         planned: Change over its size that no weight reaches, if all planned steps went in one direction.
+        falls: Share of a window's first losses below which its last ones have fallen.
         scheduled: Share of its peak below which a learning rate is low on purpose.
         converged: Share of the first epoch's total gradient norm below which training has converged.
     """
 
     kind: ClassVar[str] = "update_too_small"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("scheduled", "converged")
+    shares: ClassVar[tuple[str, ...]] = ("falls", "scheduled", "converged")
 
     threshold: float = 1e-6
     slow: float = 1e-4
     planned: float = 1e-2
+    falls: float = 0.9
     scheduled: float = 0.5
     converged: float = 1e-2
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer none of whose weights moves."""
-        if has_converged(report, history, self.converged):
+        if only_the_first_step(report) or has_converged(report, history, self.converged):
             return
+        steps = None if falls_within(report, self.falls) else report.planned_steps
+        limit = max(self.threshold, min(self.slow, self.planned / steps) if steps else 0.0)
         by_optimizer: dict[str, dict[str, float]] = {}
         for name, ratio in weight_ratios(report).items():
             setup = report.setups[name]
@@ -72,8 +76,6 @@ class UpdateTooSmall(Rule):
         for optimizer, all_ratios in by_optimizer.items():
             ratios = _of_usual_size(report, all_ratios)
             largest = max(ratios, key=ratios.__getitem__)
-            steps = report.planned_steps
-            limit = max(self.threshold, min(self.slow, self.planned / steps) if steps else 0.0)
             if ratios[largest] < limit:
                 rate = report.setups[largest].lr
                 planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""

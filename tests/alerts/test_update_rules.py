@@ -87,6 +87,10 @@ def test_one_optimizer_of_two_takes_no_step(steps: int, before: int, gradient: b
 def test_updates_that_all_planned_steps_cannot_make_large(ratio: float, planned: int | None, found: float | None) -> None:
     alerts = list(UpdateTooSmall()(report(ratio, 1e-9, planned_steps=planned)))
     assert [alert.threshold for alert in alerts] == ([] if found is None else [pytest.approx(found)])
+    assert not list(UpdateTooSmall()(report(0.0, planned_steps=planned, epoch=0, sampled_batches=1)))  # a warm-up from 0
+    falls, stays = (LossReport(8, 1.0, 0.1, 0.1, 0.9, last, recent=(1.0,) * 6 + (last,) * 2) for last in (0.89, 0.91))
+    assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=stays)))) is (found is not None)
+    assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=falls)))) is (found == 1e-6)
     assert all(("planned" in alert.diagnosis) is (found != 1e-6) for alert in alerts)
 
 
