@@ -45,7 +45,7 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
 
 
 def falls_within(report: GradientFlowReport, to: float = 1.0) -> bool:
-    """Whether the loss of a window's last quarter is below this share of that of its first; of a long window, as far as it is kept."""
+    """Whether the loss of a window's last quarter is below this share of that of its first, as far as it is kept."""
     losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
     quarter = len(losses) // 4
     return quarter > 0 and sum(losses[-quarter:]) < to * sum(losses[:quarter])

@@ -37,9 +37,9 @@ class UpdateTooSmall(Rule):
     """Updates so small that nothing is learned, although there is a gradient.
 
     SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
-    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless the
-    loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first epoch), where
-    the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
+    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless
+    the loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first
+    epoch), where the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.

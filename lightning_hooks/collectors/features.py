@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
 VALIDATION_BATCHES = 4
 """Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
+STEADY = 0.01
+"""Standard deviation over root mean square up to which a rule may call an output constant."""
 
 
 class FeatureCollector(Collector[FeatureReport]):
@@ -195,7 +197,7 @@ class FeatureCollector(Collector[FeatureReport]):
         unmeasured = self._named(known[3:])
         sites, silent = self.table.read(features)
         order = self.table.called(sites_in_order(calls))
-        still = [name for name, stats in sites.items() if stats.std <= 1e-6 * stats.rms]
+        still = [name for name, stats in sites.items() if stats.std <= STEADY * stats.rms]
         return FeatureReport(
             epoch,
             step,

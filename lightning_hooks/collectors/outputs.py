@@ -10,7 +10,8 @@ from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.feature_parts import FeaturePart
-from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.collectors.functional import Functional, FunctionalCall
+from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
 from lightning_hooks.collectors.targets import LossTargets
 from lightning_hooks.hooks.evaluation import EvaluationMode, dropped
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
@@ -21,10 +22,8 @@ from lightning_hooks.statistics.precision import PrecisionTable
 from lightning_hooks.statistics.reduction import Stretches
 from lightning_hooks.statistics.representation import RepresentationTable, batch_size_of, representation_stats, samples_in
 
-MOST_LOSSES = 16
-"""Cross entropies of a model, at most."""
 CLASSIFICATION = ("cross_entropy", "nll_loss")
-"""The functions that they are."""
+"""The losses with classes for targets."""
 COMPARED_BATCHES = 8
 """Sampled batches of a window in which samples are compared and types are noted: the first ones."""
 HALF_PRECISION = ("bf16-mixed", "16-mixed", "bf16-true", "16-true")
@@ -41,32 +40,24 @@ class LossInputs(OutputTable):
 
     def __init__(self, functional: Functional, context: Context) -> None:
         super().__init__(MOST_LOSSES, context.host.device)
-        self._functional = functional
-        self._lines: dict[int, int] = {}
+        self._lines = LossLines(functional, CLASSIFICATION)
         context.on_call(CLASSIFICATION, self._record)
 
     def _record(self, call: FunctionalCall) -> None:
-        line = self._lines.get(call.site.index)
-        if line is None:
-            line = self._lines[call.site.index] = [site.index for site in self._losses].index(call.site.index)
+        line = self._lines.of(call.site)
         given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line < MOST_LOSSES and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
+        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
             self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
-
-    @property
-    def _losses(self) -> list[FunctionalSite]:
-        """In an order that is the same on every rank, as the sites' numbers are."""
-        return [site for site in self._functional.sites if site.function in CLASSIFICATION]
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
         rows = packed.view(-1, WIDTH).tolist()
-        return {"outputs": {site.name: output_stats(row) for site, row in zip(self._losses, rows, strict=False) if row[0]}}
+        return {"outputs": {name: output_stats(row) for name, row in self._lines.named(rows) if row[0]}}
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites."""
-        self._lines.clear()
+        self._lines.renumbered()
         self.reset()
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tests.exam  # noqa: F401 - before Lightning, which imports torchvision, in each of the processes
+
+# isort: split
 import torch
 
 import lightning_hooks
