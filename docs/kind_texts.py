@@ -198,7 +198,7 @@ FORMULAS: dict[str, str] = {
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
     "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
-    "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training\n"
+    "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of {UpdateTooSmall.min_planned} or more,\n"
     "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
     "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
     "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",

@@ -45,6 +45,7 @@ class UpdateTooSmall(Rule):
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
         slow: The same where the sum over all planned steps is below ``planned``.
         planned: Change over its size that no weight reaches, if all planned steps went in one direction.
+        min_planned: Fewer planned steps are a trial, which need not learn anything.
         falls: Share of a window's first losses below which its last ones have fallen.
         scheduled: Share of its peak below which a learning rate is low on purpose.
         converged: Share of the first epoch's total gradient norm below which training has converged.
@@ -57,6 +58,7 @@ class UpdateTooSmall(Rule):
     threshold: float = 1e-6
     slow: float = 1e-4
     planned: float = 1e-2
+    min_planned: int = 64
     falls: float = 0.9
     scheduled: float = 0.5
     converged: float = 1e-2
@@ -65,8 +67,9 @@ class UpdateTooSmall(Rule):
         """Yield an alert per optimizer none of whose weights moves."""
         if only_the_first_step(report) or has_converged(report, history, self.converged):
             return
-        steps = None if falls_within(report, self.falls) else report.planned_steps
-        limit = max(self.threshold, min(self.slow, self.planned / steps) if steps else 0.0)
+        steps = report.planned_steps or 0
+        few = steps < self.min_planned or falls_within(report, self.falls)
+        limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
         by_optimizer: dict[str, dict[str, float]] = {}
         for name, ratio in weight_ratios(report).items():
             setup = report.setups[name]

@@ -78,8 +78,9 @@ def test_one_optimizer_of_two_takes_no_step(steps: int, before: int, gradient: b
         (9e-6, 1000, 1e-5),  # at most 0.9 % in the whole training
         (1.1e-5, 1000, None),
         (9e-6, 10000, None),
-        (9e-5, 50, 1e-4),
-        (1.1e-4, 50, None),
+        (9e-5, 64, 1e-4),
+        (1.1e-4, 64, None),
+        (9e-5, 63, None),  # a trial
         (9e-5, None, None),
         (9e-7, 10**6, 1e-6),
     ],
