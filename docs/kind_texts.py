@@ -299,7 +299,7 @@ SEVERITIES: dict[str, str] = {
     "dead": "warning; critical if all units are dead",
     "saturated": "warning; info for the last module, which is confident on purpose",
     "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, "
-    "for a gate at 0.5, and for a module in a library's model that was so from the start",
+    "for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's model that was so from the start",
     "nonfinite": "critical",
     "silent": "info",
     "poor_init": "warning",

@@ -106,8 +106,9 @@ class Saturated(Rule):
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
-    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; and for a module inside a
-    library's model that has been so from the start: positions of padding, a branch for inputs that this task does not have.
+    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; for a call of relu at 0
+    that gives one number for each sample: a hinge loss whose margin is kept; and for a module inside a library's model that has
+    been so from the start: positions of padding, a branch for inputs that this task does not have.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
@@ -130,9 +131,10 @@ class Constant(Rule):
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
                 gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
+                hinge = calls.get(site) == "relu" and stats.dead_fraction is None and stats.rms == 0
                 meant = site in report.of_libraries and all(site in earlier.of_libraries for earlier in history)
                 yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate or meant else "warning",
+                    report, site, spread, self.threshold, "info" if gate or hinge or meant else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
