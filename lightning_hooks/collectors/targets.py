@@ -35,6 +35,8 @@ class LossTargets(TargetTable):
         line = self._lines.of(call.site)
         given, target = call.arguments.get("input"), call.arguments.get("target")
         if line is not None and in_memory(given) and in_memory(target):
+            if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
+                given, target = target, given  # the order does not matter to these losses, and is often the other one
             each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
             maker = BINARY_CROSS_ENTROPY if call.function in BINARY else made_by(given)
             self.add(line, given.detach(), target.detach(), not each, maker)

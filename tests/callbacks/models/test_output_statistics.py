@@ -146,9 +146,10 @@ MODULES = {
         (lambda model, output, x: (output, torch.randn_like(x)), set()),
         (lambda model, output, x: (output.mean((2, 3)), x.mean((1, 2, 3))), {"output_range"}),
         (lambda model, output, x: (output, model.once.expand_as(x)), {"constant"}),
+        (lambda model, output, x: (model.once.expand_as(x), output), {"constant"}),
         (lambda model, output, x: (output, torch.ones_like(x)), set()),
     ],
-    ids=["itself", "noise", "pairs", "one", "ones"],
+    ids=["itself", "noise", "pairs", "one", "one, then the output", "ones"],
 )
 def test_losses_between_numbers(site: str, loss: Any, target: Any, kinds: set[str]) -> None:
     torch.manual_seed(0)
