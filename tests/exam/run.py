@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def observed(case: Case, planted: bool) -> dict[str, Any]:
         built = case.build() if case.healthy else case.build(planted)
         log, recorder = AlertLog(), Recorder()
         trainer = Trainer(**{**QUIET, **built.kwargs}, callbacks=[log, recorder, *observers(log)])
-        trainer.fit(built.module, **built.data)
+        with suppress(ValueError) if planted and not case.healthy else nullcontext():  # a library's own check of its numbers
+            trainer.fit(built.module, **built.data)
     assert recorder.recording is not None
     history = log.history(built)
     row = {"name": case.name, "planted": planted, "healthy": case.healthy, "calibrates": case.calibrates, "library": case.library}
