@@ -300,10 +300,12 @@ class NotOptimized(Rule):
         for name, setup in report.setups.items():
             for optimizer in setup.optimizers:
                 held.setdefault(optimizer, []).append(name)
-        if report.setups and not held and report.optimizers:
+        # Lightning's stand-in for no optimizer has no learning rate.
+        others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
+        if report.setups and not held and others:
             yield self.alert(
-                report, "the model", float(len(report.optimizers)), 0.0, "warning",
-                f"none of its parameters is held by an optimizer: what {', '.join(report.optimizers)} holds is not this model's. "
+                report, "the model", float(len(others)), 0.0, "warning",
+                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's. "
                 "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
                 advice=("Create the optimizer from self.parameters() in configure_optimizers",),
             )  # fmt: skip

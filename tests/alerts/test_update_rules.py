@@ -18,7 +18,7 @@ from lightning_hooks.alerts import (
     UpdateTooSmall,
 )
 from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
-from lightning_hooks.reports.optimizers import OptimizerStats
+from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.statistics import GradientStats, ParameterGradientStats
 
 MEASURED = ParameterGradientStats(
@@ -211,7 +211,7 @@ def test_no_optimizer_at_all_is_reported_once() -> None:
     alone = {"optimizers": (), "lr": None, "lr_peak": None, "steps": 0}
     assert names(NotOptimized(), 1e-3, 1e-3, setups={0: alone, 1: alone}) == [("not_optimized", "the model", 200.0, "info")]
     assert names(NotOptimized()) == []  # nor anything to train
-    of_a_copy = {"optimizers": {"0-SGD": OptimizerStats()}}
+    of_a_copy = {"optimizers": {"0-SGD": OptimizerStats(groups=(GroupSettings(lr=0.1),))}}
     assert names(NotOptimized(), 1e-3, setups={0: alone}, **of_a_copy) == [("not_optimized", "the model", 1.0, "warning")]
 
 
