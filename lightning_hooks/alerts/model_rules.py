@@ -50,9 +50,10 @@ class PoorInit(Rule):
         for site, gain in report.initial_gains.items():
             if 0 < gain < math.inf and site in report.initial_roles:
                 roles.setdefault(report.initial_roles[site], {})[site] = gain
+        alike = self._of_one_size(report)
         for gains in roles.values():
             if report.epoch == 0 and len(gains) >= self.min_layers:
-                yield from self._alone(report, gains)
+                yield from self._alone(report, gains, alike)
 
     def _of_one_size(self, report: FeatureReport) -> set[str]:
         """The layers with the small standard deviation that most share."""
@@ -62,11 +63,9 @@ class PoorInit(Rule):
         alike = {site for site, rms in report.initial_rms.items() if abs(rms / usual - 1) <= self.same}
         return alike if 2 * len(alike) > len(report.initial_rms) else set()
 
-    def _alone(self, report: FeatureReport, gains: dict[str, float]) -> Iterator[Alert]:
-        usual, of_one_size = statistics.median(gains.values()), self._of_one_size(report)
-        for site, gain in gains.items():
-            if site in of_one_size:
-                continue
+    def _alone(self, report: FeatureReport, gains: dict[str, float], alike: set[str]) -> Iterator[Alert]:
+        usual = statistics.median(gains.values())
+        for site, gain in ((site, gain) for site, gain in gains.items() if site not in alike):
             ratio = max(gain / usual, usual / gain)
             alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
             low, high = self.textbook

@@ -27,7 +27,7 @@ from lightning_hooks.reports.alert import FEATURE_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
-from lightning_hooks.statistics.initial import initial_gains, initial_rms, roles, shared_modules
+from lightning_hooks.statistics.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
@@ -88,7 +88,8 @@ class FeatureCollector(Collector[FeatureReport]):
             self._gains = dict(state.get("initial_gains", {}))
             self._rms = dict(state.get("initial_rms", {}))
         if not host.global_step:  # else those of the checkpoint that training goes on from
-            self._gains, self._rms = initial_gains(sites), initial_rms(sites)
+            sizes = initial_sizes(sites)
+            self._gains, self._rms = initial_gains(sizes), initial_rms(sizes)
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
         self._functional = None if functional is None else FunctionalFeatures(context, self.table)

@@ -25,7 +25,7 @@ def is_textbook(gain: float) -> bool:
     return TEXTBOOK[0] <= gain <= TEXTBOOK[1]
 
 
-class _Size(NamedTuple):
+class InitialSize(NamedTuple):
     """The size of a weight that training starts from."""
 
     site: str
@@ -34,44 +34,15 @@ class _Size(NamedTuple):
     fan_out: int
 
 
-def initial_gains(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
-    """The gain of each site's weights: root mean square times the root of the fan-in, so that layers of any width compare.
-
-    A layer with gain g makes of independent inputs of size 1 outputs of about size g: 1.41 for He's initialisation, 0.58 for
-    PyTorch's own, 1 for LeCun's. Where it is unusual, and the gain by the fan-out is not, that one counts: torchvision and timm
-    initialise convolutions by their fan-out. Of a module with several weights (a recurrent one) the largest counts.
+def initial_sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[InitialSize]:
+    """The sizes of the weights that training starts from.
 
     Args:
         sites: (name, module) pairs. Frozen weights, embeddings and what has fewer than two dimensions are left out.
 
     Returns:
-        Name to gain. One copy from the device.
+        One for each weight, so that a module may have several. One copy from the device.
     """
-    found: dict[str, float] = {}
-    for size in _sizes(sites):
-        by_fan_in, by_fan_out = (size.rms * math.sqrt(fan) for fan in (size.fan_in, size.fan_out))
-        gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_out) else by_fan_out
-        found[size.site] = max(gain, found.get(size.site, 0.0))
-    return found
-
-
-def initial_rms(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, float]:
-    """The root mean square of each site's weights; of a module with several the largest.
-
-    Args:
-        sites: (name, module) pairs, as for :func:`initial_gains`.
-
-    Returns:
-        Name to root mean square. One copy from the device.
-    """
-    found: dict[str, float] = {}
-    for size in _sizes(sites):
-        found[size.site] = max(size.rms, found.get(size.site, 0.0))
-    return found
-
-
-def _sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[_Size]:
-    """Of all weights that have a gain. One copy from the device."""
     known: list[tuple[str, int, int]] = []
     sizes: list[Tensor] = []
     for name, module in sites:
@@ -88,7 +59,43 @@ def _sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[_Size]:
             inputs, outputs = (weight.shape[place] for place in (not transposed, transposed))
             known.append((name, weight.numel() // outputs, weight.numel() // inputs))
     values = torch.stack([size.to(sizes[0].device) for size in sizes]).tolist() if sizes else []
-    return [_Size(name, rms, fan_in, fan_out) for (name, fan_in, fan_out), rms in zip(known, values, strict=True)]
+    return [InitialSize(name, rms, fan_in, fan_out) for (name, fan_in, fan_out), rms in zip(known, values, strict=True)]
+
+
+def initial_gains(sizes: Iterable[InitialSize]) -> dict[str, float]:
+    """The gain of each site's weights: root mean square times the root of the fan-in, so that layers of any width compare.
+
+    A layer with gain g makes of independent inputs of size 1 outputs of about size g: 1.41 for He's initialisation, 0.58 for
+    PyTorch's own, 1 for LeCun's. Where it is unusual, and the gain by the fan-out is not, that one counts: torchvision and timm
+    initialise convolutions by their fan-out. Of a module with several weights (a recurrent one) the largest counts.
+
+    Args:
+        sizes: Of the weights.
+
+    Returns:
+        Name to gain.
+    """
+    found: dict[str, float] = {}
+    for size in sizes:
+        by_fan_in, by_fan_out = (size.rms * math.sqrt(fan) for fan in (size.fan_in, size.fan_out))
+        gain = by_fan_in if is_textbook(by_fan_in) or not is_textbook(by_fan_out) else by_fan_out
+        found[size.site] = max(gain, found.get(size.site, 0.0))
+    return found
+
+
+def initial_rms(sizes: Iterable[InitialSize]) -> dict[str, float]:
+    """The root mean square of each site's weights; of a module with several the largest.
+
+    Args:
+        sizes: Of the weights.
+
+    Returns:
+        Name to root mean square.
+    """
+    found: dict[str, float] = {}
+    for size in sizes:
+        found[size.site] = max(size.rms, found.get(size.site, 0.0))
+    return found
 
 
 def role_of(site: str) -> str:
@@ -114,7 +121,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     of a numbered sequence (``actor.4``). How large a head's weights start is a choice of its own.
 
     Args:
-        sites: (name, module) pairs, as for :func:`initial_gains`.
+        sites: (name, module) pairs, as for :func:`initial_sizes`.
 
     Returns:
         Name to role, such as ``Linear q_proj``; layers that are only numbered share the role of their type.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from tests.exam.planted_timm import expecting
 from tests.exam.schedules import SHORT, STEPS, adamw, scheduled
 from tests.exam.seen_faults_models import next_character, sgd
 from tests.exam.seen_faults_recipes import TOO_HIGH, TOO_LOW
-from tests.exam.seen_healthy_recipes import Coupling
+from tests.exam.seen_healthy_recipes import Coupling, flow_loss
 from tests.exam.signals import melodies
 from tests.exam.texts import VOCABULARY, batches, characters, lines
 
@@ -286,14 +286,7 @@ def rewards_all_alike(planted: bool = True) -> Built:
 @fault("torch", "RealNVP whose loss forgets the volume: all points are drawn to the middle")
 def flow_without_volume(planted: bool = True) -> Built:
     net = nn.ModuleList(Coupling(torch.tensor([1.0, 0.0]).roll(index)) for index in range(4))
-
-    def loss(net: Any, batch: Any) -> Tensor:
-        x, volume = batch[0], torch.zeros(len(batch[0]))
-        for layer in net:
-            x, change = layer(x)
-            volume = volume + change
-        return (0.5 * x.square().sum(1) + math.log(2 * math.pi) - (0 if planted else volume)).mean()
-
     points = torch.tensor(make_moons(3000, noise=0.05, random_state=1)[0], dtype=torch.float32)
     points = (points - points.mean(0)) / points.std(0)
+    loss = partial(flow_loss, with_volume=not planted)
     return Built(Recipe(net, loss, adam(3e-3, 0.0)), batches(64, points), BATCHES, Expected(("saturated", *FLAT)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.initial import initial_gains, initial_rms, roles, shared_modules, starting_at_zero
+from lightning_hooks.statistics.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules, starting_at_zero
 
 
 def slow_gain(weight: Tensor, fan_in: int) -> float:
@@ -21,7 +21,7 @@ def test_gain_of_every_kind_of_layer() -> None:
     linear, conv, turned = nn.Linear(12, 5), nn.Conv2d(6, 4, (3, 2), groups=2), nn.ConvTranspose2d(6, 4, 3)
     rnn, bilinear = nn.LSTM(7, 3), nn.MultiheadAttention(8, 2)
     layers = {"linear": linear, "conv": conv, "turned": turned, "rnn": rnn, "attention": bilinear}
-    gains = initial_gains(list(layers.items()))
+    gains = initial_gains(initial_sizes(list(layers.items())))
     assert gains == pytest.approx(
         {
             "linear": slow_gain(linear.weight, 12),
@@ -43,7 +43,8 @@ def test_gain_of_known_initialisations(init: object, gain: float) -> None:
     for layer in (wide, narrow):
         if callable(init):
             init(layer.weight)
-    assert list(initial_gains([("wide", wide), ("narrow", narrow)]).values()) == pytest.approx([gain, gain], rel=0.02)
+    sizes = initial_sizes([("wide", wide), ("narrow", narrow)])
+    assert list(initial_gains(sizes).values()) == pytest.approx([gain, gain], rel=0.02)
 
 
 def test_what_has_no_gain() -> None:
@@ -56,15 +57,15 @@ def test_what_has_no_gain() -> None:
         ("act", nn.ReLU()),
         ("lazy", nn.LazyLinear(3)),
     ]
-    assert initial_gains(sites) == initial_rms(sites) == {}
-    assert initial_gains([]) == initial_rms([]) == {}
+    assert initial_gains(initial_sizes(sites)) == initial_rms(initial_sizes(sites)) == {}
+    assert initial_gains(initial_sizes([])) == initial_rms(initial_sizes([])) == {}
 
 
 def test_root_mean_squares() -> None:
     recurrent, linear = nn.GRU(3, 4), nn.Linear(5, 2)
     largest = max(slow_gain(weight.detach(), 1) for weight in (recurrent.weight_ih_l0, recurrent.weight_hh_l0))
     expected = {"recurrent": largest, "linear": slow_gain(linear.weight.detach(), 1)}
-    assert initial_rms([("recurrent", recurrent), ("linear", linear)]) == pytest.approx(expected)
+    assert initial_rms(initial_sizes([("recurrent", recurrent), ("linear", linear)])) == pytest.approx(expected)
 
 
 def test_modules_that_stand_in_several_places() -> None:
@@ -116,7 +117,7 @@ def test_a_gain_by_the_fan_out_counts_where_that_by_the_fan_in_is_unusual() -> N
     stem, wide = nn.Conv2d(1, 64, 7, bias=False), nn.Conv2d(64, 64, 3)
     nn.init.kaiming_normal_(stem.weight, mode="fan_out")
     nn.init.constant_(wide.weight, 1.0)
-    gains = initial_gains([("stem", stem), ("wide", wide)])
+    gains = initial_gains(initial_sizes([("stem", stem), ("wide", wide)]))
     assert gains["stem"] == pytest.approx(math.sqrt(2), rel=0.05)  # by the fan-in it is 0.18
     assert gains["wide"] == pytest.approx(math.sqrt(64 * 9))
 
