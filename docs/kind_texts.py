@@ -7,15 +7,16 @@ MEANINGS: dict[str, str] = {
     "cannot recover by themselves.",
     "saturated": "Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, ELU, "
     "softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
-    "constant": "A module's output does not vary, or all samples of a batch are equal, or all samples have the same target. The model "
-    "cannot learn anything about its input.",
+    "constant": "A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same target. "
+    "The model cannot learn anything about its input.",
     "nonfinite": "A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One optimizer "
     "step with such a gradient ruins the weights.",
     "silent": "A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing is known "
     "about it: it is neither zero nor dead.",
     "poor_init": "The initial weights of one layer are much larger or much smaller than those of the other layers of the same role (the "
     "same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial weights of "
-    "several layers are one number, so that their units are the same and stay the same.",
+    "several layers are one number, so that their units are the same and stay the same, or all of one sign, so that their outputs hardly "
+    "depend on the input.",
     "shared": "One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
     "validation_shift": "The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
     "attention_logits": "The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
@@ -31,7 +32,8 @@ MEANINGS: dict[str, str] = {
     "output_range": "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a softmax "
     "itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or `mse_loss`, `l1_loss`, "
     "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ, or has targets that the sigmoid, "
-    "softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has targets below 0 or above 1.",
+    "softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has targets below 0 or above 1, or `kl_div` is given "
+    "probabilities instead of their logarithms.",
     "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
@@ -41,7 +43,7 @@ MEANINGS: dict[str, str] = {
     "activation_outliers": "One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
     "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
     "residual_growth": "The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
-    "given. Late blocks then hardly change the stream, and in float16 it may overflow.",
+    "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in float16 it may overflow.",
     "vanishing": "The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
     "exploding": "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and weights "
     "may end as NaN.",
@@ -65,8 +67,8 @@ MEANINGS: dict[str, str] = {
     "eps alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
     "lr_zero": "The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly begun when "
     "half of it is over. The remaining steps change nothing.",
-    "optimizer_settings": "A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, or a momentum next to "
-    "1.",
+    "optimizer_settings": "A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to "
+    "1, or a weight decay that Adam adds to the gradient and that drowns it.",
     "update_too_large": "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
     "step. What the model learned is overwritten.",
     "not_optimized": "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is no "
@@ -80,8 +82,9 @@ MEANINGS: dict[str, str] = {
     "settings": "A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with momentum 0, "
     "a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight decay on "
     "biases and norms.",
-    "unregistered": "A plain Python list, tuple or dictionary holds modules that the loss depends on. The model does not know their "
-    "parameters: no optimizer gets them from `parameters()`, and no checkpoint holds them.",
+    "unregistered": "The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` that is no "
+    "parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds them. Or it depends on "
+    "parameters that each step creates again, as a layer in `forward` is: they never learn.",
     "labels_ignored": "All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
     "batch_repeated": "A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the bit, "
     "again and again within an epoch.",
@@ -91,7 +94,8 @@ MEANINGS: dict[str, str] = {
     "batch and the step are exact. If a layer's output was not finite before, that is the cause.",
     "loss_spike": "The loss leaps far above that of the batches before and stays there for several batches. What the model learned is "
     "partly lost.",
-    "loss_diverging": "The loss had fallen and rises again, against what the optimizer minimises.",
+    "loss_diverging": "The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
+    "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
     "loss_plateau": "The loss stays near the value that it began with. The model hardly learns.",
     "overfitting": "The validation loss rises from validation to validation while the training loss falls. The metric is one that you log "
     "with `val` and `loss` in its name.",
@@ -118,6 +122,7 @@ FORMULAS: dict[str, str] = {
     "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the first window",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
     "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
+    "               alert if no number of the input is larger than {TinyInput.largest}, unless a norm comes first\n"
     "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
     "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples\n"
     "               alert if what mse_loss, l1_loss, smooth_l1_loss or huber_loss is given is equal to the last bit for 8 samples of\n"
@@ -131,7 +136,8 @@ FORMULAS: dict[str, str] = {
     "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook},\n"
     "      or rms(weight) is within {PoorInit.same} of the median of all layers, that of most is, and it is <= {PoorInit.small}\n"
     "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
-    "or the time-step bias of a state-space layer (dt_bias) is",
+    "or the time-step bias of a state-space layer (dt_bias) is; matrices of recurrent layers count as layers\n"
+    "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
     "shared": "alert if one module object is registered under two or more names of one parent",
     "validation_shift": "ratio = rms(model input in validation) / rms(model input in training)\n\n"
     "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
@@ -152,7 +158,9 @@ FORMULAS: dict[str, str] = {
     "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two "
     "reports in a row,\n"
     "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one report,\n"
-    "      and ratio >= {RepresentationCollapse.started} in a batch before",
+    "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
+    "      or ratio <= {NeverDifferent.threshold} in all batches so far, {NeverDifferent.batches} and more in each report, and "
+    ">= {NeverDifferent.differs} in the layer before",
     "output_range": "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
     "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
     "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes    (a tanh)\n"
@@ -164,7 +172,8 @@ FORMULAS: dict[str, str] = {
     "          alert if the shapes of input and target differ, and both are expanded\n"
     "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh or ReLU "
     "before it\n"
-    "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 to 1",
+    "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 to 1\n"
+    "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0",
     "softmax_dim": "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
     "      or a line along the dimension is masked as a whole, and none along the last one\n"
     "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is masked\n"
@@ -177,7 +186,9 @@ FORMULAS: dict[str, str] = {
     "activation_outliers": "channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
     "alert if channel_ratio > {ActivationOutliers.threshold}",
     "residual_growth": "growth = rms of a block's output / rms of the first block's output\n\n"
-    "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks",
+    "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks\n"
+    "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last one's\n"
+    "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
     "vanishing": "g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the loss\n\n"
     "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
     "         here and at every module before\n"
@@ -193,7 +204,8 @@ FORMULAS: dict[str, str] = {
     "the third is {Stretching.scale_free} times less strict.",
     "zero": "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
     "alert if zero_fraction >= {Zero.threshold}\n"
-    "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model",
+    "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model,\n"
+    "unless more than {Zero.part} of what trains has none",
     "missing": "alert if .grad is None at every measured step of the epoch",
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
@@ -232,12 +244,14 @@ FORMULAS: dict[str, str] = {
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
     "      with more than {LrZero.left} of them left\n"
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
-    "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}",
+    "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}\n"
+    "or if weight_decay * rms(weight) / rms(gradient) > {DecayDominates.factor}, median of the matrices, where the decay is added to the gradient\n"
+    "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer\n"
     "or if there are optimizers, and none holds a parameter of the model\n"
     "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in ±1/sqrt(fan_in)",
     "double_softmax": "alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
-    "eval_mode": "alert if a dropout, batch norm or spectral norm and the module around it are in eval mode, at the start\n"
+    "eval_mode": "alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are in eval mode, at the start\n"
     "      and before the backward pass of every sampled batch, or of the last three of a window, and at least {EvalMode.trains} of the elements next to it train and have a gradient\n"
     "or if a batch norm alone is, with a running mean and variance of 0 and 1",
     "frozen_statistics": "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
@@ -245,13 +259,15 @@ FORMULAS: dict[str, str] = {
     "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > {FrozenStatistics.threshold}",
     "settings": "alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
     "      or momentum = 0 in a batch norm that has not been trained before\n"
-    "      or a dropout's p >= {ModuleSettings.dropout}\n"
+    "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
     "      or a norm's eps >= {ModuleSettings.eps}\n"
     "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
     "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
     "     or two optimizers hold one parameter",
     "unregistered": "alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
-    "      and a parameter of it that is not in model.parameters() gets a gradient",
+    "      and a parameter of it that is not in model.parameters() gets a gradient\n"
+    "or if a tensor that is an attribute, or in such a container, requires a gradient, is no parameter, and gets one\n"
+    "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after the step",
     "labels_ignored": "share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
     "        of a cross_entropy: such calls / its calls\n\n"
     "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
@@ -272,6 +288,8 @@ FORMULAS: dict[str, str] = {
     "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
     "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses on,\n"
     "     and that of the last 64 > -1\n"
+    "or if the loss is a cross entropy, mse, l1, smooth l1, huber or binary cross entropy, or a mean of them, and an optimizer has\n"
+    "   maximize=True, or it is minus one of these and no optimizer has\n"
     "Not under manual optimisation.",
     "loss_plateau": "means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
     "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
@@ -315,7 +333,8 @@ SEVERITIES: dict[str, str] = {
     "dropout_in_eval": "warning",
     "precision_not_applied": "warning",
     "activation_outliers": "info; warning where the block's largest value is above a quarter of what its type holds",
-    "residual_growth": "info; warning where a block's largest value is above a quarter of what its type holds",
+    "residual_growth": "info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
+    "doubles it",
     "vanishing": "warning",
     "exploding": "critical where it grows, info where nothing of that reaches a weight; warning where it is only large",
     "zero": "warning; info for an expert, a bias whose weight learns, and in a library's model",
@@ -337,7 +356,7 @@ SEVERITIES: dict[str, str] = {
     "eval_mode": "warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
     "frozen_statistics": "warning; info while the statistics have moved little",
     "settings": "warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
-    "unregistered": "warning",
+    "unregistered": "warning; info for a tensor that an optimizer holds",
     "labels_ignored": "warning; info where it is a few batches and the loss is finite",
     "batch_repeated": "warning",
     "ranks_same_batch": "warning",

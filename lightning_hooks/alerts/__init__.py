@@ -5,13 +5,21 @@ from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, Ran
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.defaults import RULES
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
-from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead
+from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead, OneSignWeights
 from lightning_hooks.alerts.gradient_rules import Exploding, NonfiniteGradients, Stretching, Vanishing
-from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
+from lightning_hooks.alerts.loss_rules import LossDiverging, LossMaximized, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.missing_rules import Missing, Zero
-from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
+from lightning_hooks.alerts.model_rules import (
+    ConstantTargets,
+    DoubleSoftmax,
+    PoorInit,
+    SameSamples,
+    Shared,
+    TinyInput,
+    ValidationShift,
+)
 from lightning_hooks.alerts.observers import AlertObservers
-from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.optimizer_rules import DecayDominates, LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.output_rules import (
     DropoutInEval,
     LabelsIgnoredByLoss,
@@ -20,8 +28,8 @@ from lightning_hooks.alerts.output_rules import (
     SoftmaxDim,
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
-from lightning_hooks.alerts.representation_rules import RepresentationCollapse
-from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
+from lightning_hooks.alerts.representation_rules import NeverDifferent, RepresentationCollapse
+from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualDoubling, ResidualGrowth
 from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
@@ -70,6 +78,7 @@ __all__ = [
     "ConstantWeights",
     "Dead",
     "DeadExperts",
+    "DecayDominates",
     "Discarded",
     "Diverging",
     "DoubleSoftmax",
@@ -88,6 +97,7 @@ __all__ = [
     "LabelsIgnored",
     "LabelsIgnoredByLoss",
     "LossDiverging",
+    "LossMaximized",
     "LossNonfinite",
     "LossPlateau",
     "LossReport",
@@ -98,6 +108,7 @@ __all__ = [
     "ModelSetup",
     "ModuleSettings",
     "Mute",
+    "NeverDifferent",
     "NeverStepped",
     "NonfiniteFeatures",
     "NonfiniteGradients",
@@ -105,6 +116,7 @@ __all__ = [
     "NotOptimized",
     "NotUpdated",
     "NotZeroed",
+    "OneSignWeights",
     "OptimizerChoices",
     "OptimizerSettings",
     "OptimizerStats",
@@ -121,6 +133,7 @@ __all__ = [
     "RanksSameBatch",
     "RepresentationCollapse",
     "RepresentationStats",
+    "ResidualDoubling",
     "ResidualGrowth",
     "ResidualStats",
     "RouterCollapse",
@@ -139,6 +152,7 @@ __all__ = [
     "StepsSkipped",
     "Stretching",
     "TargetStats",
+    "TinyInput",
     "UnreachableTargets",
     "Unregistered",
     "UnregisteredModules",

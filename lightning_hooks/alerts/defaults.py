@@ -9,12 +9,20 @@ from lightning_hooks.alerts.attention_rules import AttentionCollapse, AttentionL
 from lightning_hooks.alerts.batch_rules import BatchRepeated, LabelsIgnored, RanksSameBatch
 from lightning_hooks.alerts.clip_rules import AlwaysClipped, ClipIneffective, StepsSkipped
 from lightning_hooks.alerts.feature_rules import Constant, Dead, NonfiniteFeatures, Saturated, Silent
-from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead
+from lightning_hooks.alerts.first_weight_rules import ConstantWeights, FrozenHead, OneSignWeights
 from lightning_hooks.alerts.gradient_rules import Exploding, NonfiniteGradients, Stretching, Vanishing
-from lightning_hooks.alerts.loss_rules import LossDiverging, LossNonfinite, LossPlateau, LossSpiking, Overfitting
+from lightning_hooks.alerts.loss_rules import LossDiverging, LossMaximized, LossNonfinite, LossPlateau, LossSpiking, Overfitting
 from lightning_hooks.alerts.missing_rules import Missing, Zero
-from lightning_hooks.alerts.model_rules import ConstantTargets, DoubleSoftmax, PoorInit, SameSamples, Shared, ValidationShift
-from lightning_hooks.alerts.optimizer_rules import LrZero, OptimizerSettings, SecondMomentStale
+from lightning_hooks.alerts.model_rules import (
+    ConstantTargets,
+    DoubleSoftmax,
+    PoorInit,
+    SameSamples,
+    Shared,
+    TinyInput,
+    ValidationShift,
+)
+from lightning_hooks.alerts.optimizer_rules import DecayDominates, LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.output_rules import (
     DropoutInEval,
     LabelsIgnoredByLoss,
@@ -23,8 +31,8 @@ from lightning_hooks.alerts.output_rules import (
     SoftmaxDim,
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
-from lightning_hooks.alerts.representation_rules import RepresentationCollapse
-from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualGrowth
+from lightning_hooks.alerts.representation_rules import NeverDifferent, RepresentationCollapse
+from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualDoubling, ResidualGrowth
 from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.setup_rules import EvalMode, FrozenStatistics, ModuleSettings, OptimizerChoices, Unregistered
@@ -39,22 +47,30 @@ from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientF
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {
     FeatureReport: (
-        *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples()),
+        *(NonfiniteFeatures(), Dead(), Saturated(), Constant(), SameSamples(), TinyInput()),
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
-        *(RepresentationCollapse(), OutputRange(), SoftmaxDim(), DropoutInEval(), PrecisionNotApplied(), LabelsIgnoredByLoss()),
+        *(
+            RepresentationCollapse(),
+            NeverDifferent(),
+            OutputRange(),
+            SoftmaxDim(),
+            DropoutInEval(),
+            PrecisionNotApplied(),
+            LabelsIgnoredByLoss(),
+        ),
         *(PairedTargets(), UnreachableTargets(), SameTargets()),
-        *(ActivationOutliers(), ResidualGrowth()),
+        *(ActivationOutliers(), ResidualGrowth(), ResidualDoubling()),
     ),
     AttentionReport: (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows()),
     GradientFlowReport: (
         *(NonfiniteGradients(), Exploding(), Stretching(), Vanishing(), Zero(), Missing(), NotOptimized()),
         *(UpdateTooLarge(), UpdateTooSmall(), NotUpdated(), NeverStepped(), ConstantTargets(), DoubleSoftmax()),
         *(UpdatesLost(), UpdateSpike(), WeightsGrowing(), GrowthWithoutGain()),
-        *(SecondMomentStale(), LrZero(), OptimizerSettings()),
-        *(ConstantWeights(), FrozenHead()),
+        *(SecondMomentStale(), LrZero(), OptimizerSettings(), DecayDominates()),
+        *(ConstantWeights(), OneSignWeights(), FrozenHead()),
         *(EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices(), Unregistered()),
         *(LabelsIgnored(), BatchRepeated(), RanksSameBatch(), RanksDiffer()),
-        *(LossNonfinite(), LossSpiking(), LossDiverging(), LossPlateau(), Overfitting()),
+        *(LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized(), LossPlateau(), Overfitting()),
     ),
     ClipReport: (
         NonfiniteSteps(),

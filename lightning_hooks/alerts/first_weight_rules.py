@@ -65,6 +65,38 @@ class ConstantWeights(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OneSignWeights(Rule):
+    """Layers whose initial weights are all above 0, or all below.
+
+    Weights drawn around 0 are so with a probability of a half to the power of their number. Outputs of such a layer are next to the
+    same for all inputs, as large as the sum of the inputs, and grow with the fan-in from layer to layer.
+
+    Attributes:
+        layers: Layers that must start so; a single one may be made so on purpose.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    layers: int = 2
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of such layers."""
+        found = report.model_setup.one_sign_weights
+        if report.epoch == 0 and len(found) >= self.layers:
+            site, mean = next(iter(found.items()))
+            yield self.alert(
+                report, site, float(len(found)), float(self.layers), "warning",
+                f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
+                f"{len(found) - 1} other layers (limit {self.layers} layers): their outputs hardly depend on the input, "
+                "and grow from layer to layer. Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
+                advice=(
+                    "Initialise weights around 0, as PyTorch does by default",
+                    "Where weights are to keep one sign, mute this with rules=['-poor_init']",
+                ),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FrozenHead(Rule):
     """A last layer that is frozen as it was initialised while layers before it train.
 

@@ -19,16 +19,17 @@ class Zero(Rule):
     """Gradients that arrive and are exactly zero everywhere.
 
     It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
-    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs. So it is for a part of
-    a library's model, as the queries of a last block whose other outputs nothing reads.
+    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs. So it is for a small
+    part of a library's model, as the queries of a last block whose other outputs nothing reads.
 
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
+        part: Share of what trains that such a part is at most: a larger one is multiplied by zero, or its gates are shut.
     """
 
     kind: ClassVar[str] = "zero"
     judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "part")
 
     _CAUSES: ClassVar[str] = (
         "Common causes: dead or saturated units after it, an output that is masked or multiplied by zero, an input of zeros, or an "
@@ -36,14 +37,16 @@ class Zero(Rule):
     )
 
     threshold: float = 1.0
+    part: float = 0.5
 
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per parameter whose gradient is zero."""
         if only_the_first_step(report):
             return
+        small = self._share(report) <= self.part
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
-                spare = report.setups[site].spare if site in report.setups else ""
+                spare = report.setups[site].spare if small and site in report.setups else ""
                 why = f"This seems intended: it is {spare}." if spare else self._CAUSES
                 harmless = spare or another_expert_learns(report, site) or _weight_learns(report, site)
                 severity: Severity = "info" if harmless else "warning"
@@ -52,6 +55,12 @@ class Zero(Rule):
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
                     f"connected to the loss but does not learn. {why}",
                 )  # fmt: skip
+
+    def _share(self, report: GradientFlowReport) -> float:
+        """Of the numbers that train, those of parameters whose gradient is zero."""
+        trains = {name: setup.elements for name, setup in report.setups.items() if setup.trains}
+        zero = [name for name, gradient in report.parameters.items() if gradient.zero_fraction >= self.threshold]
+        return sum(trains.get(name, 0) for name in zero) / max(sum(trains.values()), 1)
 
 
 def _weight_learns(report: GradientFlowReport, site: str) -> bool:

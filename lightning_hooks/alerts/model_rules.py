@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,35 @@ class SameSamples(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TinyInput(Rule):
+    """Pictures of bytes that were divided by 255 twice: next to zero, and next to the same for what a first layer adds to them.
+
+    Attributes:
+        largest: The largest magnitude in an input at or below which it counts: 1 / 255.
+    """
+
+    kind: ClassVar[str] = "constant"
+
+    largest: float = 0.004
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the module called first, unless it is a norm."""
+        stats = report.inputs.get("training")
+        largest = 0.0 if stats is None else max(-stats.min, stats.max)
+        if not 0 < largest <= self.largest:
+            return
+        for site in _first_called(report):
+            if not _NORM.search(site):
+                yield self.alert(
+                    report, site, largest, self.largest, "warning",
+                    f"its input (the batch's tensor at {report.input_place}) has no number above {largest:.2g} (limit {self.largest:g}): "
+                    "samples differ by next to nothing, against the biases and positions that layers add. Common cause: pictures "
+                    "that are divided by 255 twice, by ToTensor and by hand.",
+                    advice=("Divide once, or standardise the input",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ConstantTargets(Rule):
     """A last layer whose gradient has the same direction for every sample: the targets do not vary.
 
@@ -217,6 +247,9 @@ class ValidationShift(Rule):
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
                 "differently. Common causes: one of them is not normalised, or has other units.",
             )  # fmt: skip
+
+
+_NORM = re.compile(r"norm|bn", re.IGNORECASE)
 
 
 def _first_called(report: FeatureReport) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -174,4 +175,48 @@ class OptimizerSettings(Rule):
                     f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
                     "thousand steps. Common cause: the decay rate of an average, passed as momentum.",
                     advice=("Set momentum=0.9",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecayDominates(Rule):
+    """Weight decay that Adam adds to the gradient (L2), many times as large as the gradient of the loss.
+
+    Adam divides both by their size, so that a large decay does not shrink weights faster: it takes the loss's place (Loshchilov and
+    Hutter 2019, "Decoupled weight decay regularization"). It is no alert where training has converged and gradients are small.
+
+    Attributes:
+        factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
+            an optimizer holds, above which it counts.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "optimizer_settings"
+    shares: ClassVar[tuple[str, ...]] = ("converged",)
+
+    _OF_GRADIENT: ClassVar[tuple[str, ...]] = ("Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+
+    factor: float = 10.0
+    converged: float = 0.1
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        for name, stats in report.optimizers.items():
+            decay = max((group.weight_decay or 0.0 for group in stats.groups), default=0.0)
+            if not decay or name.partition("-")[2] not in self._OF_GRADIENT:
+                continue
+            matrices = {
+                site: report.parameters[site]
+                for site, setup in report.setups.items()
+                if setup.optimizers == (name,) and not setup.decay and setup.dimensions > 1 and site in report.parameters
+            }
+            ratios = [decay * m.weight_rms / m.rms for m in matrices.values() if m.weight_rms is not None and m.rms > 0]
+            ratio = statistics.median(ratios) if ratios else 0.0
+            if ratio > self.factor and not has_converged(report, history, self.converged):
+                yield self.alert(
+                    report, name, ratio, self.factor, "warning",
+                    f"its weight decay of {decay:g} is added to the gradient, of which it is {ratio:.3g} times the size (median "
+                    f"of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, not the loss. Common cause: a "
+                    "weight_decay that was meant for AdamW, which does not add it to the gradient.",
+                    advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip

@@ -1,9 +1,10 @@
-"""A rule over how much samples of a batch differ in what a model puts out."""
+"""Rules over how much samples of a batch differ in what a model puts out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Judges, Rule
@@ -82,6 +83,53 @@ class RepresentationCollapse(Rule):
     def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
         """The largest ratio of any batch so far."""
         return max(r.representations[site].largest_ratio for r in (*history, report) if site in r.representations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeverDifferent(Rule):
+    """Outputs that are the same for all samples from the first batch on, though the samples differ, and so do layers before.
+
+    Nothing that was drawn at random makes them so: something before forgets its input, as a norm over a single number does (what
+    is left is its bias), or a mean over what was normalised to mean 0. Only the end of the model or of a part of it is judged, as
+    by :class:`RepresentationCollapse`. Outputs that are 0 do not count, and a layer that starts at 0 does not stay there.
+
+    Attributes:
+        threshold: Variance over the samples of a batch over that within a sample, at or below which all are the same but for
+            roundings. Of a part that starts next to nothing, by a layer scale of 1e-6, it is 1e-9.
+        differs: The same ratio of a layer before it, at or above which samples differ in it.
+        batches: The fewest sampled batches.
+    """
+
+    kind: ClassVar[str] = "representation_collapse"
+
+    threshold: float = 1e-10
+    differs: float = 0.01
+    batches: int = 3
+
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per part of the model whose end has always been the same for all samples."""
+        windows = (*history, report)
+        if any(window.same_samples is not False for window in windows):
+            return
+        for part in _parts([site for site in report.sites if site not in report.functions]):
+            if not all(self._same(window, part[-1]) for window in windows):
+                continue
+            measured = [site for site in part if site in report.representations]
+            same = list(takewhile(lambda site: self._same(report, site), reversed(measured)))
+            before = measured[: len(measured) - len(same)]
+            ratio = report.representations[before[-1]].ratio if before else 0.0
+            if ratio >= self.differs:
+                yield self.alert(
+                    report, same[-1], report.representations[same[-1]].largest_ratio, self.threshold, "warning",
+                    f"its output is the same for all samples, up to {part[-1]}, in every batch since training started, while "
+                    f"samples differ in {before[-1]} (variance over samples {ratio:.2g} of that within one): what comes between "
+                    "forgets the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0.",
+                    advice=(f"Look at what is computed between {before[-1]} and {same[-1]}",),
+                )  # fmt: skip
+
+    def _same(self, report: FeatureReport, site: str) -> bool:
+        stats = report.representations.get(site)
+        return stats is not None and stats.calls >= self.batches and stats.largest_ratio <= self.threshold
 
 
 def _parts(sites: Sequence[str]) -> list[list[str]]:

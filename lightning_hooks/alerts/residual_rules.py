@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
@@ -117,3 +119,43 @@ class ResidualGrowth(Rule):
                 "causes: branches without a normalisation, or whose last layer starts too large. "
                 f"{_room(stats) if near else ''}".rstrip(),
             )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualDoubling(Rule):
+    """What blocks are given grows by about the same factor from each block to the next.
+
+    A block that adds something of its own makes the stream longer by it: with He's initialisation and no norm by a factor of
+    ``sqrt(2)``. A larger one at every block means that the stream is added more than once, or multiplied.
+
+    Attributes:
+        factor: Median over the blocks of the RMS of a block's input over that of the block before, above which it counts.
+        threshold: RMS of the last block's input over the first one's, above which it counts.
+        min_blocks: Blocks below which a stack is not judged.
+    """
+
+    kind: ClassVar[str] = "residual_growth"
+
+    factor: float = 1.8
+    threshold: float = 100.0
+    min_blocks: int = 6
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stack, at its second block."""
+        stacks: dict[str, dict[str, float]] = {}
+        for name, stats in report.residual.items():
+            if stats.entered_rms is not None:
+                stacks.setdefault(stats.stream, {})[name] = stats.entered_rms
+        for blocks in stacks.values():
+            sizes = [*blocks.values()]
+            if len(sizes) < self.min_blocks or not all(0 < size < math.inf for size in sizes):
+                continue
+            factor, growth = median(later / earlier for earlier, later in pairwise(sizes)), sizes[-1] / sizes[0]
+            if factor > self.factor and growth > self.threshold:
+                yield self.alert(
+                    report, [*blocks][1], factor, self.factor, "warning",
+                    f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "
+                    f"limit {self.factor:g}), from {sizes[0]:.3g} to {sizes[-1]:.3g} in all: every block multiplies what is handed "
+                    "on. Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
+                    advice=("Add the input of a block once", "Normalise the input of each block"),
+                )  # fmt: skip

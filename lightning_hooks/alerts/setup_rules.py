@@ -180,8 +180,8 @@ class ModuleSettings(Rule):
 
 def _dropout(value: float, limit: float) -> tuple[str, tuple[str, ...]]:
     return (
-        f"dropout that drops {percent(value)} of its input (limit {percent(limit)}): little of the signal is left. Common cause: "
-        "the share to keep was given, where PyTorch takes the share to drop.",
+        f"dropout, or stochastic depth, that drops {percent(value)} of its input (limit {percent(limit)}): little of the signal "
+        "is left. Common cause: the share to keep was given, where PyTorch takes the share to drop.",
         ("Set p between 0.1 and 0.5",),
     )
 
@@ -234,10 +234,12 @@ class OptimizerChoices(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unregistered(Rule):
-    """Modules in a plain list or dictionary that the loss reaches, and that the model does not know.
+    """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or made in a forward.
 
     PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
-    Modules without a gradient, in eval mode or frozen are hidden on purpose.
+    Modules without a gradient, in eval mode or frozen are hidden on purpose; so is a tensor that an optimizer holds (an image that
+    is learned, codes), of which an info says that no checkpoint holds it. A parameter that is gone after the first loss was made on
+    the way to it, as a layer in ``forward`` is, and what it learns goes with it.
     """
 
     kind: ClassVar[str] = "unregistered"
@@ -245,7 +247,23 @@ class Unregistered(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per attribute."""
         for site, held in report.model_setup.unregistered.items():
-            if held.reached and held.training:
+            if not held.held:
+                yield self.alert(
+                    report, site, float(held.elements), 0.0, "warning",
+                    f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone after "
+                    "the step: each step creates them, and they never learn. Common causes: a layer or nn.Parameter that is made "
+                    "in forward, a copy of a module that gets the gradients.",
+                    advice=("Make it once, in __init__, and assign it to self",),
+                )  # fmt: skip
+            elif held.reached and not held.modules:
+                yield self.alert(
+                    report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
+                    f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
+                    "parameters: parameters(), state_dict() and to() leave them out"
+                    f"{'' if held.optimized else ', no optimizer holds them'}, and checkpoints do not hold them.",
+                    advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
+                )  # fmt: skip
+            elif held.reached and held.training:
                 trained = "" if held.optimized else ", no optimizer holds them"
                 yield self.alert(
                     report, site, float(held.elements), 0.0, "warning",

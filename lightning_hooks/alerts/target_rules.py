@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport
-from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, BOUNDS
+from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, BOUNDS, KL_DIVERGENCE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,11 +39,12 @@ class PairedTargets(Rule):
 class UnreachableTargets(Rule):
     """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
 
-    A binary cross entropy has no lowest value for targets below 0 or above 1.
+    A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
+    logarithm of a probability is.
 
     Attributes:
-        share: Share of the targets outside of its values, above which it counts.
-        min_targets: Fewer targets are not judged.
+        share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
+        min_targets: Fewer numbers are not judged.
     """
 
     kind: ClassVar[str] = "output_range"
@@ -58,6 +59,9 @@ class UnreachableTargets(Rule):
             if stats.bounded < self.min_targets or stats.outside <= self.share * stats.bounded:
                 continue
             share = stats.outside / stats.bounded
+            if stats.bound == KL_DIVERGENCE:
+                yield self._of_divergence(report, site, share)
+                continue
             low, high = BOUNDS[stats.bound]
             values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
             measured = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
@@ -74,6 +78,15 @@ class UnreachableTargets(Rule):
                 )
                 advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
             yield self.alert(report, site, share, self.share, "warning", diagnosis, advice=advice)
+
+    def _of_divergence(self, report: FeatureReport, site: str, share: float) -> Alert:
+        return self.alert(
+            report, site, share, self.share, "warning",
+            f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
+            "probabilities never are. It takes no logarithm itself: what it compares is no divergence, may be below 0, and its "
+            "gradient does not depend on the input. Common causes: softmax instead of log_softmax, logits.",
+            advice=("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.collectors.collector import Context, OptimizerSteps
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
-from lightning_hooks.hooks.graph import aligns, nearest_known, squashed_twice
+from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
 from lightning_hooks.statistics import GradientTable
 
 NO_MODULE = "the loss"
@@ -23,6 +24,8 @@ class OutputNodes:
     Attributes:
         squashed: The module whose squashed output a loss squashes again, as softmax before cross-entropy; empty for none.
         aligned: Whether the loss sums over alignments of labels with outputs (CTC).
+        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
+        user: The module whose output is computed from parameters that nobody holds; empty for none that is known.
     """
 
     def __init__(self) -> None:
@@ -30,13 +33,32 @@ class OutputNodes:
         self.of: dict[Any, str] = {}
         self.squashed = ""
         self.aligned = False
+        self.sign = 0
+        self.user = ""
+        self._unheld: dict[ref[nn.Parameter], int] = {}  # to how many numbers it has
 
-    def look_at(self, loss: Tensor) -> None:
-        """Look whether a loss squashes what is squashed already, and whether it aligns."""
-        self.aligned = aligns(loss)
+    def look_at(self, loss: Tensor, held: Collection[int] | None) -> None:
+        """Look whether a loss squashes what is squashed already, aligns, or has a wrong sign, and for parameters that nobody holds.
+
+        Args:
+            loss: The loss, before backward.
+            held: The identities of all parameters that the model or an optimizer holds; None where they are not those of the graph.
+        """
+        self.aligned, self.sign = aligns(loss), distance_sign(loss)
         node = squashed_twice(loss)
         if node is not None:
             self.squashed = nearest_known(node, self.of) or NO_MODULE
+        if held is None:
+            return
+        for parameter, user in parameters_behind(loss, self.of):
+            if id(parameter) not in held:
+                self._unheld[ref(parameter)] = parameter.numel()
+                self.user = self.user or user or NO_MODULE
+
+    @property
+    def recreated(self) -> int:
+        """Numbers of the parameters that the first loss had gradients for and that are gone since: each step creates them again."""
+        return sum(size for parameter, size in self._unheld.items() if parameter() is None)
 
     def close(self) -> None:
         """The first batch is over."""

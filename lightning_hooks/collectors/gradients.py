@@ -99,7 +99,14 @@ class GradientCollector(GradientSites):
         self._loss.before_backward(loss)
         self._setup_checks.before_backward(self.context.gate.sampled)
         if self._outputs is not None and self._outputs.of:
-            self._look_at_loss(self._outputs, loss)
+            self._look_at_loss(self._outputs, loss, self._held())
+
+    def _held(self) -> set[int] | None:
+        """The identities of the parameters that somebody holds; None where the graph has others, of whole shards."""
+        if self._steps.shards is not None:
+            return None
+        held = {id(parameter) for parameter in self.context.host.model.parameters()}
+        return held.union(self._steps.holders(), self._setup_checks.hidden())
 
     @override
     def after_backward(self) -> None:
@@ -192,8 +199,12 @@ class GradientCollector(GradientSites):
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
         recording = [float(index in table.recording) for index in range(len(table.names))]
         loss = self._outputs or OutputNodes()
-        numbers = self.context.sampled_batches, self.context.batches, places.get(loss.squashed, 0.0), float(loss.aligned)
-        known = torch.tensor([*numbers, *recording, *reached], dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
+        numbers = self.context.sampled_batches, self.context.batches
+        user = places.get(loss.user, 0.0), float(loss.recreated)
+        looked = places.get(loss.squashed, 0.0), float(loss.aligned), float(loss.sign % 3), *user
+        known = torch.tensor([*numbers, *looked, *recording, *reached], dtype=table.rows.dtype).to(
+            table.rows.device, non_blocking=True
+        )
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
         return torch.cat((called, arrived, known, *watched, *rest))
@@ -202,7 +213,7 @@ class GradientCollector(GradientSites):
         """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
         n, n_parameters, rows = len(self.modules.names), len(self.parameters.names), self.modules.rows.numel()
         watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
-        sizes = n, n, 4 + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
+        sizes = n, n, 7 + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
@@ -220,7 +231,7 @@ class GradientCollector(GradientSites):
     @override
     def stretches(self) -> Stretches:
         n, modules = len(self.modules.names), Stretch(self.modules.rows.numel(), merged_rows)
-        known = Stretch(2, largest, added), Stretch(2, largest), Stretch(n + len(self.parameters.names), flagged)
+        known = Stretch(2, largest, added), Stretch(5, largest), Stretch(n + len(self.parameters.names), flagged)
         watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
         return *[order_stretch(n)] * 2, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
 
@@ -239,11 +250,12 @@ class GradientCollector(GradientSites):
         parameters, total_norm = self.parameters.read(measured)
         calls = sites_in_order(called)
         order = self.modules.called(calls)
-        sampled_batches, batches, squashed, aligned, *flags = (int(number) for number in known.tolist())
+        sampled_batches, batches, squashed, aligned, sign, user, recreated, *flags = (int(number) for number in known.tolist())
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
         setups = with_gradients(self._setups, found)
         zeros = [name for name, stats in parameters.items() if stats.zero_fraction == 1]
+        places = ["", *self.modules.names, NO_MODULE]
         self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording, zeros)
         return GradientFlowReport(
             epoch,
@@ -257,10 +269,11 @@ class GradientCollector(GradientSites):
             order=self.modules.arrived(sites_in_order(arrived)),
             setups=self._setups,
             ranks_differ=rank_difference(replicas, self.parameters.names),
-            squashed_twice=["", *self.modules.names, NO_MODULE][squashed],
+            squashed_twice=places[squashed],
             loss_aligns=bool(aligned),
+            loss_sign=(0, 1, -1)[sign],
             loss=self._loss.table.read(losses),
-            model_setup=self._setup_checks.read(checks, self.context.host.model, modules),
+            model_setup=self._setup_checks.read(checks, self.context.host.model, modules, {places[user]: recreated}),
             optimizers=self.optimizers.read(updates),
             planned_steps=self.context.host.planned_steps,
         )

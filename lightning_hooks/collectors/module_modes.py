@@ -38,8 +38,8 @@ class ModuleModes:
         device: Where the numbers live.
 
     Attributes:
-        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics,
-            spectral norms.
+        names: The modules whose result depends on the mode: dropouts that drop something, modules with a share to drop of their
+            own, which they hand to a function, norms with running statistics, spectral norms.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -149,8 +149,9 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name, module in model.named_modules():
         unusual: dict[str, Any] = {}
-        if isinstance(module, _DropoutNd) and module.p > 0.5:
-            unusual["p"] = module.p
+        share = _share_dropped(module)
+        if share > 0.5:
+            unusual["p"] = share
         eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))  # of RMSNorm in transformers
         if "norm" in type(module).__name__.lower() and isinstance(eps, float | int) and eps > 0.01:
             unusual["eps"] = eps
@@ -159,6 +160,16 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
         if unusual:
             found[clean_name(name)] = {setting: float(value) for setting, value in unusual.items()}
     return found
+
+
+def _share_dropped(module: nn.Module) -> float:
+    """The share that a dropout, or a stochastic depth, drops; 0 for other modules."""
+    if isinstance(module, _DropoutNd):
+        return module.p
+    if type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):  # of timm, transformers, torchvision
+        share = getattr(module, "drop_prob", getattr(module, "p", 0.0))
+        return float(share) if isinstance(share, float | int) else 0.0
+    return 0.0
 
 
 def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
@@ -203,6 +214,8 @@ def _depends_on_mode(module: nn.Module) -> bool:
         return bool(module.p > 0)
     if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
         return True  # its power iteration runs in training mode only
+    if any("dropout" in name and isinstance(value, float) and 0 < value < 1 for name, value in vars(module).items()):
+        return True  # as attention has, and nn.LSTM: it is passed on with the module's mode
     return isinstance(module, _NormBase) and module.running_mean is not None and not module.running_mean.is_meta
 
 

@@ -147,6 +147,7 @@ def _settings(group: Mapping[str, Any]) -> GroupSettings:
         betas=tuple(beta for beta in known if beta is not None),
         momentum=_number(group.get("momentum")),
         weight_decay=_number(group.get("weight_decay")),
+        maximize=group.get("maximize") is True,
     )
 
 

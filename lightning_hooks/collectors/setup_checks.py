@@ -14,7 +14,7 @@ from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.module_modes import AS_MADE, ModuleModes, stages_not_frozen, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.selection import clean_name, outwards
-from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules
+from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules, unregistered_tensors
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.statistics.batch_hash import BatchHashes, merge_windows, same_on_all
 from lightning_hooks.statistics.first_weights import first_weights
@@ -25,7 +25,7 @@ from lightning_hooks.statistics.rows import row_dtype
 FEW_VALUES = 16
 """Values per channel below which a batch norm is named in the report."""
 MOST_UNREGISTERED = 8
-"""Containers of modules that are registered nowhere, at most."""
+"""Attributes with modules or tensors that are registered nowhere, at most."""
 
 
 class SetupChecks:
@@ -41,9 +41,11 @@ class SetupChecks:
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
-        self._hidden = dict(list(unregistered_modules(model).items())[:MOST_UNREGISTERED])
-        self._hidden_parameters = {
-            name: [parameter for module in modules for parameter in own_parameters(module, model)]
+        tensors = unregistered_tensors(model)
+        hidden: dict[str, list[nn.Module]] = {**{name: [] for name in tensors}, **unregistered_modules(model)}
+        self._hidden = dict(list(hidden.items())[:MOST_UNREGISTERED])
+        self._hidden_parameters: dict[str, list[Tensor]] = {
+            name: [parameter for module in modules for parameter in own_parameters(module, model)] or tensors[name]
             for name, modules in self._hidden.items()
         }
         self._reached: set[str] = set()
@@ -135,13 +137,18 @@ class SetupChecks:
         sizes = LabelTable.n_sums, LabelTable.n_sums, BatchHashes.n_sums, MOST_UNREGISTERED, self._modes.n_maxima
         return torch.split(packed, [*sizes, BatchHashes.n_maxima])
 
-    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any]) -> ModelSetup:
+    def hidden(self) -> set[int]:
+        """The identities of the parameters and tensors that the model holds without knowing them."""
+        return {id(parameter) for parameters in self._hidden_parameters.values() for parameter in parameters}
+
+    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any], recreated: Mapping[str, int]) -> ModelSetup:
         """Name what is out of the ordinary in a table on the host.
 
         Args:
             packed: The table of all ranks.
             model: The model.
             modules: Site to the statistics of the gradient at its output.
+            recreated: Module to the numbers of the parameters behind its output that each step creates again.
         """
         losses, batches, pairs, reached, modes, hashes = self._parts(packed)
         levels, moved = self._modes.read(modes)
@@ -152,11 +159,15 @@ class SetupChecks:
             eval_modes={name: level for name, level in levels.items() if level},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
             constant_weights=dict(self._first.constant),
+            one_sign_weights=dict(self._first.one_sign),
             untrained=self._first.untrained,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
             settings={**self._settings, **(self._stages or {})},
-            unregistered={name: self._unregistered(name, found[name]) for name in self._hidden},
+            unregistered={
+                **{name: self._unregistered(name, found[name]) for name in self._hidden},
+                **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in recreated.items() if size},
+            },
             vector_decay=self._decay,
             labels=_label_counts(losses) or _label_counts(batches),
             batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
@@ -165,7 +176,8 @@ class SetupChecks:
     def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
         modules = self._hidden[name]
         elements = sum(0 if nn.parameter.is_lazy(p) else p.numel() for p in self._hidden_parameters[name])
-        return UnregisteredModules(len(modules), elements, reached, any(m.training for m in modules), name in self._optimized)
+        training = not modules or any(module.training for module in modules)
+        return UnregisteredModules(len(modules), elements, reached, training, name in self._optimized)
 
     def reset(self) -> None:
         """Start a new window."""

@@ -1,4 +1,4 @@
-"""What losses with numbers for targets, such as ``mse_loss``, are given."""
+"""What losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, are given."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import Functional, FunctionalCall
 from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
-from lightning_hooks.hooks.functional import BINARY, REGRESSION
+from lightning_hooks.hooks.functional import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory
-from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, WIDTH, TargetTable, target_stats
+from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, KL_DIVERGENCE, WIDTH, TargetTable, target_stats
 
-TARGETED = (*BINARY, *REGRESSION)
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
 """The losses with numbers for targets."""
+
+_BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
 
 
 class LossTargets(TargetTable):
@@ -38,8 +40,8 @@ class LossTargets(TargetTable):
             if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
                 given, target = target, given  # the order does not matter to these losses, and is often the other one
             each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
-            maker = BINARY_CROSS_ENTROPY if call.function in BINARY else made_by(given)
-            self.add(line, given.detach(), target.detach(), not each, maker)
+            bound = _BOUNDED.get(call.function) or made_by(given)
+            self.add(line, given.detach(), target.detach(), not each, bound)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""

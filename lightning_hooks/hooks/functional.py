@@ -55,6 +55,7 @@ _FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.huber_loss: ("huber_loss", ("input", "target", "reduction")),
     F.binary_cross_entropy: ("binary_cross_entropy", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
+    F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
 }
 for _name in ("relu", "sigmoid", "tanh"):
@@ -69,11 +70,16 @@ BINARY = ("binary_cross_entropy", "bce_with_logits")
 """Those of them that compare probabilities, or their logits, with targets from 0 to 1."""
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 """Those of them that are losses between numbers."""
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", *BINARY, *REGRESSION)
+DIVERGENCE = "kl_div"
+"""That of them that compares logarithms of probabilities with probabilities."""
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", DIVERGENCE, *BINARY, *REGRESSION)
 """Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
 given is another site's output."""
 
-_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_LOSSES = (
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss),
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+)
 
 # Layers of torch.nn that call one of them: the call is theirs, not of the module around them.
 _CALLING_LAYERS: tuple[type[nn.Module], ...] = (

@@ -6,18 +6,22 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
 NEAR = 64
 """How many operations of a graph are inspected, nearest to the loss first."""
+MOST = 20_000
+"""How many are where its parameters are looked for."""
 
 # An operation that applies a softmax or sigmoid itself -> the operations that must not come right before it.
 _SQUASHED = {
     "LogSoftmaxBackward": ("SoftmaxBackward", "SigmoidBackward"),
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "SoftmaxBackward"),
 }
+# Losses that say how far outputs are from targets.
+_DISTANCES = ("NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
@@ -58,23 +62,64 @@ def aligns(loss: Tensor) -> bool:
     return any("CtcLoss" in _name(node) for node in _nearest(loss.grad_fn))
 
 
+def distance_sign(loss: Tensor) -> int:
+    """Return 1 for a loss that is a distance of outputs from targets, such as a cross entropy, -1 for minus one, 0 for others.
+
+    Args:
+        loss: The loss, before backward. It may be divided, or be the mean of distances, but not weighted.
+    """
+    node, sign = _unmoved(loss.grad_fn), 1
+    while node is not None:
+        name = _name(node).removesuffix("Backward")
+        if name.startswith(_DISTANCES):
+            return sign
+        if name not in ("Div", "Mean", "Sum", "Neg"):
+            return 0
+        sign = -sign if name == "Neg" else sign
+        node = _unmoved(_input(node))
+    return 0
+
+
 def nearest_known(node: Any, known: Mapping[Any, T]) -> T | None:
     """Return the entry of ``known`` for the node nearest to ``node`` on the way to the inputs, or None."""
     return next((known[found] for found in _nearest(node) if found in known), None)
 
 
+def parameters_behind(loss: Tensor, known: Mapping[Any, T]) -> Iterator[tuple[nn.Parameter, T | None]]:
+    """Yield the parameters that a loss has a gradient for, whoever holds them.
+
+    Args:
+        loss: The loss, before backward.
+        known: Entries for some nodes of its graph.
+
+    Yields:
+        Each parameter, with the entry that is nearest to it on some way to the loss.
+    """
+    nearest: dict[Any, T | None] = {}
+    for node, before in _paths(loss.grad_fn, MOST):
+        nearest[node] = known.get(node, nearest.get(before))
+        variable = getattr(node, "variable", None)  # of nodes that accumulate the gradient of a leaf
+        if isinstance(variable, nn.Parameter):
+            yield variable, nearest[node]
+
+
 def _nearest(node: Any) -> Iterator[Any]:
     """Yield the nodes of a graph from ``node`` on, nearest first."""
-    queue, seen = deque([node] if node is not None else []), {node}
-    for _ in range(NEAR):
+    return (current for current, _ in _paths(node, NEAR))
+
+
+def _paths(node: Any, most: int) -> Iterator[tuple[Any, Any]]:
+    """Yield the nodes of a graph from ``node`` on, nearest first, each with one that uses it."""
+    queue, seen = deque([(node, None)] if node is not None else []), {node}
+    for _ in range(most):
         if not queue:
             return
-        current = queue.popleft()
-        yield current
+        current, before = queue.popleft()
+        yield current, before
         for following, _ in current.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                queue.append(following)
+                queue.append((following, current))
 
 
 def _unmoved(node: Any | None) -> Any | None:

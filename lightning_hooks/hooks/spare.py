@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,8 +83,21 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
         kind = type(modules[holder])
         if not kind.__module__.startswith("torch."):
             library = kind.__module__.partition(".")[0]
-            return f"a part of {kind.__name__} (from {library}) that this task does not use" if _installed(kind) else ""
+            own = _installed(kind) and _names(kind.__mro__, part.removeprefix(f"{holder}." if holder else "").partition(".")[0])
+            return f"a part of {kind.__name__} (from {library}) that this task does not use" if own else ""
     return ""
+
+
+@cache
+def _names(bases: tuple[Any, ...], attribute: str) -> bool:
+    """Whether the code of a class, or of its bases, names an attribute. One that it does not was put onto the model by the user."""
+    try:
+        sources = [inspect.getsource(base) for base in bases if not base.__module__.startswith(("torch.", "builtins"))]
+    except (OSError, TypeError):
+        return True  # its code is not there to be read
+    stem = re.escape(attribute.rstrip("0123456789"))  # layer1 may be made by f"layer{number}"
+    named = re.compile(rf"""self\.{stem}|["']{stem}""")
+    return any(map(named.search, sources))
 
 
 def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Modules that a model holds in plain containers, so that it does not know their parameters."""
+"""Modules and tensors that a model holds where it does not know of them: in plain containers, or as plain attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_hooks.hooks.selection import clean_name
 
@@ -33,10 +33,31 @@ def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
     for name, holder in root.named_modules():
         for attribute, value in vars(holder).items():
             if attribute not in _OF_TORCH and isinstance(value, list | tuple | set | dict):
-                inside = (module for module in _modules_in(value) if id(module) not in known)
+                inside = (held for held in _held_in(value) if isinstance(held, nn.Module) and id(held) not in known)
                 hidden = [module for module in inside if own_parameters(module, root)]
                 if hidden:
-                    found[clean_name(f"{name}.{attribute}" if name else attribute)] = list(dict.fromkeys(hidden))
+                    found[_attribute(name, attribute)] = list(dict.fromkeys(hidden))
+    return found
+
+
+def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
+    """Find tensors that require a gradient and are no parameters of ``root``: plain attributes of modules, or in containers there.
+
+    Args:
+        root: The model.
+
+    Returns:
+        The name of the attribute, such as ``net.codes``, to the tensors in it. What was computed from others does not count.
+    """
+    known = {id(parameter) for parameter in root.parameters()}
+    found: dict[str, list[Tensor]] = {}
+    for name, holder in root.named_modules():
+        for attribute, value in vars(holder).items():
+            if attribute not in _OF_TORCH and isinstance(value, Tensor | list | tuple | set | dict):
+                held = [value] if isinstance(value, Tensor) else [entry for entry in _held_in(value) if isinstance(entry, Tensor)]
+                hidden = [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known]
+                if hidden:
+                    found[_attribute(name, attribute)] = hidden
     return found
 
 
@@ -46,10 +67,14 @@ def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
 
 
-def _modules_in(container: Any, depth: int = 2) -> Iterator[nn.Module]:
+def _attribute(module: str, name: str) -> str:
+    return clean_name(f"{module}.{name}" if module else name)
+
+
+def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
     values = container.values() if isinstance(container, Mapping) else container
     for value in islice(values, MOST):
-        if isinstance(value, nn.Module):
+        if isinstance(value, nn.Module | Tensor):
             yield value
         elif depth > 1 and isinstance(value, list | tuple | set | dict):
-            yield from _modules_in(value, depth - 1)
+            yield from _held_in(value, depth - 1)

@@ -45,14 +45,15 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class UnregisteredModules:
-    """Modules in a plain list, tuple, set or dictionary, which the model does not know.
+    """Modules or tensors in a plain list, tuple, set or dictionary, or parameters made in a forward, which the model does not know.
 
     Attributes:
-        modules: How many.
-        elements: Numbers in those of their parameters that require a gradient.
+        modules: How many modules; 0 where it holds tensors that require a gradient.
+        elements: Numbers in those parameters and tensors that require a gradient.
         reached: Whether a gradient arrived at any of these, on any rank.
         training: Whether any of the modules is in training mode.
         optimized: Whether an optimizer holds any of the parameters.
+        held: Whether an attribute of the model holds them; if not, they were made on the way to the first loss, and gone after it.
     """
 
     modules: int
@@ -60,6 +61,7 @@ class UnregisteredModules:
     reached: bool = False
     training: bool = True
     optimized: bool = False
+    held: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +87,20 @@ class ModelSetup:
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
         constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
-            were when training started; so are the time-step biases of state-space layers (``….dt_bias``).
+            were when training started; so are matrices of recurrent layers (``….weight_hh_l0``) and the time-step biases of
+            state-space layers (``….dt_bias``), by their own names.
+        one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
+            0, or all below.
         untrained: Frozen linear or convolution layers that are as they were initialised.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
         values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
-        settings: Module to its settings that are unusual: ``p`` of a dropout above 0.5, ``eps`` of a norm above 0.01,
-            ``momentum`` 0 of a batch norm that has not been trained, ``frozen_stages`` of a module all of whose parameters train.
-        unregistered: Attribute (``net.blocks``) to the modules it holds that are registered nowhere.
+        settings: Module to its settings that are unusual: ``p`` of a dropout or a stochastic depth above 0.5, ``eps`` of a norm
+            above 0.01, ``momentum`` 0 of a batch norm that has not been trained, ``frozen_stages`` of a module all of whose
+            parameters train.
+        unregistered: Attribute (``net.blocks``) to the modules or tensors it holds that are registered nowhere; module to the
+            parameters behind its output that each step creates again.
         vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.
         labels: Targets that a cross entropy ignores; None where no integer targets were found.
         batches: How often batches were the same.
@@ -102,6 +109,7 @@ class ModelSetup:
     eval_modes: dict[str, int] = field(default_factory=dict)
     unestimated: tuple[str, ...] = ()
     constant_weights: dict[str, float] = field(default_factory=dict)
+    one_sign_weights: dict[str, float] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)

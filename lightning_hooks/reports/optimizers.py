@@ -18,6 +18,7 @@ class GroupSettings:
         betas: The decay rates of the moments.
         momentum: Momentum.
         weight_decay: Weight decay.
+        maximize: Whether it climbs the loss instead of descending.
     """
 
     lr: float | None = None
@@ -28,6 +29,7 @@ class GroupSettings:
     betas: tuple[float, ...] = ()
     momentum: float | None = None
     weight_decay: float | None = None
+    maximize: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class GradientFlowReport(PlainReport):
             that is not known: one rank, shards, local SGD.
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         loss_aligns: Whether the loss sums over alignments of labels with outputs, as CTC does.
+        loss_sign: 1 if the loss is a distance of outputs from targets, such as a cross entropy, -1 if it is minus one, else 0.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
 
@@ -147,6 +148,7 @@ class GradientFlowReport(PlainReport):
     planned_steps: int | None = None
     ranks_differ: RankDifference | None = None
     loss_aligns: bool = False
+    loss_sign: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

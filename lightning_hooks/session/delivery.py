@@ -85,13 +85,14 @@ class AlertDelivery:
                 member.early.reset()
         self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records)
 
-    def judge_urgent(self, members: Sequence[Member]) -> bool:
+    def judge_urgent(self, members: Sequence[Member], last: bool = False) -> bool:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
 
         It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.
 
         Args:
             members: Those that check within a window.
+            last: Whether the run ends here, and the window under way with it.
 
         Returns:
             Whether the run is to stop.
@@ -104,8 +105,8 @@ class AlertDelivery:
         reports: list[Any] = []
         for member, report in zip(members, whole, strict=True):
             alerts = member.urgent(report)
-            assert member.early is not None
-            member.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
+            if member.early is not None:
+                member.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
             reports.append(dataclasses.replace(report, alerts=alerts))
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         of_report, fresh = [], {}
@@ -113,12 +114,11 @@ class AlertDelivery:
             of_report.append(member.alerting.window.grouped(found))
             fresh.update({(place, alert.name): alert for alert in member.alerting.window.at_once(of_report[place])})
         notices = _notices(members, ordered.roots, fresh, [report.alerts for report in reports])
-        for member in members:
-            assert member.early is not None
-            member.early.reported.update(notice.alert.kind for notice in notices)
+        for early in (member.early for member in members if member.early is not None):
+            early.reported.update(notice.alert.kind for notice in notices)
         if not notices:
             return False
-        if any("raise" in notice.actions for notice in notices):  # there will be no end of this window
+        if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
             for member, report, alerts in zip(members, whole, of_report, strict=True):
                 member.report = dataclasses.replace(report, alerts=alerts)
         self._pass_on(notices, [notices[0].member])

@@ -12,7 +12,7 @@ from lightning_hooks.collectors.warn import warn
 from lightning_hooks.session.windows import Windows
 from lightning_hooks.statistics.histograms import N_BINS
 
-LAYOUT = 7
+LAYOUT = 8
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,13 +23,16 @@ class FirstWeights(NamedTuple):
 
     Attributes:
         constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
-            the time-step biases of state-space layers, by their own name (``….dt_bias``).
+            the matrices of recurrent layers (``….weight_hh_l0``) and the time-step biases of state-space layers (``….dt_bias``), by
+            their own names.
+        one_sign: Layer to the mean of its weights, where all of them are above 0, or all below, and not one number.
         untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
             uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
     """
 
     constant: dict[str, float]
     untrained: tuple[str, ...]
+    one_sign: Mapping[str, float] = MappingProxyType({})
 
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
@@ -42,29 +46,34 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         What stands out. One copy from the device.
     """
     names, sizes, frozen, rows = [], [], [], []
-    time_steps = [(name, p.detach()) for name, p in model.named_parameters() if name.endswith(TIME_STEP) and _is_known(p)]
     for name, module in _layers(model):
         weight, bias = module.weight.detach(), module.bias
         outputs = weight.shape[1 if getattr(module, "transposed", False) else 0]
         if outputs < 2 or weight.numel() < few or getattr(module, "groups", 1) > 1:
             continue
         no_bias = weight.new_full((), math.nan)
-        numbers = weight.amin(), weight.amax(), weight.float().square().mean().sqrt(), no_bias if bias is None else _largest(bias)
+        whole = weight.float()
+        ends = weight.amin(), weight.amax()
+        numbers = *ends, whole.mean(), whole.square().mean().sqrt(), no_bias if bias is None else _largest(bias)
         rows.append(torch.stack([number.float() for number in numbers]))
         names.append(name)
         sizes.append((weight.shape[1:].numel(), weight.numel()))
         frozen.append(not any(parameter.requires_grad for parameter in module.parameters()))
-    constant, untrained = _constants(time_steps), []
+    constant, untrained = _constants(_time_steps(model)), []
+    one_sign: dict[str, float] = {}
+    constant |= {name: value for name, value in _constants(_recurrent(model, few)).items() if value != 0}
     values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
-    for name, (fan_in, count), still, (low, high, rms, bias) in zip(names, sizes, frozen, values, strict=True):
+    for name, (fan_in, count), still, (low, high, mean, rms, bias) in zip(names, sizes, frozen, values, strict=True):
         if low == high != 0:
             constant[name] = low
+        elif low > 0 or high < 0:
+            one_sign[name] = mean
         bound = 1 / math.sqrt(fan_in)
         spread = 2 / math.sqrt(count)  # four standard errors of the root mean square of a uniform distribution
         uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
         if still and (bias == 0 or (uniform and bias <= 1.001 * bound)):
             untrained.append(name)
-    return FirstWeights(constant, tuple(untrained))
+    return FirstWeights(constant, tuple(untrained), one_sign)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | _ConvNd]]:
@@ -76,15 +85,29 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | _ConvNd]]:
                 yield clean_name(name), module
 
 
+def _time_steps(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, p.detach()) for name, p in model.named_parameters() if name.endswith(TIME_STEP) and _is_known(p)]
+
+
+def _recurrent(model: nn.Module, few: int) -> list[tuple[str, Tensor]]:
+    """The matrices of recurrent layers."""
+    matrices = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            own = ((f"{name}.{inner}" if name else inner, p) for inner, p in module.named_parameters(recurse=False))
+            matrices += [(inner, p.detach()) for inner, p in own if p.dim() > 1 and _is_known(p) and p.numel() >= few]
+    return matrices
+
+
 def _is_known(parameter: Tensor) -> bool:
     return not (nn.parameter.is_lazy(parameter) or parameter.is_meta or is_distributed(parameter))
 
 
 def _constants(named: Sequence[tuple[str, Tensor]]) -> dict[str, float]:
-    """The vectors all whose numbers are one, with that number."""
-    ends = [torch.stack([vector.amin(), vector.amax()]).float() for _, vector in named if vector.numel() > 1]
+    """The tensors all whose numbers are one, with that number."""
+    ends = [torch.stack([tensor.amin(), tensor.amax()]).float() for _, tensor in named if tensor.numel() > 1]
     values = torch.stack([end.to(ends[0].device) for end in ends]).tolist() if ends else []
-    names = [clean_name(name) for name, vector in named if vector.numel() > 1]
+    names = [clean_name(name) for name, tensor in named if tensor.numel() > 1]
     return {name: low for name, (low, high) in zip(names, values, strict=True) if low == high}
 
 

@@ -56,6 +56,7 @@ class ResidualStats:
             input, 0 where the output is unrelated to it, which is no residual stream. None as above.
         limit: The largest number that the type of the output holds: 65504 in float16.
         stream: What the block is one of: the name of the module that holds its siblings.
+        entered_rms: Root mean square of its input; None where that is not known.
     """
 
     calls: int
@@ -70,6 +71,7 @@ class ResidualStats:
     carried: float | None
     limit: float
     stream: str = ""
+    entered_rms: float | None = None
 
     @property
     def channel_ratio(self) -> float:
@@ -210,6 +212,7 @@ def _stats(row: FeatureStats, line: Sequence[float], stream: str) -> ResidualSta
         carried=(out + entered - written) / (2 * entered) if entered > 0 else None,
         limit=line[StreamColumn.LIMIT],
         stream=stream,
+        entered_rms=math.sqrt(entered / line[StreamColumn.WRITES]) if entered > 0 else None,
     )
 
 

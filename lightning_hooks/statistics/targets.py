@@ -22,14 +22,16 @@ VARIED = 32
 NEAR = 0.01
 """How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
 BINARY_CROSS_ENTROPY = "binary cross entropy"
+KL_DIVERGENCE = "Kullback-Leibler divergence"
 BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
     "tanh": (-1.0, 1.0),
     "relu": (0.0, math.inf),
     BINARY_CROSS_ENTROPY: (0.0, 1.0),
+    KL_DIVERGENCE: (-math.inf, 0.0),
 }
-"""Functions to the bounds of their values, or, of the loss, of its targets."""
+"""Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class TargetStats:
             and more and of at least 32 different numbers.
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
         bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
-            those that a binary cross entropy takes.
-        outside: Those of them that such an output cannot come within a hundredth of.
+            those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities.
+        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0.
         bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
     """
 
@@ -94,7 +96,7 @@ class TargetTable(CallRows):
         super().__init__(capacity, WIDTH, _MAXIMA, device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
 
-    def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, maker: str = "") -> None:
+    def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
         """Take up a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
 
         Args:
@@ -102,7 +104,7 @@ class TargetTable(CallRows):
             given: Its input.
             target: Its target.
             reduced: Whether it takes the mean, or the sum, of what it compares.
-            maker: The function that computed its input, which may be one of :data:`BOUNDS`.
+            bound: The loss, or the function that computed its input; either may be one of :data:`BOUNDS`.
         """
         row = self.row(index)
         row[TargetColumn.CALLS] += 1
@@ -113,17 +115,19 @@ class TargetTable(CallRows):
                 row[TargetColumn.PAIRED] += 1
                 measured = slice(TargetColumn.INPUTS, TargetColumn.PAIRS + 1)
                 row[measured] = map(max, row[measured], map(float, sizes))
-        if maker in BOUNDS:
-            self._bounded(index, target, maker)
+        if bound == KL_DIVERGENCE:
+            self._bounded(index, given, bound, near=0.0)
+        elif bound in BOUNDS:
+            self._bounded(index, target, bound)
         if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
             self._compare(index, target)
 
-    def _bounded(self, index: int, target: Tensor, bound: str) -> None:
-        """Count the numbers of a target that an output with bounds cannot come near."""
+    def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:
+        """Count the numbers that are not within some bounds, nor near them."""
         row, (low, high) = self.row(index), BOUNDS[bound]
-        row[TargetColumn.BOUNDED] += target.numel()
+        row[TargetColumn.BOUNDED] += numbers.numel()
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
-        outside = ((target < low - NEAR) | (target > high + NEAR)).sum()
+        outside = ((numbers < low - near) | (numbers > high + near)).sum()
         self.rows[index, TargetColumn.OUTSIDE] += outside.to(self.rows.device, self.rows.dtype)
 
     def _compare(self, index: int, target: Tensor) -> None:

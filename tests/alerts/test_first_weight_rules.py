@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import ConstantWeights, FrozenHead, GradientFlowReport, ModelSetup, ParameterSetup
+from lightning_hooks.alerts import ConstantWeights, FrozenHead, GradientFlowReport, ModelSetup, OneSignWeights, ParameterSetup
 from lightning_hooks.statistics import ParameterGradientStats
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
@@ -27,6 +27,17 @@ def test_constant_weights(constant: dict[str, float], epoch: int, found: list[An
     alerts = list(ConstantWeights()(report({}, epoch, constant_weights=constant)))
     assert [(alert.site, alert.value) for alert in alerts] == found
     assert all(alert.severity == "warning" and "are 0.5, and those of b are one number" in alert.diagnosis for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("means", "epoch", "found"),
+    [({"a": 0.5}, 0, []), ({"a": -0.5, "b": 0.1}, 0, [("a", 2.0)]), ({"a": 0.5, "b": 0.1}, 1, []), ({}, 0, [])],
+)
+def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[Any]) -> None:
+    alerts = list(OneSignWeights()(report({}, epoch, one_sign_weights=means)))
+    assert [(alert.site, alert.value) for alert in alerts] == found
+    text = "all its initial weights are below 0 (mean -0.5), and so are those of 1 other layers"
+    assert all(alert.severity == "warning" and alert.diagnosis.startswith(text) for alert in alerts)
 
 
 def test_one_time_step_for_all_heads() -> None:

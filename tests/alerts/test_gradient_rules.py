@@ -189,10 +189,18 @@ def test_the_zero_gradient_of_a_bias_is_an_info_where_its_weight_learns(gradient
 @pytest.mark.parametrize("spare", ["", "a part of Bert (from transformers) that this task does not use"])
 def test_a_zero_gradient_in_a_library_s_model_is_an_info(gradients, spare):
     held = ParameterSetup(10, 2, True, True, ("0-Adam",), 10, 0.1, 0.1, spare=spare)
-    given = replace(gradients({}, parameters=[{"zero_fraction": 1.0}]), setups={"weight0": held})
-    (alert,) = Zero()(given)
+    setups = {"weight0": held, "weight1": replace(held, elements=10)}
+    (alert,) = Zero()(replace(gradients({}, parameters=[{"zero_fraction": 1.0}, {}]), setups=setups))
     assert alert.severity == ("info" if spare else "warning")
     assert spare in alert.diagnosis
+
+
+@pytest.mark.parametrize(("others", "severity"), [(10, "info"), (9, "warning")])
+def test_a_large_part_of_a_library_s_model_is_not_unused(gradients, others, severity):
+    held = ParameterSetup(10, 2, True, True, ("0-Adam",), 10, 0.1, 0.1, spare="a part of Bert")
+    setups = {"weight0": held, "weight1": replace(held, elements=others)}
+    (alert,) = Zero()(replace(gradients({}, parameters=[{"zero_fraction": 1.0}, {}]), setups=setups))
+    assert alert.severity == severity
 
 
 @pytest.mark.parametrize(("weight", "severity"), [(9.0, "info"), (11.0, "critical"), (None, "critical")])

@@ -17,6 +17,7 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     LossDiverging,
+    LossMaximized,
     LossNonfinite,
     LossPlateau,
     LossReport,
@@ -27,6 +28,7 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.loss_rules import rising
 from lightning_hooks.alerts.rulebook import RuleBook
 from lightning_hooks.clipping import StepEvents
+from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.statistics.loss import ValidationLoss
 from lightning_hooks.statistics.loss_table import LossTable
 
@@ -180,6 +182,25 @@ def test_the_trend_is_that_of_mann_and_kendall() -> None:
 
 
 # What is not finite.
+
+
+@pytest.mark.parametrize(
+    ("sign", "maximize", "optimized", "alerts"),
+    [
+        (1, False, True, 0),
+        (1, True, True, 1),
+        (-1, False, True, 1),
+        (-1, True, True, 0),
+        (0, True, True, 0),  # a reward
+        (-1, False, False, 0),  # an adversary's, by hand
+    ],
+)
+def test_a_distance_that_is_made_larger(sign: int, maximize: bool, optimized: bool, alerts: int) -> None:
+    (report,) = reports([1.0] * 8, 8, optimized=optimized)
+    optimizers = {"0-Adam": OptimizerStats(groups=(GroupSettings(maximize=maximize),))}
+    made = list(LossMaximized()(replace(report, loss_sign=sign, optimizers=optimizers)))
+    assert [(alert.kind, alert.site, alert.severity) for alert in made] == [("loss_diverging", "loss", "warning")] * alerts
+    assert all(("0-Adam has maximize=True" if maximize else "there is a minus before it") in alert.diagnosis for alert in made)
 
 
 def test_a_loss_that_is_not_finite() -> None:

@@ -17,6 +17,7 @@ from lightning_hooks.alerts import (
     PoorInit,
     SameSamples,
     Shared,
+    TinyInput,
     ValidationShift,
 )
 from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
@@ -100,6 +101,23 @@ def test_double_softmax() -> None:
     (alert,) = DoubleSoftmax()(replace(report, squashed_twice="net.softmax"))
     assert (alert.kind, alert.site, alert.severity) == ("double_softmax", "net.softmax", "warning")
     assert "cross_entropy and binary_cross_entropy_with_logits expect logits" in alert.message
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "site", "found"),
+    [
+        (0.0, 1 / 255, "stem", True),
+        (-1e-5, 2e-5, "stem", True),
+        (0.0, 1.1 / 255, "stem", False),
+        (-0.1, 1e-5, "stem", False),
+        (0.0, 0.0, "stem", False),
+        (0.0, 1e-5, "net.BatchNorm", False),
+    ],
+)
+def test_pictures_that_are_divided_twice(low: float, high: float, site: str, found: bool) -> None:
+    stats = replace(FED, min=low, max=high)
+    report = replace(features(sites={site: stats}), order=(site,), inputs={"training": stats}, input_place="[0]")
+    assert names(TinyInput(), report) == ([("constant", site, max(-low, high), "warning")] if found else [])
 
 
 def test_same_samples() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import (
+    DecayDominates,
     GradientFlowReport,
     GroupSettings,
     LrZero,
     OptimizerSettings,
     OptimizerStats,
+    ParameterSetup,
     SecondMomentStale,
 )
+from lightning_hooks.statistics import ParameterGradientStats
 
 ADAM = GroupSettings(lr=1e-3, lr_peak=1e-3, lr_initial=1e-3, eps=1e-8, betas=(0.9, 0.999))
 
@@ -28,7 +31,7 @@ def report(
 
 
 def found(rule: Any, now: GradientFlowReport, *history: GradientFlowReport) -> list[tuple[str, str]]:
-    return [(alert.site, alert.severity) for alert in (rule(now, history) if rule.kind != "optimizer_settings" else rule(now))]
+    return [(alert.site, alert.severity) for alert in (rule(now) if isinstance(rule, OptimizerSettings) else rule(now, history))]
 
 
 WARNING = [("0-Adam", "warning")]
@@ -152,3 +155,26 @@ def test_optimizer_settings_messages() -> None:
         "its momentum is 0.999 (limit 0.999; 0.9 is usual): a step goes on for more than a thousand steps. Common cause: the "
         "decay rate of an average, passed as momentum.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("decay", "name", "gradient", "alerts"),
+    [
+        (1.0, "0-Adam", 0.004, WARNING),  # 0.05 / 0.004 = 12.5
+        (1.0, "0-Adam", 0.006, []),
+        (1.0, "0-RMSprop", 0.004, [("0-RMSprop", "warning")]),
+        (1.0, "0-AdamW", 0.004, []),
+        (1.0, "0-SGD", 0.004, []),  # there it is of the size that it says
+        (0.0, "0-Adam", 0.004, []),
+    ],
+)
+def test_decay_that_drowns_the_gradient(decay: float, name: str, gradient: float, alerts: Any) -> None:
+    stats = ParameterGradientStats(3, 1.0, 1.0, gradient, 0.0, 0, 0, 1e-3, weight_rms=0.05)
+    setup = ParameterSetup(100, 2, True, True, (name,), 10, 1e-3, 1e-3)
+    made = replace(
+        report(replace(ADAM, weight_decay=decay), name=name),
+        parameters={"a": stats, "b": replace(stats, rms=1e-9), "c": replace(stats, rms=1.0), "bias": replace(stats, rms=1e-9)},
+        setups={"a": setup, "b": setup, "c": setup, "bias": replace(setup, dimensions=1)},
+    )
+    assert found(DecayDominates(), made) == alerts
+    assert found(DecayDominates(), made, replace(made, total_norm=100 * made.total_norm)) == []  # it has converged

@@ -12,6 +12,7 @@ from lightning_hooks.alerts import (
     DropoutUse,
     FeatureReport,
     LabelsIgnoredByLoss,
+    NeverDifferent,
     OutputRange,
     OutputStats,
     PrecisionNotApplied,
@@ -234,3 +235,34 @@ def test_it_must_last_or_be_exact(before: float | None, now: float, calls: int, 
     report, history = ratios({"head": now}), [ratios({"head": 0.3}), ratios({"head": before})]
     stats = replace(report.representations["head"], calls=calls)
     assert bool([*RepresentationCollapse()(replace(report, representations={"head": stats}), history)]) == found
+
+
+SAME = 1e-12
+
+
+@pytest.mark.parametrize(
+    ("sites", "found"),
+    [
+        ({"net.a": 0.3, "net.b": 0.3, "net.head": SAME}, ["net.head"]),
+        ({"net.a": 0.3, "net.b": SAME, "net.head": SAME}, ["net.b"]),
+        ({"net.a": 0.3, "net.b": SAME, "net.act": None, "net.head": SAME}, ["net.b"]),
+        ({"net.a": 0.3, "net.b": 0.3, "net.head": 1e-9}, []),  # a layer scale of 1e-6
+        ({"net.a": 0.3, "net.gate": SAME, "net.head": 0.3}, []),
+        ({"net.queries": SAME, "net.head": SAME}, []),  # nothing before differs
+        ({"net.a": 1e-3, "net.head": SAME}, []),
+        ({"net.a": 0.3, "net.head": None}, []),
+        ({}, []),
+    ],
+)
+def test_outputs_that_never_differed(sites: dict[str, float | None], found: list[str]) -> None:
+    report = ratios(sites, same_samples=False)
+    assert severities(list(NeverDifferent()(report))) == [(site, "warning") for site in found]
+    assert not list(NeverDifferent()(replace(report, same_samples=True)))
+    assert not list(NeverDifferent()(replace(report, same_samples=None)))
+    assert not list(NeverDifferent()(report, [ratios(dict.fromkeys(sites, 0.3), same_samples=False)]))  # they did
+
+
+def test_a_few_calls_are_not_enough() -> None:
+    report = ratios({"net.a": 0.3, "net.head": SAME}, same_samples=False)
+    few = {name: replace(stats, calls=2) for name, stats in report.representations.items()}
+    assert not list(NeverDifferent()(replace(report, representations=few)))

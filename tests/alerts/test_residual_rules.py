@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.alerts import ActivationOutliers, FeatureReport, ResidualGrowth
+from lightning_hooks.alerts import ActivationOutliers, FeatureReport, ResidualDoubling, ResidualGrowth
 from lightning_hooks.statistics.residual import ResidualStats
 
 BLOCK = ResidualStats(
@@ -28,7 +28,7 @@ def found(rule: Any, made: FeatureReport) -> list[tuple[str, str, float]]:
     return [(alert.site, alert.severity, alert.value) for alert in rule(made)]
 
 
-@pytest.mark.parametrize("rule", [ActivationOutliers(), ResidualGrowth()])
+@pytest.mark.parametrize("rule", [ActivationOutliers(), ResidualGrowth(), ResidualDoubling()])
 def test_healthy_streams(rule: Any) -> None:
     growing = [{"rms": float(1 + number)} for number in range(48)]
     assert found(rule, report(*growing)) == []
@@ -90,3 +90,26 @@ def test_blocks_that_hand_on_something_unrelated_are_no_stream(rule: Any) -> Non
     blocks = [change | {"rms": rms} for rms in (1.0, 50.0, 2500.0)]
     assert found(rule, report(*blocks)) == []
     assert len(found(rule, report(*[block | {"carried": None} for block in blocks]))) == 1  # an input by keyword
+
+
+@pytest.mark.parametrize(
+    ("blocks", "factor", "alerts"),
+    [
+        (8, 2.0, [("blocks.1", "warning", 2.0)]),
+        (8, 1.8, []),
+        (16, math.sqrt(2), []),  # what a stream without norms grows by
+        (7, 2.0, []),  # 64 times in all
+        (5, 4.0, []),  # few blocks
+    ],
+)
+def test_what_each_block_multiplies(blocks: int, factor: float, alerts: list[Any]) -> None:
+    sizes = [{"entered_rms": factor**number} for number in range(blocks)]
+    assert found(ResidualDoubling(), report(*sizes)) == alerts
+    apart = [{**size, "stream": str(number)} for number, size in enumerate(sizes)]
+    assert found(ResidualDoubling(), report(*apart)) == []
+
+
+def test_inputs_that_are_not_known_or_not_finite_say_nothing() -> None:
+    growing = [{"entered_rms": 4.0**number} for number in range(8)]
+    assert found(ResidualDoubling(), report(*growing[:7], {"entered_rms": math.inf})) == []
+    assert found(ResidualDoubling(), report(*growing[:3], *[{}] * 5)) == []

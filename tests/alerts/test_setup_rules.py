@@ -138,8 +138,8 @@ def test_modules_with_one_setting_are_one_alert() -> None:
     )
     (one, two) = ModuleSettings()(report(settings={"a": {"p": 0.95}, "b": {"p": 0.99}}))
     assert one.diagnosis == (
-        "dropout that drops 95% of its input (limit 90%): little of the signal is left. Common cause: the share to keep was given, "
-        "where PyTorch takes the share to drop."
+        "dropout, or stochastic depth, that drops 95% of its input (limit 90%): little of the signal is left. Common cause: the "
+        "share to keep was given, where PyTorch takes the share to drop."
     )
     assert (two.site, one.advice) == ("b", ("Set p between 0.1 and 0.5",))
     (few,) = ModuleSettings()(report(values_per_channel={"bn": 2.0, "bn2": 2.0}))

@@ -63,6 +63,12 @@ def test_same_targets(report: FeatureReport, history: list[FeatureReport], found
             500,
             "50% of its targets are outside of 0 to 1 (limit 5%; 1000 were seen): it expects",
         ),
+        (
+            "Kullback-Leibler divergence",
+            51,
+            "5.1% of the numbers of its input are above 0 (limit 5%), where logarithms of probabilities never are.",
+        ),
+        ("Kullback-Leibler divergence", 50, None),
         ("sigmoid", 50, None),
         ("", 0, None),
     ],

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks.hooks.graph import aligns, made_by, nearest_known, squashed_twice
+from lightning_hooks.hooks.graph import aligns, distance_sign, made_by, nearest_known, parameters_behind, squashed_twice
 
 W = torch.randn(4, 3, requires_grad=True)
 X = torch.randn(5, 4)
@@ -84,3 +84,31 @@ def test_a_loss_that_aligns() -> None:
 )
 def test_what_computed_a_tensor(output: Callable[[Tensor], Tensor], function: str) -> None:
     assert made_by(output(X @ W)) == function
+
+
+@pytest.mark.parametrize(
+    ("loss", "sign"),
+    [
+        (lambda z: F.cross_entropy(z, Y) / 2, 1),
+        (lambda z: -F.cross_entropy(z, Y) / 2, -1),
+        (lambda z: F.mse_loss(z, ONE, reduction="none").mean(1).mean(), 1),
+        (lambda z: F.binary_cross_entropy_with_logits(z, ONE).neg().neg(), 1),
+        (lambda z: (F.cross_entropy(z, Y, reduction="none") * torch.tensor([1.0, -1, 1, 1, 1])).mean(), 0),  # rewards
+        (lambda z: F.cross_entropy(z, Y) - 0.1 * z.square().mean(), 0),
+        (lambda z: -z.log_softmax(1).mean(), 0),
+        (lambda z: torch.zeros(()), 0),
+    ],
+)
+def test_the_sign_of_a_distance(loss: Callable[[Tensor], Tensor], sign: int) -> None:
+    assert distance_sign(loss(X @ W)) == sign
+
+
+def test_the_parameters_behind_a_loss() -> None:
+    first, second, unused = (nn.Parameter(torch.randn(3, 3)) for _ in range(3))
+    hidden = X @ W @ first  # W is no parameter
+    out = hidden.relu() @ second
+    known = {hidden.grad_fn: "hidden", out.grad_fn: "out"}
+    found = {id(parameter): user for parameter, user in parameters_behind(out.sum(), known)}
+    assert found == {id(first): "hidden", id(second): "out"}
+    assert id(unused) not in found
+    assert dict(parameters_behind(first.detach().sum(), known)) == {}

@@ -58,3 +58,11 @@ def test_what_a_library_s_class_holds() -> None:
     found = of_libraries(root, ["net.body.2", "net.stem.weight", "head", "head.bias"])
     assert list(found) == ["net.body.2", "net.stem.weight"]
     assert found["net.body.2"] == "a part of Classifier (from torchmetrics) that this task does not use"
+
+
+def test_what_was_put_onto_a_library_s_model_is_no_part_of_it() -> None:
+    root = nn.Module()
+    root.net = torchmetrics.MeanMetric()
+    root.net.fc, root.net.update2 = nn.Linear(8, 2), nn.Linear(8, 2)
+    assert list(of_libraries(root, ["net.fc.weight", "net.update2.weight"])) == ["net.update2.weight"]  # as f"update{n}" makes it
+    assert spare_parts(root, {"net.fc.weight", "net.fc.bias"}) == {}

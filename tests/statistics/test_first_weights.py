@@ -68,6 +68,30 @@ def test_the_time_step_bias_of_a_state_space_layer(values: list[float], found: d
     assert first_weights(nn.Sequential(layer)).constant == found
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell])
+def test_the_matrices_of_recurrent_layers(kind: Any) -> None:
+    layer = kind(16, 16)
+    assert first_weights(nn.Sequential(layer)).constant == {}
+    for parameter in layer.parameters():
+        nn.init.ones_(parameter)
+    matrices = [f"0.{name}" for name, parameter in layer.named_parameters() if "weight" in name]
+    assert first_weights(nn.Sequential(layer)).constant == dict.fromkeys(matrices, 1.0)
+    nn.init.zeros_(layer.get_parameter(matrices[0].removeprefix("0.")))
+    assert first_weights(nn.Sequential(layer)).constant == dict.fromkeys(matrices[1:], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "mean"), [(0.01, 1.0, 0.505), (-1.0, -0.5, -0.75), (-0.01, 1.0, None), (0.0, 1.0, None), (0.5, 0.5, None)]
+)
+@pytest.mark.parametrize("layer", [nn.Linear(8, 8), nn.Conv2d(4, 4, 2)])
+def test_weights_of_one_sign(layer: Any, low: float, high: float, mean: float | None) -> None:
+    shape = layer.weight.shape
+    layer.weight.data = torch.linspace(low, high, shape.numel()).view(shape)
+    found = first_weights(nn.Sequential(layer)).one_sign
+    assert found == ({} if mean is None else {"0": pytest.approx(mean)})
+    assert first_weights(nn.Sequential(nn.Embedding.from_pretrained(layer.weight.data.flatten(1).abs() + 1))).one_sign == {}
+
+
 def test_a_lazy_layer_is_left_out() -> None:
     assert first_weights(nn.Sequential(nn.LazyLinear(10))) == FirstWeights({}, ())
 

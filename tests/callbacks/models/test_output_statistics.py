@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -333,3 +334,21 @@ def test_targets_that_outputs_cannot_reach(site: str, loss: Any, scale: float, f
     assert stats.bounded == stats.calls * 8 * 64
     assert bool(stats.outside) is found
     assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == ({"output_range"} if found else set())
+
+
+@pytest.mark.parametrize(
+    ("site", "loss"), [("kl_div", partial(F.kl_div, reduction="batchmean")), ("loss/kl_div", nn.KLDivLoss(reduction="batchmean"))]
+)
+@pytest.mark.parametrize("logarithms", [True, False])
+def test_kl_div_of_probabilities(site: str, loss: Any, logarithms: bool) -> None:
+    def target(model: Any, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        given = output.flatten(1).log_softmax(1) if logarithms else output.flatten(1).softmax(1)
+        return given, x.flatten(1).softmax(1)
+
+    torch.manual_seed(0)
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    trainer([monitor]).fit(Between(loss, target), loader((1, 8, 8), n=8 * N))
+    stats = monitor.report.targets[site]
+    assert stats.bounded == stats.calls * 8 * 64
+    assert stats.outside == (0 if logarithms else stats.bounded)
+    assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == (set() if logarithms else {"output_range"})

@@ -65,6 +65,40 @@ def test_spectral_norm_depends_on_the_mode(normalise: Any, mode: bool) -> None:
     assert [alert[:2] for alert in found(report)] == ([] if mode else [("eval_mode", "net")])
 
 
+class Functional(nn.Module):
+    """Drops with a function, and its own mode, as models of transformers do."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout, self.first, self.head = dropout, nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(self.first(x.flatten(1)), self.dropout, self.training))
+
+
+@pytest.mark.parametrize(("dropout", "mode", "warned"), [(0.1, False, True), (0.1, True, False), (0.0, False, False)])
+def test_dropout_by_a_function_depends_on_the_mode(dropout: float, mode: bool, warned: bool) -> None:
+    report = fit(Classifier(Functional(dropout).train(mode)), loader((8,)))
+    assert [alert[:2] for alert in found(report)] == ([("eval_mode", "net")] if warned else [])
+
+
+class StochasticDepth(nn.Module):
+    """By its name, as in torchvision."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(("p", "warned"), [(0.99, True), (0.2, False)])
+def test_stochastic_depth_that_drops_nearly_everything(p: float, warned: bool) -> None:
+    report = fit(Classifier(nn.Sequential(mlp(), StochasticDepth(p))))
+    assert found(report) == ([("settings", "net.1", "warning")] if warned else [])
+
+
 class Switching(Classifier):
     """Has parts in eval mode: from the start, or within a batch only."""
 
@@ -335,6 +369,69 @@ def test_what_is_hidden_on_purpose_or_registered_elsewhere(model: Any, unregiste
     assert found(report) == []
 
 
+class Codes(Classifier):
+    """Adds a tensor of its own, which is no parameter, in one way or another."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(mlp())
+        shift = torch.zeros(8, requires_grad=how != "no gradient")
+        self.how, self.shift = how, {"list": [shift], "parameters in a list": [nn.Parameter(shift)]}.get(how, shift)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        shift = self.shift[0] if isinstance(self.shift, list) else self.shift
+        return F.cross_entropy(self.net(x if self.how == "unused" else x + shift), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([*self.parameters(), *([self.shift] if self.how == "optimized" else [])], lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("how", "severity"),
+    [
+        ("tensor", "warning"),
+        ("list", "warning"),
+        ("parameters in a list", "warning"),
+        ("optimized", "info"),
+        ("unused", None),
+        ("no gradient", None),
+    ],
+)
+def test_tensors_that_are_no_parameters(how: str, severity: str | None) -> None:
+    report = fit(Codes(how), loader())
+    expected = {} if how == "no gradient" else {"shift": UnregisteredModules(0, 8, how != "unused", optimized=how == "optimized")}
+    assert report.model_setup.unregistered == expected
+    assert found(report) == ([("unregistered", "shift", severity)] if severity else [])
+
+
+OUTSIDE = nn.Linear(16, 16)
+
+
+class MadeAnew(Classifier):
+    """A layer between two others: made in each step, or kept outside of the model."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(mlp())
+        self.how = how
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        layer = {"made": lambda: nn.Linear(16, 16), "outside": lambda: OUTSIDE, "input": nn.Identity}[self.how]()
+        if self.how == "input":
+            x.requires_grad_()
+        x = layer(self.net[:-1](x)) if self.how != "input" else self.net[:-1](x)
+        return F.cross_entropy(self.net[-1](x), y)
+
+
+@pytest.mark.parametrize(("how", "found_there"), [("made", True), ("outside", False), ("input", False)])
+def test_a_layer_that_is_made_in_each_step(how: str, found_there: bool) -> None:
+    report = fit(MadeAnew(how))
+    head = list(MadeAnew("made").net.named_children())[-1][0]
+    expected = {f"net.{head}": UnregisteredModules(0, 272, reached=True, held=False)} if found_there else {}
+    assert report.model_setup.unregistered == expected
+    assert found(report) == ([("unregistered", f"net.{head}", "warning")] if found_there else [])
+
+
 # Batches.
 
 
@@ -498,7 +595,7 @@ def test_windows_merge_to_their_epoch() -> None:
                 tables.append(checks.pack().clone())
                 checks.reset()
             if batch_idx == 6:
-                merged.append(checks.read(merge_windows(checks.stretches, *tables), pl_module, {}))
+                merged.append(checks.read(merge_windows(checks.stretches, *tables), pl_module, {}, {}))
 
     merged: list[ModelSetup] = []
     monitor: Any = GradientFlowMonitor(every_n_steps=1, summary=False)

@@ -338,3 +338,39 @@ def test_tensor_hooks_of_a_graph_that_outlives_the_fit_are_deaf() -> None:
     model.kept.backward()
     assert torch.equal(monitor.member.collector.modules.rows, rows)
     assert not monitor.faults.errors
+
+
+class Refusing(Classifier):
+    """What a layer makes infinite in the second batch, a check refuses, as those of torch.distributions do."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 1:
+            nn.init.constant_(self.net.conv.weight, torch.inf)
+        logits = self.net(batch[0])
+        if not torch.isfinite(logits).all():
+            raise Boom
+        return logits.square().mean()
+
+
+@pytest.mark.parametrize("on_alert", ["log", "raise"])
+def test_what_is_not_finite_when_an_exception_ends_the_window_is_said(on_alert: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    features = FeatureStatsMonitor(every_n_steps=1, summary=False, on_alert=on_alert)
+    ours = [features, GradientFlowMonitor(every_n_steps=1, summary=False, on_alert=on_alert)]
+    for monitor in ours:
+        monitor.subscribe(seen.append)
+    run = trainer(ours, logger=CSVLogger(tmp_path))
+    with pytest.raises(Boom):
+        run.fit(Refusing(ResidualCNN()), loader((1, 6, 6), n=24))
+    assert [(alert.kind, alert.severity) for alert in seen] == [("nonfinite", "critical")]
+    assert seen[0].site in ("net.conv", "net.stem")
+    assert features.report.alerts
+    (written,) = tmp_path.rglob("alerts.jsonl")
+    assert "nonfinite" in written.read_text()
+
+
+def test_an_exception_without_a_cause_that_is_seen_says_nothing() -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, summary=False)
+    with pytest.raises(Boom):
+        trainer([monitor]).fit(FailingStep(mlp()), loader())
+    assert monitor.report is None
