@@ -154,9 +154,9 @@ class TinyInput(Rule):
             if not _NORM.search(site):
                 yield self.alert(
                     report, site, largest, self.largest, "warning",
-                    f"its input (the batch's tensor at {report.input_place}) has no number above {largest:.2g} (limit {self.largest:g}): "
-                    "samples differ by next to nothing, against the biases and positions that layers add. Common cause: pictures "
-                    "that are divided by 255 twice, by ToTensor and by hand.",
+                    f"its input (the batch's tensor at {report.input_place}) has no number above {largest:.2g} (limit "
+                    f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add. "
+                    "Common cause: pictures that are divided by 255 twice, by ToTensor and by hand.",
                     advice=("Divide once, or standardise the input",),
                 )  # fmt: skip
 

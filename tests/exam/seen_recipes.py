@@ -22,9 +22,9 @@ from tests.exam.healthy_timm import create
 from tests.exam.language_models import ENCODER, PICTURES, llama_net
 from tests.exam.pictures import digits, pictures
 from tests.exam.schedules import CLIPPED, SHORT, STEPS, adamw, warm_cosine
+from tests.exam.seen_architectures import learn
 from tests.exam.signals import captioned
 from tests.exam.texts import batches, stretches
-from tests.exam.unseen_models import learn
 
 WELL = Expected()
 
