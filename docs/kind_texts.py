@@ -159,8 +159,7 @@ FORMULAS: dict[str, str] = {
     "reports in a row,\n"
     "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one report,\n"
     "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
-    "      or ratio <= {NeverDifferent.threshold} in all batches so far, {NeverDifferent.batches} and more in each report, and "
-    ">= {NeverDifferent.differs} in the layer before",
+    "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} sampled calls",
     "output_range": "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
     "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
     "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes    (a tanh)\n"
@@ -245,7 +244,8 @@ FORMULAS: dict[str, str] = {
     "      with more than {LrZero.left} of them left\n"
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
     "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}\n"
-    "or if weight_decay * rms(weight) / rms(gradient) > {DecayDominates.factor}, median of the matrices, where the decay is added to the gradient\n"
+    "or if weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) > "
+    "{DecayDominates.factor}, median of the matrices\n"
     "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer\n"
     "or if there are optimizers, and none holds a parameter of the model\n"

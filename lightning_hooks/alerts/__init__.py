@@ -28,7 +28,7 @@ from lightning_hooks.alerts.output_rules import (
     SoftmaxDim,
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
-from lightning_hooks.alerts.representation_rules import NeverDifferent, RepresentationCollapse
+from lightning_hooks.alerts.representation_rules import RepresentationCollapse, SameOutputs
 from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualDoubling, ResidualGrowth
 from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
@@ -108,7 +108,6 @@ __all__ = [
     "ModelSetup",
     "ModuleSettings",
     "Mute",
-    "NeverDifferent",
     "NeverStepped",
     "NonfiniteFeatures",
     "NonfiniteGradients",
@@ -140,6 +139,7 @@ __all__ = [
     "RouterReport",
     "Rule",
     "RuleBook",
+    "SameOutputs",
     "SameSamples",
     "SameTargets",
     "Saturated",

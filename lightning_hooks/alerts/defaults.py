@@ -31,7 +31,7 @@ from lightning_hooks.alerts.output_rules import (
     SoftmaxDim,
 )
 from lightning_hooks.alerts.rank_rules import RanksDiffer
-from lightning_hooks.alerts.representation_rules import NeverDifferent, RepresentationCollapse
+from lightning_hooks.alerts.representation_rules import RepresentationCollapse, SameOutputs
 from lightning_hooks.alerts.residual_rules import ActivationOutliers, ResidualDoubling, ResidualGrowth
 from lightning_hooks.alerts.router_rules import DeadExperts, RouterCollapse
 from lightning_hooks.alerts.rule import Rule
@@ -51,7 +51,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
         *(PoorInit(), ValidationShift(), Shared(), Silent()),
         *(
             RepresentationCollapse(),
-            NeverDifferent(),
+            SameOutputs(),
             OutputRange(),
             SoftmaxDim(),
             DropoutInEval(),

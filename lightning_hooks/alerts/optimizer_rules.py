@@ -186,6 +186,7 @@ class DecayDominates(Rule):
     Hutter 2019, "Decoupled weight decay regularization"). It is no alert where training has converged and gradients are small.
 
     Attributes:
+        decay: A smaller weight decay is not judged: gradients that vanish are another fault.
         factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
             an optimizer holds, above which it counts.
         converged: Share of the first epoch's total gradient norm below which training has converged.
@@ -196,6 +197,7 @@ class DecayDominates(Rule):
 
     _OF_GRADIENT: ClassVar[tuple[str, ...]] = ("Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
 
+    decay: float = 0.01
     factor: float = 10.0
     converged: float = 0.1
 
@@ -203,7 +205,7 @@ class DecayDominates(Rule):
         """Yield an alert per optimizer."""
         for name, stats in report.optimizers.items():
             decay = max((group.weight_decay or 0.0 for group in stats.groups), default=0.0)
-            if not decay or name.partition("-")[2] not in self._OF_GRADIENT:
+            if decay < self.decay or name.partition("-")[2] not in self._OF_GRADIENT:
                 continue
             matrices = {
                 site: report.parameters[site]

@@ -86,50 +86,37 @@ class RepresentationCollapse(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NeverDifferent(Rule):
-    """Outputs that are the same for all samples from the first batch on, though the samples differ, and so do layers before.
+class SameOutputs(Rule):
+    """A cross entropy that is given the same numbers for all samples, though the samples differ.
 
-    Nothing that was drawn at random makes them so: something before forgets its input, as a norm over a single number does (what
-    is left is its bias), or a mean over what was normalised to mean 0. Only the end of the model or of a part of it is judged, as
-    by :class:`RepresentationCollapse`. Outputs that are 0 do not count, and a layer that starts at 0 does not stay there.
+    A classifier that first learns how frequent the labels are, or that starts at zero, comes near to it. Exactly the same numbers
+    mean that something before forgets the input: a norm over single numbers, whose bias is left, a mean over what was normalised to
+    mean 0, a mask that hides all of it.
 
     Attributes:
-        threshold: Variance over the samples of a batch over that within a sample, at or below which all are the same but for
-            roundings. Of a part that starts next to nothing, by a layer scale of 1e-6, it is 1e-9.
-        differs: The same ratio of a layer before it, at or above which samples differ in it.
-        batches: The fewest sampled batches.
+        calls: The fewest sampled calls, all of which must be so.
+        ratio: Variance over the samples of a batch over that within a sample, at or below which a layer before is named.
     """
 
     kind: ClassVar[str] = "representation_collapse"
 
-    threshold: float = 1e-10
-    differs: float = 0.01
-    batches: int = 3
+    calls: int = 3
+    ratio: float = 1e-9
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per part of the model whose end has always been the same for all samples."""
-        windows = (*history, report)
-        if any(window.same_samples is not False for window in windows):
-            return
-        for part in _parts([site for site in report.sites if site not in report.functions]):
-            if not all(self._same(window, part[-1]) for window in windows):
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
+        for loss, stats in report.outputs.items():
+            if report.same_samples or not self.calls <= stats.calls == stats.same:
                 continue
-            measured = [site for site in part if site in report.representations]
-            same = list(takewhile(lambda site: self._same(report, site), reversed(measured)))
-            before = measured[: len(measured) - len(same)]
-            ratio = report.representations[before[-1]].ratio if before else 0.0
-            if ratio >= self.differs:
-                yield self.alert(
-                    report, same[-1], report.representations[same[-1]].largest_ratio, self.threshold, "warning",
-                    f"its output is the same for all samples, up to {part[-1]}, in every batch since training started, while "
-                    f"samples differ in {before[-1]} (variance over samples {ratio:.2g} of that within one): what comes between "
-                    "forgets the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0.",
-                    advice=(f"Look at what is computed between {before[-1]} and {same[-1]}",),
-                )  # fmt: skip
-
-    def _same(self, report: FeatureReport, site: str) -> bool:
-        stats = report.representations.get(site)
-        return stats is not None and stats.calls >= self.batches and stats.largest_ratio <= self.threshold
+            measured = [site for site in report.sites if site in report.representations]
+            same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, reversed(measured)))
+            yield self.alert(
+                report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
+                f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend on "
+                "the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that is "
+                "read after the padding, a mask that hides the input.",
+                advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
+            )  # fmt: skip
 
 
 def _parts(sites: Sequence[str]) -> list[list[str]]:

@@ -83,7 +83,8 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
         kind = type(modules[holder])
         if not kind.__module__.startswith("torch."):
             library = kind.__module__.partition(".")[0]
-            own = _installed(kind) and _names(kind.__mro__, part.removeprefix(f"{holder}." if holder else "").partition(".")[0])
+            inner = re.split("[./]", part.removeprefix(f"{holder}." if holder else ""))[0]  # of a call: net.body/softmax
+            own = _installed(kind) and _names(kind.__mro__, inner)
             return f"a part of {kind.__name__} (from {library}) that this task does not use" if own else ""
     return ""
 

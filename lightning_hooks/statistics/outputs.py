@@ -22,6 +22,10 @@ LEAST = -1e30
 """Logarithm of a probability of 0, instead of minus infinity."""
 MOST_CLASSES = 16
 """Classes for which it is found out along which dimension logarithms of probabilities are normalised."""
+FEWEST_COMPARED = 4
+"""Rows of a call that are compared, at least."""
+SAME = 1e-5
+"""Rows are the same where none of their numbers differs by more than this share of what numbers differ by within a row."""
 BUCKETS = 32
 """Classes are counted modulo this number: exact up to so many classes, and never too few above."""
 
@@ -46,6 +50,7 @@ class OutputStats:
         probabilities: Share of the rows that are probabilities: none below 0, sum 1.
         log_probabilities: Share of the rows that are logarithms of probabilities: ``log_z`` 0.
         mixed_signs: Share of the rows with numbers below 0 and above it.
+        same: Calls whose measured rows, four at least, are the same but for roundings, though their numbers differ within a row.
         across: Calls of ``nll_loss`` whose input is normalised along another dimension than that of the classes.
         ignored_fraction: Share of all labels that are ``ignore_index``, in [0, 1]; NaN where targets are probabilities.
         ignored_calls: Calls all of whose labels are.
@@ -68,6 +73,7 @@ class OutputStats:
     probabilities: float
     log_probabilities: float
     mixed_signs: float
+    same: int
     across: int
     ignored_fraction: float
     ignored_calls: int
@@ -93,11 +99,12 @@ class OutputColumn(IntEnum):
     IGNORED = 10  # of them ignored
     IGNORED_CALLS = 11
     LOST_CALLS = 12
-    ACROSS = 13  # calls
-    CLASSES = 14  # largest
-    MAX_LOG_Z = 15  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
-    MAX_LOGIT = 16
-    MIN_LOGIT = 17  # +inf while ROWS is 0
+    SAME = 13  # calls
+    ACROSS = 14  # calls
+    CLASSES = 15  # largest
+    MAX_LOG_Z = 16  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
+    MAX_LOGIT = 17
+    MIN_LOGIT = 18  # +inf while ROWS is 0
 
 
 N_NUMBERS = len(OutputColumn)
@@ -203,8 +210,18 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
     buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
     buckets.scatter_add_(0, named.to(torch.int64).remainder(BUCKETS), counts.to(dtype))
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
+    same = _same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    return torch.cat((call, sums, of_labels, across[None], classes, maxima[:2], -maxima[2:], buckets))
+    return torch.cat((call, sums, of_labels, same[None], across[None], classes, maxima[:2], -maxima[2:], buckets))
+
+
+def _same_rows(rows: Tensor, counts: Tensor) -> Tensor:
+    """Whether the rows that count are all the same but for roundings, shape ``()``; not if they are few, or of one number each."""
+    counted = counts[:, None] & rows.isfinite()
+    high, low = torch.where(counted, rows, -torch.inf), torch.where(counted, rows, torch.inf)
+    between, within = (high.amax(dim) - low.amin(dim) for dim in (0, 1))
+    spread = within.nan_to_num(0.0, 0.0, 0.0).amax()
+    return (counts.sum() >= FEWEST_COMPARED) & (spread > 0) & (between.nan_to_num(0.0, 0.0, 0.0).amax() <= SAME * spread)
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -275,6 +292,7 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         probabilities=mean(of.PROBABILITIES),
         log_probabilities=mean(of.LOG_PROBABILITIES),
         mixed_signs=mean(of.MIXED_SIGNS),
+        same=int(row[of.SAME]),
         across=int(row[of.ACROSS]),
         ignored_fraction=row[of.IGNORED] / labels if labels else math.nan,
         ignored_calls=int(row[of.IGNORED_CALLS]),

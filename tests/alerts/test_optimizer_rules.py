@@ -166,6 +166,7 @@ def test_optimizer_settings_messages() -> None:
         (1.0, "0-AdamW", 0.004, []),
         (1.0, "0-SGD", 0.004, []),  # there it is of the size that it says
         (0.0, "0-Adam", 0.004, []),
+        (0.009, "0-Adam", 3e-5, []),  # a gradient that vanishes
     ],
 )
 def test_decay_that_drowns_the_gradient(decay: float, name: str, gradient: float, alerts: Any) -> None:

@@ -12,13 +12,13 @@ from lightning_hooks.alerts import (
     DropoutUse,
     FeatureReport,
     LabelsIgnoredByLoss,
-    NeverDifferent,
     OutputRange,
     OutputStats,
     PrecisionNotApplied,
     PrecisionStats,
     RepresentationCollapse,
     RepresentationStats,
+    SameOutputs,
     SoftmaxDim,
     SoftmaxUse,
 )
@@ -27,8 +27,8 @@ from tests.support.made_reports import features
 
 WELL = OutputStats(
     calls=10, rows=640, classes=10, entropy=1.0, log_z=3.0, max_log_z=5.0, max_logit=4.0, min_logit=-4.0, zero_fraction=0.0,
-    probabilities=0.0, log_probabilities=0.0, mixed_signs=1.0, across=0, ignored_fraction=0.0, ignored_calls=0, lost_calls=0,
-    labels=640, accuracy=0.5, majority=0.1,
+    probabilities=0.0, log_probabilities=0.0, mixed_signs=1.0, same=0, across=0, ignored_fraction=0.0, ignored_calls=0,
+    lost_calls=0, labels=640, accuracy=0.5, majority=0.1,
 )  # fmt: skip
 
 
@@ -237,32 +237,20 @@ def test_it_must_last_or_be_exact(before: float | None, now: float, calls: int, 
     assert bool([*RepresentationCollapse()(replace(report, representations={"head": stats}), history)]) == found
 
 
-SAME = 1e-12
-
-
 @pytest.mark.parametrize(
-    ("sites", "found"),
+    ("sites", "named"),
     [
-        ({"net.a": 0.3, "net.b": 0.3, "net.head": SAME}, ["net.head"]),
-        ({"net.a": 0.3, "net.b": SAME, "net.head": SAME}, ["net.b"]),
-        ({"net.a": 0.3, "net.b": SAME, "net.act": None, "net.head": SAME}, ["net.b"]),
-        ({"net.a": 0.3, "net.b": 0.3, "net.head": 1e-9}, []),  # a layer scale of 1e-6
-        ({"net.a": 0.3, "net.gate": SAME, "net.head": 0.3}, []),
-        ({"net.queries": SAME, "net.head": SAME}, []),  # nothing before differs
-        ({"net.a": 1e-3, "net.head": SAME}, []),
-        ({"net.a": 0.3, "net.head": None}, []),
-        ({}, []),
+        ({"net.a": 0.3, "net.b": 1e-12, "net.act": None, "net.head": 1e-12}, "net.b"),
+        ({"net.a": 0.3, "net.head": 0.3}, "net/cross_entropy"),
+        ({"net.a": 1e-12, "net.b": 0.3, "net.head": None}, "net/cross_entropy"),
+        ({}, "net/cross_entropy"),
     ],
 )
-def test_outputs_that_never_differed(sites: dict[str, float | None], found: list[str]) -> None:
-    report = ratios(sites, same_samples=False)
-    assert severities(list(NeverDifferent()(report))) == [(site, "warning") for site in found]
-    assert not list(NeverDifferent()(replace(report, same_samples=True)))
-    assert not list(NeverDifferent()(replace(report, same_samples=None)))
-    assert not list(NeverDifferent()(report, [ratios(dict.fromkeys(sites, 0.3), same_samples=False)]))  # they did
+def test_a_loss_that_is_given_the_same_for_all_samples(sites: dict[str, float | None], named: str) -> None:
+    def judge(calls: int = 4, same: int = 4, **more: Any) -> list[Alert]:
+        return list(SameOutputs()(ratios(sites, outputs={"net/cross_entropy": replace(WELL, calls=calls, same=same)}, **more)))
 
-
-def test_a_few_calls_are_not_enough() -> None:
-    report = ratios({"net.a": 0.3, "net.head": SAME}, same_samples=False)
-    few = {name: replace(stats, calls=2) for name, stats in report.representations.items()}
-    assert not list(NeverDifferent()(replace(report, representations=few)))
+    assert severities(judge()) == severities(judge(same_samples=False)) == [(named, "warning")]
+    assert not judge(same=3)
+    assert not judge(2, 2)
+    assert not judge(same_samples=True)

@@ -65,4 +65,5 @@ def test_what_was_put_onto_a_library_s_model_is_no_part_of_it() -> None:
     root.net = torchmetrics.MeanMetric()
     root.net.fc, root.net.update2 = nn.Linear(8, 2), nn.Linear(8, 2)
     assert list(of_libraries(root, ["net.fc.weight", "net.update2.weight"])) == ["net.update2.weight"]  # as f"update{n}" makes it
+    assert list(of_libraries(root, ["net.fc/softmax", "net.update/softmax", "net/softmax"])) == ["net.update/softmax"]
     assert spare_parts(root, {"net.fc.weight", "net.fc.bias"}) == {}

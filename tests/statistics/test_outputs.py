@@ -225,3 +225,26 @@ def test_entropy_and_accuracy_are_those_of_torch() -> None:
     assert F.cross_entropy(logits, target, reduction="sum").item() == pytest.approx(
         50 * stats.log_z - logits.gather(1, target[:, None]).sum().item(), rel=1e-5
     )
+
+
+ROW = torch.tensor([0.3, -1.2, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "same"),
+    [
+        (ROW.repeat(6, 1), torch.arange(6) % 3, 1),
+        (ROW.repeat(6, 1) + 1e-6 * torch.randn(6, 3), torch.arange(6) % 3, 1),
+        (ROW.repeat(6, 1) + 1e-3 * torch.eye(6, 3), torch.arange(6) % 3, 0),
+        (ROW.repeat(3, 1), torch.arange(3), 0),  # few
+        (torch.zeros(6, 3), torch.arange(6) % 3, 0),  # a head that starts at 0
+        (torch.stack([*[ROW] * 5, -ROW]), torch.tensor([0, 1, 2, 0, 1, -100]), 1),  # but for one that is ignored
+        (ROW.repeat(6, 1).masked_fill(torch.tensor([False, True, False]), -torch.inf), torch.zeros(6, dtype=torch.int64), 1),
+        (ROW.repeat(6, 1).half(), torch.full((6, 3), 1 / 3).half(), 1),
+        (ROW.repeat(6, 1)[:, :, None], torch.zeros(6, 1, dtype=torch.int64), 1),
+        (torch.full((6, 3), torch.nan), torch.arange(6) % 3, 0),
+    ],
+)
+def test_rows_that_are_all_the_same(rows: Tensor, target: Tensor, same: int) -> None:
+    assert measured([(rows, target)]).same == same
+    assert measured([(rows, target), (torch.randn(6, 3), torch.arange(6) % 3)]).same == same
