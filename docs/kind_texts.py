@@ -68,7 +68,7 @@ MEANINGS: dict[str, str] = {
     "lr_zero": "The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly begun when "
     "half of it is over. The remaining steps change nothing.",
     "optimizer_settings": "A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to "
-    "1, or a weight decay that Adam adds to the gradient and that drowns it.",
+    "1, or a weight decay that Adam adds to the gradient and that outweighs it.",
     "update_too_large": "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
     "step. What the model learned is overwritten.",
     "not_optimized": "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is no "
@@ -122,7 +122,7 @@ FORMULAS: dict[str, str] = {
     "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the first window",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
     "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
-    "               alert if no number of the input is larger than {TinyInput.largest}, unless a norm comes first\n"
+    "               alert if the input is images, and all of its numbers are from 0 to {TinyInput.largest}\n"
     "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
     "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} samples\n"
     "               alert if what mse_loss, l1_loss, smooth_l1_loss or huber_loss is given is equal to the last bit for 8 samples of\n"
@@ -159,7 +159,8 @@ FORMULAS: dict[str, str] = {
     "reports in a row,\n"
     "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one report,\n"
     "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
-    "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} sampled calls",
+    "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} sampled calls;\n"
+    "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
     "output_range": "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
     "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
     "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes    (a tanh)\n"
@@ -244,7 +245,7 @@ FORMULAS: dict[str, str] = {
     "      with more than {LrZero.left} of them left\n"
     "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its warm-up",
     "optimizer_settings": "alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= {OptimizerSettings.momentum}\n"
-    "or if weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) > "
+    "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) > "
     "{DecayDominates.factor}, median of the matrices\n"
     "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
     "not_optimized": "alert if requires_grad and in no parameter group of any optimizer\n"
@@ -288,8 +289,8 @@ FORMULAS: dict[str, str] = {
     "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
     "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses on,\n"
     "     and that of the last 64 > -1\n"
-    "or if the loss is a cross entropy, mse, l1, smooth l1, huber or binary cross entropy, or a mean of them, and an optimizer has\n"
-    "   maximize=True, or it is minus one of these and no optimizer has\n"
+    "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all groups of an\n"
+    "   optimizer have maximize=True, or it is minus one of these and none has\n"
     "Not under manual optimisation.",
     "loss_plateau": "means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
     "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"

@@ -106,7 +106,8 @@ class Saturated(Rule):
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
-    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; for a call of relu at 0
+    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; for the first of several
+    calls of softmax: routing by agreement starts with even weights; for a call of relu at 0
     that gives one number for each sample: a hinge loss whose margin is kept; and for a module inside a library's model that has
     been so from the start: positions of padding, a branch for inputs that this task does not have.
 
@@ -132,9 +133,10 @@ class Constant(Rule):
             if spread <= self.threshold:
                 gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
                 hinge = calls.get(site) == "relu" and stats.dead_fraction is None and stats.rms == 0
+                routing = calls.get(site) == "softmax" and calls.get(f"{site}_1") == "softmax" and f"{site}_1" in report.sites
                 meant = site in report.of_libraries and all(site in earlier.of_libraries for earlier in history)
                 yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate or hinge or meant else "warning",
+                    report, site, spread, self.threshold, "info" if gate or routing or hinge or meant else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip

@@ -87,7 +87,7 @@ class OneSignWeights(Rule):
             yield self.alert(
                 report, site, float(len(found)), float(self.layers), "warning",
                 f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
-                f"{len(found) - 1} other layers (limit {self.layers} layers): their outputs hardly depend on the input, "
+                f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
                 "and grow from layer to layer. Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
                 advice=(
                     "Initialise weights around 0, as PyTorch does by default",

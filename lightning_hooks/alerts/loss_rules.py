@@ -143,7 +143,7 @@ class LossDiverging(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossMaximized(Rule):
-    """A distance of outputs from targets, such as a cross entropy, that is made larger: ``maximize=True``, or a minus before it.
+    """A distance of outputs from targets, such as a cross entropy, that is maximized: ``maximize=True``, or a minus before it.
 
     Not under manual optimization, where an adversary may do so.
     """
@@ -155,12 +155,13 @@ class LossMaximized(Rule):
         if report.loss is None or not report.loss.optimized or not report.loss_sign:
             return
         for name, stats in report.optimizers.items():
-            climbs = any(group.maximize for group in stats.groups)
-            if climbs == (report.loss_sign > 0):
+            ways = {group.maximize for group in stats.groups}  # of both in a min-max problem
+            climbs = ways == {True}
+            if len(ways) == 1 and climbs == (report.loss_sign > 0):
                 how = f"{name} has maximize=True" if climbs else "there is a minus before it"
                 yield self.alert(
                     report, SITE, float(report.loss_sign), 0.0, "warning",
-                    f"it is a distance of outputs from targets, and is made larger: {how}. Outputs get worse with every step. "
+                    f"it is a distance of outputs from targets, and is maximized: {how}. Outputs get worse with every step. "
                     "Common causes: a setting for rewards, the sign of a gain or of a log-likelihood on a loss.",
                     advice=("Remove maximize=True" if climbs else "Remove the minus",),
                 )  # fmt: skip

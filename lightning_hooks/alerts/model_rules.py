@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -134,10 +133,10 @@ class SameSamples(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TinyInput(Rule):
-    """Pictures of bytes that were divided by 255 twice: next to zero, and next to the same for what a first layer adds to them.
+    """Images of bytes that were divided by 255 twice: next to zero, and next to the same against what a first layer adds to them.
 
     Attributes:
-        largest: The largest magnitude in an input at or below which it counts: 1 / 255.
+        largest: The largest number in images without negative ones, at or below which it counts: 1 / 255.
     """
 
     kind: ClassVar[str] = "constant"
@@ -147,18 +146,16 @@ class TinyInput(Rule):
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the module called first, unless it is a norm."""
         stats = report.inputs.get("training")
-        largest = 0.0 if stats is None else max(-stats.min, stats.max)
-        if not 0 < largest <= self.largest:
+        if stats is None or not report.images or stats.min < 0 or not 0 < stats.max <= self.largest:
             return
         for site in _first_called(report):
-            if not _NORM.search(site):
-                yield self.alert(
-                    report, site, largest, self.largest, "warning",
-                    f"its input (the batch's tensor at {report.input_place}) has no number above {largest:.2g} (limit "
-                    f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add. "
-                    "Common cause: pictures that are divided by 255 twice, by ToTensor and by hand.",
-                    advice=("Divide once, or standardise the input",),
-                )  # fmt: skip
+            yield self.alert(
+                report, site, stats.max, self.largest, "warning",
+                f"its input (the batch's tensor at {report.input_place}), images, has no number above {stats.max:.2g} (limit "
+                f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add. "
+                "Common cause: images that are divided by 255 twice, by ToTensor and by hand.",
+                advice=("Divide once, or standardise the input",),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,9 +244,6 @@ class ValidationShift(Rule):
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
                 "differently. Common causes: one of them is not normalised, or has other units.",
             )  # fmt: skip
-
-
-_NORM = re.compile(r"norm|bn", re.IGNORECASE)
 
 
 def _first_called(report: FeatureReport) -> list[str]:

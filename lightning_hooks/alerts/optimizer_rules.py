@@ -195,30 +195,25 @@ class DecayDominates(Rule):
     kind: ClassVar[str] = "optimizer_settings"
     shares: ClassVar[tuple[str, ...]] = ("converged",)
 
-    _OF_GRADIENT: ClassVar[tuple[str, ...]] = ("Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
-
     decay: float = 0.01
-    factor: float = 10.0
+    factor: float = 2.0
     converged: float = 0.1
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        for name, stats in report.optimizers.items():
-            decay = max((group.weight_decay or 0.0 for group in stats.groups), default=0.0)
-            if decay < self.decay or name.partition("-")[2] not in self._OF_GRADIENT:
-                continue
-            matrices = {
-                site: report.parameters[site]
+        for name in report.optimizers:
+            decayed = [
+                (setup.l2, report.parameters[site])
                 for site, setup in report.setups.items()
-                if setup.optimizers == (name,) and not setup.decay and setup.dimensions > 1 and site in report.parameters
-            }
-            ratios = [decay * m.weight_rms / m.rms for m in matrices.values() if m.weight_rms is not None and m.rms > 0]
+                if setup.optimizers == (name,) and setup.l2 >= self.decay and setup.dimensions > 1 and site in report.parameters
+            ]
+            ratios = [decay * m.weight_rms / m.rms for decay, m in decayed if m.weight_rms is not None and m.rms > 0]
             ratio = statistics.median(ratios) if ratios else 0.0
             if ratio > self.factor and not has_converged(report, history, self.converged):
                 yield self.alert(
                     report, name, ratio, self.factor, "warning",
-                    f"its weight decay of {decay:g} is added to the gradient, of which it is {ratio:.3g} times the size (median "
-                    f"of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, not the loss. Common cause: a "
-                    "weight_decay that was meant for AdamW, which does not add it to the gradient.",
+                    f"its weight decay of {max(decay for decay, _ in decayed):g} is added to the gradient, of which it is "
+                    f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
+                    "not the loss. Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip

@@ -87,10 +87,10 @@ class RepresentationCollapse(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SameOutputs(Rule):
-    """A cross entropy that is given the same numbers for all samples, though the samples differ.
+    """A loss that is given the same numbers for all samples, though the samples differ, and their targets.
 
     A classifier that first learns how frequent the labels are, or that starts at zero, comes near to it. Exactly the same numbers
-    mean that something before forgets the input: a norm over single numbers, whose bias is left, a mean over what was normalised to
+    mean that a layer before discards the input: a norm over single numbers, whose bias is left, a mean over what was normalised to
     mean 0, a mask that hides all of it.
 
     Attributes:
@@ -105,15 +105,17 @@ class SameOutputs(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
-        for loss, stats in report.outputs.items():
-            if report.same_samples or not self.calls <= stats.calls == stats.same:
+        given = [(loss, stats.calls, stats.same) for loss, stats in report.outputs.items()]
+        given += [(loss, stats.calls, stats.same) for loss, stats in report.targets.items()]
+        for loss, calls, number in given:
+            if report.same_samples or not self.calls <= calls == number:
                 continue
             measured = [site for site in report.sites if site in report.representations]
             same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, reversed(measured)))
             yield self.alert(
-                report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
-                f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend on "
-                "the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that is "
+                report, same[-1] if same else loss, float(number), float(self.calls), "warning",
+                f"what {loss} is given is the same for all samples, in all of its {calls} sampled calls: it does not depend on the "
+                "input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that is "
                 "read after the padding, a mask that hides the input.",
                 advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
             )  # fmt: skip

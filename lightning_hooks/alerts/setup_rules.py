@@ -234,12 +234,13 @@ class OptimizerChoices(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unregistered(Rule):
-    """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or made in a forward.
+    """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or created in ``forward``.
 
     PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
     Modules without a gradient, in eval mode or frozen are hidden on purpose; so is a tensor that an optimizer holds (an image that
-    is learned, codes), of which an info says that no checkpoint holds it. A parameter that is gone after the first loss was made on
-    the way to it, as a layer in ``forward`` is, and what it learns goes with it.
+    is learned, codes), of which an info says that no checkpoint holds it, and an input of a module (coordinates) is none to learn.
+    A parameter that is gone after the first step was created on the way to its loss, as a layer in ``forward`` is, and what it
+    learns goes with it. Under manual optimization it may be a copy whose gradients are used, as in first-order MAML.
     """
 
     kind: ClassVar[str] = "unregistered"
@@ -248,13 +249,14 @@ class Unregistered(Rule):
         """Yield an alert per attribute."""
         for site, held in report.model_setup.unregistered.items():
             if not held.held:
-                yield self.alert(
-                    report, site, float(held.elements), 0.0, "warning",
-                    f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone after "
-                    "the step: each step creates them, and they never learn. Common causes: a layer or nn.Parameter that is made "
-                    "in forward, a copy of a module that gets the gradients.",
-                    advice=("Make it once, in __init__, and assign it to self",),
-                )  # fmt: skip
+                if report.loss is not None and report.loss.optimized:
+                    yield self.alert(
+                        report, site, float(held.elements), 0.0, "warning",
+                        f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
+                        "after the first step: each step creates them, and they never learn. Common causes: a layer or "
+                        "nn.Parameter that is created in forward, a copy of a module that gets the gradients.",
+                        advice=("Create it once, in __init__, and assign it to self",),
+                    )  # fmt: skip
             elif held.reached and not held.modules:
                 yield self.alert(
                     report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.alerts.loss_rules import rises
-from lightning_hooks.alerts.past import has_converged
+from lightning_hooks.alerts.past import has_converged, takes_many_steps
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.alerts.update_rules import weight_ratios
 from lightning_hooks.reports.alert import Alert
@@ -117,7 +117,8 @@ class WeightsGrowing(Rule):
     """Weights whose norm doubles from one window to the next, no more slowly than before, when the first windows are over.
 
     A weight that starts at or near zero, biases and scales of norm layers are not judged, nor is a window in which the learning
-    rate rises. (Weights that grow come before the divergence of large transformers: Wortsman et al. 2023, arXiv 2309.14322.)
+    rate rises, nor an optimizer each of whose steps is many (LBFGS). (Weights that grow come before the divergence of large
+    transformers: Wortsman et al. 2023, arXiv 2309.14322.)
 
     Attributes:
         factor: Growth of the norm from one window's end to the next, above which it counts.
@@ -146,6 +147,8 @@ class WeightsGrowing(Rule):
             if setup.dimensions < 2 or setup.starts_at_zero or not (start > 0 and earlier > 0 and then >= start / self.factor):
                 continue
             if rates[0] is None or rates[1] is None or rates[0] > self.rise * rates[1]:
+                continue
+            if any(map(takes_many_steps, setup.optimizers)):
                 continue
             if now > self.factor * then and now / then > self.slowing * then / earlier:
                 found[name] = now / then

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 from weakref import ref
 
 from torch import Tensor, nn
@@ -22,20 +22,17 @@ class OutputNodes:
     """Which node of the autograd graph is which module's output: noted in the fit's first batch, until backward.
 
     Attributes:
-        squashed: The module whose squashed output a loss squashes again, as softmax before cross-entropy; empty for none.
-        aligned: Whether the loss sums over alignments of labels with outputs (CTC).
-        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
-        user: The module whose output is computed from parameters that nobody holds; empty for none that is known.
+        given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
     """
 
     def __init__(self) -> None:
         self.open = True
         self.of: dict[Any, str] = {}
-        self.squashed = ""
-        self.aligned = False
-        self.sign = 0
-        self.user = ""
-        self._unheld: dict[ref[nn.Parameter], int] = {}  # to how many numbers it has
+        self.given: set[int] = set()
+        self._squashed = ""  # the module whose squashed output the loss squashes again, as softmax before cross-entropy
+        self._aligned = False  # whether the loss sums over alignments of labels with outputs (CTC)
+        self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
+        self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
 
     def look_at(self, loss: Tensor, held: Collection[int] | None) -> None:
         """Look whether a loss squashes what is squashed already, aligns, or has a wrong sign, and for parameters that nobody holds.
@@ -44,26 +41,70 @@ class OutputNodes:
             loss: The loss, before backward.
             held: The identities of all parameters that the model or an optimizer holds; None where they are not those of the graph.
         """
-        self.aligned, self.sign = aligns(loss), distance_sign(loss)
+        self._aligned, self._sign = aligns(loss), distance_sign(loss)
         node = squashed_twice(loss)
         if node is not None:
-            self.squashed = nearest_known(node, self.of) or NO_MODULE
+            self._squashed = nearest_known(node, self.of) or NO_MODULE
         if held is None:
             return
         for parameter, user in parameters_behind(loss, self.of):
             if id(parameter) not in held:
-                self._unheld[ref(parameter)] = parameter.numel()
-                self.user = self.user or user or NO_MODULE
+                self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
 
-    @property
-    def recreated(self) -> int:
-        """Numbers of the parameters that the first loss had gradients for and that are gone since: each step creates them again."""
-        return sum(size for parameter, size in self._unheld.items() if parameter() is None)
+    def numbers(self, places: Mapping[str, float]) -> tuple[float, ...]:
+        """What was seen, as :class:`Seen` reads it.
+
+        Args:
+            places: Of the modules, from 1, and of :data:`NO_MODULE`.
+        """
+        # Of the parameters that the first loss had gradients for those that are gone since.
+        gone = [entry for parameter, entry in self._unheld.items() if parameter() is None]
+        user = places.get(gone[0][1], 0.0) if gone else 0.0
+        sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
+        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone))
 
     def close(self) -> None:
         """The first batch is over."""
         self.open = False
         self.of.clear()
+
+
+class Seen(NamedTuple):
+    """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
+
+    Attributes:
+        squashed: The module whose squashed output the loss squashes again; empty for none.
+        aligned: Whether the loss sums over alignments of labels with outputs.
+        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
+        user: A module that uses parameters which were gone after the first step; empty for none.
+        elements: How many numbers these have.
+    """
+
+    squashed: str
+    aligned: bool
+    sign: int
+    user: str
+    elements: int
+
+    @classmethod
+    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> Seen:
+        """Name what :meth:`OutputNodes.numbers` gave."""
+        names = ["", *modules, NO_MODULE]
+        squashed, aligned, sign, user, elements = numbers
+        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements)
+
+
+def held_parameters(model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> set[int] | None:
+    """The identities of the parameters that somebody holds; None where the graph has others, of whole shards.
+
+    Args:
+        model: The model.
+        steps: What the optimizers hold.
+        hidden: What the model holds without knowing it.
+    """
+    if steps.shards is not None:
+        return None
+    return {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
 
 
 def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:
@@ -98,6 +139,7 @@ class GradientListener(OutputRecorder):
             self.recording.add(self.index)
         if self.outputs is not None and self.outputs.open:
             self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
+            self.outputs.given.update(id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad)
 
     @override
     def trace(self, number: Tensor, *args: Any) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, GradientFlowReport
 from lightning_hooks.collectors.checks import StepChecks
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, owners
+from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, Seen, held_parameters, owners
 from lightning_hooks.collectors.gradient_view import GradientSites, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
@@ -99,19 +99,13 @@ class GradientCollector(GradientSites):
         self._loss.before_backward(loss)
         self._setup_checks.before_backward(self.context.gate.sampled)
         if self._outputs is not None and self._outputs.of:
-            self._look_at_loss(self._outputs, loss, self._held())
-
-    def _held(self) -> set[int] | None:
-        """The identities of the parameters that somebody holds; None where the graph has others, of whole shards."""
-        if self._steps.shards is not None:
-            return None
-        held = {id(parameter) for parameter in self.context.host.model.parameters()}
-        return held.union(self._steps.holders(), self._setup_checks.hidden())
+            held = held_parameters(self.context.host.model, self._steps, self._setup_checks.hidden())
+            self._look_at_loss(self._outputs, loss, held)
 
     @override
     def after_backward(self) -> None:
         self._watch.after_backward()
-        self._setup_checks.after_backward()
+        self._setup_checks.after_backward(self._outputs.given if self._outputs is not None else set())
         self.modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
         self.modules.backward_ends()
 
@@ -198,13 +192,9 @@ class GradientCollector(GradientSites):
         places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
         recording = [float(index in table.recording) for index in range(len(table.names))]
-        loss = self._outputs or OutputNodes()
-        numbers = self.context.sampled_batches, self.context.batches
-        user = places.get(loss.user, 0.0), float(loss.recreated)
-        looked = places.get(loss.squashed, 0.0), float(loss.aligned), float(loss.sign % 3), *user
-        known = torch.tensor([*numbers, *looked, *recording, *reached], dtype=table.rows.dtype).to(
-            table.rows.device, non_blocking=True
-        )
+        seen = (self._outputs or OutputNodes()).numbers(places)
+        numbers = self.context.sampled_batches, self.context.batches, *seen
+        known = torch.tensor([*numbers, *recording, *reached], dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
         return torch.cat((called, arrived, known, *watched, *rest))
@@ -250,12 +240,12 @@ class GradientCollector(GradientSites):
         parameters, total_norm = self.parameters.read(measured)
         calls = sites_in_order(called)
         order = self.modules.called(calls)
-        sampled_batches, batches, squashed, aligned, sign, user, recreated, *flags = (int(number) for number in known.tolist())
+        sampled_batches, batches, *numbers = (int(number) for number in known.tolist())
+        seen, flags = Seen.read(numbers[:5], self.modules.names), numbers[5:]
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
         setups = with_gradients(self._setups, found)
         zeros = [name for name, stats in parameters.items() if stats.zero_fraction == 1]
-        places = ["", *self.modules.names, NO_MODULE]
         self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording, zeros)
         return GradientFlowReport(
             epoch,
@@ -269,11 +259,11 @@ class GradientCollector(GradientSites):
             order=self.modules.arrived(sites_in_order(arrived)),
             setups=self._setups,
             ranks_differ=rank_difference(replicas, self.parameters.names),
-            squashed_twice=places[squashed],
-            loss_aligns=bool(aligned),
-            loss_sign=(0, 1, -1)[sign],
+            squashed_twice=seen.squashed,
+            loss_aligns=seen.aligned,
+            loss_sign=seen.sign,
             loss=self._loss.table.read(losses),
-            model_setup=self._setup_checks.read(checks, self.context.host.model, modules, {places[user]: recreated}),
+            model_setup=self._setup_checks.read(checks, self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self.optimizers.read(updates),
             planned_steps=self.context.host.planned_steps,
         )

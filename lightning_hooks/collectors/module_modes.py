@@ -38,16 +38,17 @@ class ModuleModes:
         device: Where the numbers live.
 
     Attributes:
-        names: The modules whose result depends on the mode: dropouts that drop something, modules with a share to drop of their
-            own, which they hand to a function, norms with running statistics, spectral norms.
+        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics, spectral
+            norms; and attributes that are a share to drop, which a module passes to a function (``net.attention_dropout``).
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device, self._dtype = device, row_dtype(device)
         modules = {clean_name(name): module for name, module in model.named_modules()}
         dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
-        self.names = list(dependent)
-        self._chains = [[modules[outer] for outer in outwards(name)] for name in self.names]
+        own = {f"{name}.{share}" if name else share: module for name, module in modules.items() for share in _own_shares(module)}
+        self.names = [*dependent, *own]
+        self._chains = [[modules[outer] if outer in modules else own[outer] for outer in outwards(name)] for name in self.names]
         self._levels = [UNSEEN] * len(self.names)
         self._at_start = self._levels
         self._last: deque[list[float]] = deque(maxlen=LAST)
@@ -214,9 +215,12 @@ def _depends_on_mode(module: nn.Module) -> bool:
         return bool(module.p > 0)
     if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
         return True  # its power iteration runs in training mode only
-    if any("dropout" in name and isinstance(value, float) and 0 < value < 1 for name, value in vars(module).items()):
-        return True  # as attention has, and nn.LSTM: it is passed on with the module's mode
     return isinstance(module, _NormBase) and module.running_mean is not None and not module.running_mean.is_meta
+
+
+def _own_shares(module: nn.Module) -> list[str]:
+    """The attributes of a module that are a share to drop, as of attention and nn.LSTM: passed on with the module's mode."""
+    return [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float) and 0 < value < 1]
 
 
 def _untrained(norm: Any) -> bool:

@@ -17,6 +17,9 @@ from lightning_hooks.statistics.initial import starting_at_zero
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
 
+L2 = ("Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+"""Optimizers of torch that add weight decay to the gradient, unless it is decoupled, and divide by its size."""
+
 
 class SetupWatch:
     """Follows, over a window, what is done with the parameters. Reads lists on the host only.
@@ -97,8 +100,10 @@ class SetupWatch:
         groups = _groups(optimizers)
         held: dict[int, list[_Held]] = {}
         for number, (name, decay, group) in enumerate(groups):
+            l2 = (_number(group.get("weight_decay")) or 0.0) if name.partition("-")[2] in L2 and not decay else 0.0
+            holder = _Held(name, decay, _number(group.get("lr")), self._peaks.get(number), l2)
             for parameter in group["params"]:
-                held.setdefault(id(parameter), []).append(_Held(name, decay, _number(group.get("lr")), self._peaks.get(number)))
+                held.setdefault(id(parameter), []).append(holder)
         never = {self._names[index] for missing in self._never.values() for index in missing}
         setups: dict[str, ParameterSetup] = {}
         for raw, parameter in model.named_parameters():
@@ -114,6 +119,7 @@ class SetupWatch:
                 lr=max((holder.lr for holder in holders if holder.lr is not None), default=None),
                 lr_peak=max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
                 decay=max((holder.decay for holder in holders), default=0.0),
+                l2=max((holder.l2 for holder in holders), default=0.0),
                 unzeroed_steps=max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
                 starts_at_zero=name in self._at_zero,
             )
@@ -154,6 +160,7 @@ class _Held(NamedTuple):
     decay: float
     lr: float | None
     lr_peak: float | None
+    l2: float
 
 
 def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, dict[str, Any]]]:

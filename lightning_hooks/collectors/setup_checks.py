@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -41,8 +41,9 @@ class SetupChecks:
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
-        tensors = unregistered_tensors(model)
-        hidden: dict[str, list[nn.Module]] = {**{name: [] for name in tensors}, **unregistered_modules(model)}
+        tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
+        modules = unregistered_modules(model)
+        hidden: dict[str, list[nn.Module]] = {**modules, **{name: [] for name in tensors if name not in modules}}
         self._hidden = dict(list(hidden.items())[:MOST_UNREGISTERED])
         self._hidden_parameters: dict[str, list[Tensor]] = {
             name: [parameter for module in modules for parameter in own_parameters(module, model)] or tensors[name]
@@ -86,10 +87,10 @@ class SetupChecks:
         if sampled:
             self._modes.before_backward()
 
-    def after_backward(self) -> None:
-        """Gradients are there now."""
+    def after_backward(self, inputs: Set[int]) -> None:
+        """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
         for name, parameters in self._hidden_parameters.items():
-            if name not in self._reached and any(parameter.grad is not None for parameter in parameters):
+            if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
                 self._reached.add(name)
 
     def window_end(self, optimizers: Sequence[Any]) -> None:
@@ -141,14 +142,14 @@ class SetupChecks:
         """The identities of the parameters and tensors that the model holds without knowing them."""
         return {id(parameter) for parameters in self._hidden_parameters.values() for parameter in parameters}
 
-    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any], recreated: Mapping[str, int]) -> ModelSetup:
+    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any], temporary: Mapping[str, int]) -> ModelSetup:
         """Name what is out of the ordinary in a table on the host.
 
         Args:
             packed: The table of all ranks.
             model: The model.
             modules: Site to the statistics of the gradient at its output.
-            recreated: Module to the numbers of the parameters behind its output that each step creates again.
+            temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
         """
         losses, batches, pairs, reached, modes, hashes = self._parts(packed)
         levels, moved = self._modes.read(modes)
@@ -166,7 +167,7 @@ class SetupChecks:
             settings={**self._settings, **(self._stages or {})},
             unregistered={
                 **{name: self._unregistered(name, found[name]) for name in self._hidden},
-                **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in recreated.items() if size},
+                **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},
             },
             vector_decay=self._decay,
             labels=_label_counts(losses) or _label_counts(batches),

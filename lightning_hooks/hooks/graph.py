@@ -21,7 +21,7 @@ _SQUASHED = {
     "BinaryCrossEntropyWithLogitsBackward": ("SigmoidBackward", "SoftmaxBackward"),
 }
 # Losses that say how far outputs are from targets.
-_DISTANCES = ("NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+_DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_hooks.hooks.selection import clean_name
 
+_OF_ANY_NAME = (nn.ModuleDict, nn.ModuleList, nn.Sequential, nn.ParameterDict, nn.ParameterList)
 MOST = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
 
@@ -84,21 +84,32 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
         if not kind.__module__.startswith("torch."):
             library = kind.__module__.partition(".")[0]
             inner = re.split("[./]", part.removeprefix(f"{holder}." if holder else ""))[0]  # of a call: net.body/softmax
-            own = _installed(kind) and _names(kind.__mro__, inner)
+            own = _installed(kind) and any(_names(base, inner) for base in kind.__mro__)
             return f"a part of {kind.__name__} (from {library}) that this task does not use" if own else ""
     return ""
 
 
+def _names(base: type[object], attribute: str) -> bool:
+    """Whether the code of a class names an attribute, or may: one that it does not was added to the model by the user."""
+    if base.__module__.startswith("torch.") or base is object:
+        return base in _OF_ANY_NAME
+    source = _classes(getattr(sys.modules.get(base.__module__), "__file__", None)).get(base.__name__, "")
+    stem = attribute.rstrip("0123456789")
+    of_a_number = rf"""|["']{re.escape(stem)}[{{%"']""" if stem != attribute else ""  # layer1, by f"layer{number}"
+    named = rf"""self\.{re.escape(attribute)}\b|["']{re.escape(attribute)}["']{of_a_number}"""
+    return not source or re.search(named, source) is not None
+
+
 @cache
-def _names(bases: tuple[Any, ...], attribute: str) -> bool:
-    """Whether the code of a class, or of its bases, names an attribute. One that it does not was put onto the model by the user."""
+def _classes(file: str | None) -> dict[str, str]:
+    """The code of each class at the top of a file; nothing where the file is not there to be read."""
     try:
-        sources = [inspect.getsource(base) for base in bases if not base.__module__.startswith(("torch.", "builtins"))]
-    except (OSError, TypeError):
-        return True  # its code is not there to be read
-    stem = re.escape(attribute.rstrip("0123456789"))  # layer1 may be made by f"layer{number}"
-    named = re.compile(rf"""self\.{stem}|["']{stem}""")
-    return any(map(named.search, sources))
+        source = Path(file).read_text(encoding="utf-8") if file else ""
+        found = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    lines = source.splitlines()
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found}
 
 
 def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[str]) -> bool:

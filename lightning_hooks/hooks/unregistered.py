@@ -47,7 +47,8 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
         root: The model.
 
     Returns:
-        The name of the attribute, such as ``net.codes``, to the tensors in it. What was computed from others does not count.
+        The name of the attribute, such as ``net.codes``, to the tensors in it. What was computed from others does not count, nor
+        what FSDP flattens.
     """
     known = {id(parameter) for parameter in root.parameters()}
     found: dict[str, list[Tensor]] = {}
@@ -55,7 +56,7 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
         for attribute, value in vars(holder).items():
             if attribute not in _OF_TORCH and isinstance(value, Tensor | list | tuple | set | dict):
                 held = [value] if isinstance(value, Tensor) else [entry for entry in _held_in(value) if isinstance(entry, Tensor)]
-                hidden = [tensor for tensor in held if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known]
+                hidden = [tensor for tensor in held if id(tensor) not in known and _learns(tensor)]
                 if hidden:
                     found[_attribute(name, attribute)] = hidden
     return found
@@ -65,6 +66,10 @@ def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
     """The parameters of a module that require a gradient and are none of ``root``."""
     known = {id(parameter) for parameter in root.parameters()}
     return [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
+
+
+def _learns(tensor: Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf and not getattr(tensor, "_is_flat_param", False)
 
 
 def _attribute(module: str, name: str) -> str:

@@ -45,7 +45,7 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class UnregisteredModules:
-    """Modules or tensors in a plain list, tuple, set or dictionary, or parameters made in a forward, which the model does not know.
+    """Modules or tensors in a plain list or dictionary, or parameters created in ``forward``, which the model does not know.
 
     Attributes:
         modules: How many modules; 0 where it holds tensors that require a gradient.
@@ -53,7 +53,7 @@ class UnregisteredModules:
         reached: Whether a gradient arrived at any of these, on any rank.
         training: Whether any of the modules is in training mode.
         optimized: Whether an optimizer holds any of the parameters.
-        held: Whether an attribute of the model holds them; if not, they were made on the way to the first loss, and gone after it.
+        held: Whether an attribute of the model holds them; if not, they were created for the first loss, and gone after it.
     """
 
     modules: int

@@ -23,6 +23,7 @@ class ParameterSetup:
         spare: Of one without a gradient, or with a gradient of exact zeros: why that may be meant, such as ``a part of BertModel
             (from transformers) that this task does not use``; empty if no reason is known.
         decay: The share of itself that decoupled weight decay (AdamW's, SGD's) takes of it at each step; 0 without.
+        l2: The weight decay that an optimizer adds to its gradient, as Adam does; 0 without.
     """
 
     elements: int
@@ -37,3 +38,4 @@ class ParameterSetup:
     unzeroed_steps: int = 0
     starts_at_zero: bool = False
     spare: str = ""
+    l2: float = 0.0

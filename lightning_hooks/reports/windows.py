@@ -50,6 +50,7 @@ class FeatureReport(PlainReport):
         inputs: ``training`` and ``validation`` to the statistics of the model's inputs, in the sampled training batches and
             in the first validation batches of the window; empty where batches hold no floating-point tensor.
         input_place: Where in a batch that was found, such as ``[0]``.
+        images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
         same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
             fan-in.
@@ -83,6 +84,7 @@ class FeatureReport(PlainReport):
     window: int | None = None
     inputs: dict[str, FeatureStats] = field(default_factory=dict)
     input_place: str = ""
+    images: bool = False
     same_samples: bool | None = None
     initial_gains: dict[str, float] = field(default_factory=dict)
     initial_rms: dict[str, float] = field(default_factory=dict)

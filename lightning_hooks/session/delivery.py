@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +124,15 @@ class AlertDelivery:
                 member.report = dataclasses.replace(report, alerts=alerts)
         self._pass_on(notices, [notices[0].member])
         return any("stop" in notice.actions for notice in notices)
+
+    def last_look(self, members: Sequence[Member]) -> None:
+        """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN.
+
+        Other ranks may not come here, so that one with others does not look.
+        """
+        if members and self._host.world_size == 1:
+            with suppress(Exception, KeyboardInterrupt):  # the run ends anyway, and its device may be what failed
+                self.judge_urgent([member for member in members if member.sampled_batches], last=True)
 
     def _pass_on(self, notices: Sequence[Notice], writers: Sequence[Member], records: Sequence[dict[str, Any]] = ()) -> None:
         """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""

@@ -248,11 +248,11 @@ class Session:
             return
         self._closed = True
         members: Sequence[Member] = self.members
+        if how == "exception" and not isinstance(error, AlertError):
+            self.delivery.last_look(members)
         self.calls.stop()
         with suppress(ReferenceError):  # a model that is gone has no hooks left
             self.hooks.remove_all(self.host.model)
-        if how == "exception" and not isinstance(error, AlertError):
-            self._look_once_more()
         for member in list(members):
             member.detach()
         self.calls.close()
@@ -263,15 +263,6 @@ class Session:
         for record in self._records.values():
             with self._ending():
                 record.close(how, error)
-
-    def _look_once_more(self) -> None:
-        """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN.
-
-        Other ranks may not come here, so that one with others does not look.
-        """
-        if self.members and self.host.world_size == 1:
-            with self._ending(), suppress(AlertError):  # the run ends anyway
-                self.delivery.judge_urgent(self.members, last=True)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

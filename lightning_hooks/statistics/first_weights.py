@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class FirstWeights(NamedTuple):
         constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
             the matrices of recurrent layers (``….weight_hh_l0``) and the time-step biases of state-space layers (``….dt_bias``), by
             their own names.
-        one_sign: Layer to the mean of its weights, where all of them are above 0, or all below, and not one number.
+        one_sign: Layer that trains to the mean of its weights, where all of them are above 0, or all below, and not one number.
         untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
             uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
     """
@@ -47,7 +47,7 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     """
     names, sizes, frozen, rows = [], [], [], []
     for name, module in _layers(model):
-        weight, bias = module.weight.detach(), module.bias
+        weight, bias = module.weight.detach(), getattr(module, "bias", None)
         outputs = weight.shape[1 if getattr(module, "transposed", False) else 0]
         if outputs < 2 or weight.numel() < few or getattr(module, "groups", 1) > 1:
             continue
@@ -66,7 +66,7 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     for name, (fan_in, count), still, (low, high, mean, rms, bias) in zip(names, sizes, frozen, values, strict=True):
         if low == high != 0:
             constant[name] = low
-        elif low > 0 or high < 0:
+        elif not still and (low > 0 or high < 0):
             one_sign[name] = mean
         bound = 1 / math.sqrt(fan_in)
         spread = 2 / math.sqrt(count)  # four standard errors of the root mean square of a uniform distribution
@@ -76,13 +76,19 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     return FirstWeights(constant, tuple(untrained), one_sign)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear | _ConvNd]]:
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | _ConvNd):
+        if isinstance(module, nn.Linear | _ConvNd) or _like_linear(module):
             parameters = [*module.parameters(recurse=False)]
             plain = isinstance(module.weight, Tensor) and module.weight.is_floating_point() and all(map(_is_known, parameters))
             if plain and module.weight.dim() > 1:
                 yield clean_name(name), module
+
+
+def _like_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer of another library: a matrix, from so many channels or features to so many."""
+    sizes = hasattr(module, "in_channels") or hasattr(module, "in_features")
+    return sizes and isinstance(getattr(module, "weight", None), nn.Parameter)
 
 
 def _time_steps(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -36,6 +36,7 @@ class InputTable:
 
     Attributes:
         place: Where in the batch the input is, such as ``[0]`` or ``['image']``; empty while none was found.
+        images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
     """
 
     def __init__(self, clock: Clock, device: torch.device | str = "cpu") -> None:
@@ -44,6 +45,7 @@ class InputTable:
         self._same = torch.zeros(1, dtype=self._rows.dtype, device=device)  # 0: not compared, 1: the same, 2: not
         self._clock = clock
         self.place = ""
+        self.images = False
 
     def train(self, batch: Any, compare: bool) -> None:
         """Take up a training batch; no host sync, no tensor is kept.
@@ -59,6 +61,7 @@ class InputTable:
             return
         self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
         values = self._add(0, found[self.place])
+        self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
         if compare and values.shape[0] >= LEAST and values[0].numel() > 1:
             differs = (values[1:COMPARED] != values[:1]).any()
             self._compared(differs)
@@ -106,12 +109,13 @@ class InputTable:
 
         Returns:
             ``inputs``: ``training`` and ``validation`` to the statistics of the inputs, where there were some; ``input_place``:
-            where in the batch they are; ``same_samples``: whether all samples compared were the same to the bit, None if none were.
+            where in the batch they are; ``images``: whether they look like images; ``same_samples``: whether all samples compared
+            were the same to the bit, None if none were.
         """
         rows = packed[1:].view(-1, N_COLUMNS).tolist()
         same = packed[0].item()
         inputs = {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
-        return {"inputs": inputs, "input_place": self.place, "same_samples": same < 2 if same else None}
+        return {"inputs": inputs, "input_place": self.place, "images": self.images, "same_samples": same < 2 if same else None}
 
     def reset(self) -> None:
         """Start a new epoch."""

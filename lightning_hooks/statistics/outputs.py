@@ -210,12 +210,12 @@ def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | No
     buckets = torch.zeros(BUCKETS, dtype=dtype, device=logits.device)
     buckets.scatter_add_(0, named.to(torch.int64).remainder(BUCKETS), counts.to(dtype))
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
-    same = _same_rows(x, counts).to(dtype)
+    same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
     return torch.cat((call, sums, of_labels, same[None], across[None], classes, maxima[:2], -maxima[2:], buckets))
 
 
-def _same_rows(rows: Tensor, counts: Tensor) -> Tensor:
+def same_rows(rows: Tensor, counts: Tensor) -> Tensor:
     """Whether the rows that count are all the same but for roundings, shape ``()``; not if they are few, or of one number each."""
     counted = counts[:, None] & rows.isfinite()
     high, low = torch.where(counted, rows, -torch.inf), torch.where(counted, rows, torch.inf)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.call_rows import CallRows
+from lightning_hooks.statistics.outputs import FEWEST_COMPARED, same_rows
+from lightning_hooks.statistics.rows import row_dtype
 
 COMPARED = 8
 """Samples of a target that are compared with one another, evenly spaced."""
@@ -21,6 +23,8 @@ VARIED = 32
 
 NEAR = 0.01
 """How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
+ROUNDING = 1e-6
+"""How far a logarithm of a probability may lie above 0."""
 BINARY_CROSS_ENTROPY = "binary cross entropy"
 KL_DIVERGENCE = "Kullback-Leibler divergence"
 BOUNDS = {
@@ -51,6 +55,8 @@ class TargetStats:
             those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities.
         outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0.
         bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
+        same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
+            targets differ.
     """
 
     calls: int
@@ -63,6 +69,7 @@ class TargetStats:
     bounded: int = 0
     outside: int = 0
     bound: str = ""
+    same: int = 0
 
 
 class TargetColumn(IntEnum):
@@ -73,11 +80,12 @@ class TargetColumn(IntEnum):
     COMPARED = 2
     CONSTANT = 3
     OUTSIDE = 4
-    BOUNDED = 5
-    INPUTS = 6
-    TARGETS = 7
-    PAIRS = 8
-    BOUND = 9  # the place of what bounds the output in BOUNDS, from 1
+    SAME = 5
+    BOUNDED = 6
+    INPUTS = 7
+    TARGETS = 8
+    PAIRS = 9
+    BOUND = 10  # the place of what bounds the output in BOUNDS, from 1
 
 
 WIDTH = len(TargetColumn)
@@ -115,8 +123,10 @@ class TargetTable(CallRows):
                 row[TargetColumn.PAIRED] += 1
                 measured = slice(TargetColumn.INPUTS, TargetColumn.PAIRS + 1)
                 row[measured] = map(max, row[measured], map(float, sizes))
+        if given.shape == target.shape and given.dim() > 1 and len(given) >= FEWEST_COMPARED and given[0].numel() > 1:
+            self._look_for_same(index, given, target)
         if bound == KL_DIVERGENCE:
-            self._bounded(index, given, bound, near=0.0)
+            self._bounded(index, given, bound, near=ROUNDING)
         elif bound in BOUNDS:
             self._bounded(index, target, bound)
         if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
@@ -129,6 +139,14 @@ class TargetTable(CallRows):
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
         outside = ((numbers < low - near) | (numbers > high + near)).sum()
         self.rows[index, TargetColumn.OUTSIDE] += outside.to(self.rows.device, self.rows.dtype)
+
+    def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
+        """Count a call whose input is the same for all samples, while its target is not."""
+        each = [samples[:: -(-len(samples) // COMPARED)].flatten(1) for samples in (given, target)]
+        inputs, targets = (samples[:, :: -(-samples.shape[1] // SAMPLE)].to(row_dtype(given.device)) for samples in each)
+        counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+        same = same_rows(inputs, counts) & (targets != targets[:1]).any()
+        self.rows[index, TargetColumn.SAME] += same.to(self.rows.device, self.rows.dtype)
 
     def _compare(self, index: int, target: Tensor) -> None:
         """Compare the samples of a target with one another, and the first one with that of the call before."""
@@ -146,5 +164,5 @@ class TargetTable(CallRows):
 
 def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
-    calls, paired, compared, constant, outside, bounded, inputs, targets, pairs, bound = map(int, row)
-    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound])
+    calls, paired, compared, constant, outside, same, bounded, inputs, targets, pairs, bound = map(int, row)
+    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound], same)

@@ -36,7 +36,7 @@ def test_constant_weights(constant: dict[str, float], epoch: int, found: list[An
 def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[Any]) -> None:
     alerts = list(OneSignWeights()(report({}, epoch, one_sign_weights=means)))
     assert [(alert.site, alert.value) for alert in alerts] == found
-    text = "all its initial weights are below 0 (mean -0.5), and so are those of 1 other layers"
+    text = "all its initial weights are below 0 (mean -0.5), and so are those of 1 more of its layers"
     assert all(alert.severity == "warning" and alert.diagnosis.startswith(text) for alert in alerts)
 
 

@@ -199,6 +199,8 @@ def test_a_distance_that_is_made_larger(sign: int, maximize: bool, optimized: bo
     (report,) = reports([1.0] * 8, 8, optimized=optimized)
     optimizers = {"0-Adam": OptimizerStats(groups=(GroupSettings(maximize=maximize),))}
     made = list(LossMaximized()(replace(report, loss_sign=sign, optimizers=optimizers)))
+    both = {"0-Adam": OptimizerStats(groups=(GroupSettings(maximize=True), GroupSettings()))}  # a min-max problem
+    assert not list(LossMaximized()(replace(report, loss_sign=sign, optimizers=both)))
     assert [(alert.kind, alert.site, alert.severity) for alert in made] == [("loss_diverging", "loss", "warning")] * alerts
     assert all(("0-Adam has maximize=True" if maximize else "there is a minus before it") in alert.diagnosis for alert in made)
 

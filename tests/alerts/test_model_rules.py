@@ -104,20 +104,18 @@ def test_double_softmax() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "site", "found"),
+    ("low", "high", "images", "found"),
     [
-        (0.0, 1 / 255, "stem", True),
-        (-1e-5, 2e-5, "stem", True),
-        (0.0, 1.1 / 255, "stem", False),
-        (-0.1, 1e-5, "stem", False),
-        (0.0, 0.0, "stem", False),
-        (0.0, 1e-5, "net.BatchNorm", False),
+        (0.0, 1 / 255, True, True),
+        (0.0, 1.1 / 255, True, False),
+        (-1e-5, 1e-5, True, False),
+        (0.0, 0.0, True, False),
+        (0.0, 1e-5, False, False),
     ],
 )
-def test_pictures_that_are_divided_twice(low: float, high: float, site: str, found: bool) -> None:
-    stats = replace(FED, min=low, max=high)
-    report = replace(features(sites={site: stats}), order=(site,), inputs={"training": stats}, input_place="[0]")
-    assert names(TinyInput(), report) == ([("constant", site, max(-low, high), "warning")] if found else [])
+def test_images_that_are_divided_twice(low: float, high: float, images: bool, found: bool) -> None:
+    report = features(inputs={"training": replace(FED, min=low, max=high)}, images=images)
+    assert names(TinyInput(), report) == ([("constant", "stem", high, "warning")] if found else [])
 
 
 def test_same_samples() -> None:

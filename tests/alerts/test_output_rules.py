@@ -23,6 +23,7 @@ from lightning_hooks.alerts import (
     SoftmaxUse,
 )
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.statistics.targets import TargetStats
 from tests.support.made_reports import features
 
 WELL = OutputStats(
@@ -254,3 +255,5 @@ def test_a_loss_that_is_given_the_same_for_all_samples(sites: dict[str, float | 
     assert not judge(same=3)
     assert not judge(2, 2)
     assert not judge(same_samples=True)
+    numbers = TargetStats(4, 0, 0, 0, 0, 0, 0, same=4)
+    assert severities(list(SameOutputs()(ratios({}, targets={"bce_with_logits": numbers})))) == [("bce_with_logits", "warning")]

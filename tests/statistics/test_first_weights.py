@@ -89,6 +89,8 @@ def test_weights_of_one_sign(layer: Any, low: float, high: float, mean: float | 
     layer.weight.data = torch.linspace(low, high, shape.numel()).view(shape)
     found = first_weights(nn.Sequential(layer)).one_sign
     assert found == ({} if mean is None else {"0": pytest.approx(mean)})
+    assert first_weights(nn.Sequential(layer).requires_grad_(False)).one_sign == {}
+    layer.requires_grad_(True)
     assert first_weights(nn.Sequential(nn.Embedding.from_pretrained(layer.weight.data.flatten(1).abs() + 1))).one_sign == {}
 
 
@@ -106,3 +108,9 @@ def test_a_layer_that_has_trained_is_not_as_it_was_initialised() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert first_weights(nn.Sequential(layer).requires_grad_(False)).untrained == ()
+
+
+def test_a_linear_layer_of_another_library() -> None:
+    layer = nn.Module()
+    layer.in_channels, layer.weight = 8, nn.Parameter(torch.rand(8, 8) + 0.1)
+    assert list(first_weights(nn.Sequential(layer)).one_sign) == ["0"]

@@ -108,7 +108,7 @@ def test_targets_outside_of_what_an_output_can_be(bound: str, scale: float) -> N
         inputs = (target, torch.zeros_like(target)) if bound == KL_DIVERGENCE else (torch.zeros_like(target), target)
         table.add(1, *inputs, True, bound)
     stats = stats_of(table, 1)
-    near = 0.0 if bound == KL_DIVERGENCE else 0.01
+    near = 1e-6 if bound == KL_DIVERGENCE else 0.01
     outside = sum(value < low - near or value > high + near for value in target.flatten().tolist())
     assert (stats.bounded, stats.outside, stats.bound) == (2 * target.numel(), 2 * outside, bound)
     assert measured(target) == TargetStats(1, 0, 0, 0, 0, 0, 0)  # of an output without bounds
@@ -131,3 +131,22 @@ def test_tables_merge() -> None:
     assert stats_of(back, 1).calls == 5
     back.reset()
     assert not back.pack().any()
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "same"),
+    [
+        (torch.arange(5.0).expand(6, 5), torch.randn(6, 5), 1),
+        (torch.arange(5.0).expand(6, 5) + 1e-3 * torch.eye(6, 5), torch.randn(6, 5), 0),
+        (torch.arange(5.0).expand(6, 5), torch.ones(6, 5), 0),  # so they are to be
+        (torch.arange(5.0).expand(3, 5), torch.randn(3, 5), 0),
+        (torch.zeros(6, 5), torch.randn(6, 5), 0),
+        (torch.ones(6, 1), torch.randn(6, 1), 0),
+        (torch.arange(8.0).expand(20, 8).reshape(20, 2, 2, 2).bfloat16(), torch.randn(20, 2, 2, 2), 1),
+    ],
+)
+def test_inputs_that_are_the_same_for_all_samples(given: Tensor, target: Tensor, same: int) -> None:
+    table = TargetTable(2)
+    table.add(1, given, target, True)
+    table.add(1, torch.randn(given.shape), target, True)
+    assert stats_of(table, 1).same == same

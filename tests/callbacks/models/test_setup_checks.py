@@ -79,7 +79,15 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(("dropout", "mode", "warned"), [(0.1, False, True), (0.1, True, False), (0.0, False, False)])
 def test_dropout_by_a_function_depends_on_the_mode(dropout: float, mode: bool, warned: bool) -> None:
     report = fit(Classifier(Functional(dropout).train(mode)), loader((8,)))
-    assert [alert[:2] for alert in found(report)] == ([("eval_mode", "net")] if warned else [])
+    assert found(report) == ([("eval_mode", "net", "warning")] if warned else [])
+
+
+def test_a_share_to_drop_and_a_dropout_in_eval_mode_are_one_warning() -> None:
+    net = Functional(0.1)
+    net.drop = nn.Dropout(0.1)
+    report = fit(Classifier(net.eval()), loader((8,)))
+    assert report.model_setup.eval_modes == {"net.drop": 2, "net.dropout": 2}
+    assert found(report) == [("eval_mode", "net", "warning")]
 
 
 class StochasticDepth(nn.Module):
@@ -375,11 +383,14 @@ class Codes(Classifier):
     def __init__(self, how: str) -> None:
         super().__init__(mlp())
         shift = torch.zeros(8, requires_grad=how != "no gradient")
+        shift._is_flat_param = how == "of FSDP"  # type: ignore[attr-defined]
         self.how, self.shift = how, {"list": [shift], "parameters in a list": [nn.Parameter(shift)]}.get(how, shift)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         shift = self.shift[0] if isinstance(self.shift, list) else self.shift
+        if self.how == "coordinates":
+            return F.cross_entropy(self.net(x), y) + self.net(shift).square().sum()
         return F.cross_entropy(self.net(x if self.how == "unused" else x + shift), y)
 
     def configure_optimizers(self) -> Any:
@@ -394,20 +405,22 @@ class Codes(Classifier):
         ("parameters in a list", "warning"),
         ("optimized", "info"),
         ("unused", None),
+        ("coordinates", None),
         ("no gradient", None),
+        ("of FSDP", None),
     ],
 )
 def test_tensors_that_are_no_parameters(how: str, severity: str | None) -> None:
     report = fit(Codes(how), loader())
-    expected = {} if how == "no gradient" else {"shift": UnregisteredModules(0, 8, how != "unused", optimized=how == "optimized")}
-    assert report.model_setup.unregistered == expected
+    held = UnregisteredModules(0, 8, how not in ("unused", "coordinates"), optimized=how == "optimized")
+    assert report.model_setup.unregistered == ({} if how in ("no gradient", "of FSDP") else {"shift": held})
     assert found(report) == ([("unregistered", "shift", severity)] if severity else [])
 
 
 OUTSIDE = nn.Linear(16, 16)
 
 
-class MadeAnew(Classifier):
+class CreatedInForward(Classifier):
     """A layer between two others: made in each step, or kept outside of the model."""
 
     def __init__(self, how: str) -> None:
@@ -416,20 +429,37 @@ class MadeAnew(Classifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        layer = {"made": lambda: nn.Linear(16, 16), "outside": lambda: OUTSIDE, "input": nn.Identity}[self.how]()
+        layer = {"created": lambda: nn.Linear(16, 16), "outside": lambda: OUTSIDE, "input": nn.Identity}[self.how]()
         if self.how == "input":
             x.requires_grad_()
         x = layer(self.net[:-1](x)) if self.how != "input" else self.net[:-1](x)
         return F.cross_entropy(self.net[-1](x), y)
 
 
-@pytest.mark.parametrize(("how", "found_there"), [("made", True), ("outside", False), ("input", False)])
+@pytest.mark.parametrize(("how", "found_there"), [("created", True), ("outside", False), ("input", False)])
 def test_a_layer_that_is_made_in_each_step(how: str, found_there: bool) -> None:
-    report = fit(MadeAnew(how))
-    head = list(MadeAnew("made").net.named_children())[-1][0]
+    report = fit(CreatedInForward(how))
+    head = list(CreatedInForward("created").net.named_children())[-1][0]
     expected = {f"net.{head}": UnregisteredModules(0, 272, reached=True, held=False)} if found_there else {}
     assert report.model_setup.unregistered == expected
     assert found(report) == ([("unregistered", f"net.{head}", "warning")] if found_there else [])
+
+
+def test_under_manual_optimization_a_copy_may_be_made_on_purpose() -> None:
+    class FirstOrder(CreatedInForward):
+        def __init__(self) -> None:
+            super().__init__("created")
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    report = fit(FirstOrder())
+    assert report.model_setup.unregistered
+    assert found(report) == []
 
 
 # Batches.
