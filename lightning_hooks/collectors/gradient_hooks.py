@@ -34,22 +34,24 @@ class OutputNodes:
         self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
         self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
 
-    def look_at(self, loss: Tensor, held: Collection[int] | None) -> None:
+    def look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
         """Look whether a loss squashes what is squashed already, aligns, or has a wrong sign, and for parameters that nobody holds.
 
         Args:
             loss: The loss, before backward.
-            held: The identities of all parameters that the model or an optimizer holds; None where they are not those of the graph.
+            model: The model.
+            steps: What the optimizers hold.
+            hidden: The identities of what the model holds without knowing it.
         """
         self._aligned, self._sign = aligns(loss), distance_sign(loss)
         node = squashed_twice(loss)
         if node is not None:
             self._squashed = nearest_known(node, self.of) or NO_MODULE
-        if held is None:
-            return
-        for parameter, user in parameters_behind(loss, self.of):
-            if id(parameter) not in held:
-                self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
+        if steps.shards is None:  # else the graph has other parameters, of whole shards
+            held = {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
+            for parameter, user in parameters_behind(loss, self.of):
+                if id(parameter) not in held:
+                    self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
 
     def numbers(self, places: Mapping[str, float]) -> tuple[float, ...]:
         """What was seen, as :class:`Seen` reads it.
@@ -92,19 +94,6 @@ class Seen(NamedTuple):
         names = ["", *modules, NO_MODULE]
         squashed, aligned, sign, user, elements = numbers
         return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements)
-
-
-def held_parameters(model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> set[int] | None:
-    """The identities of the parameters that somebody holds; None where the graph has others, of whole shards.
-
-    Args:
-        model: The model.
-        steps: What the optimizers hold.
-        hidden: What the model holds without knowing it.
-    """
-    if steps.shards is not None:
-        return None
-    return {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
 
 
 def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, GradientFlowReport
 from lightning_hooks.collectors.checks import StepChecks
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, Seen, held_parameters, owners
+from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
 from lightning_hooks.collectors.gradient_view import GradientSites, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
@@ -99,8 +99,7 @@ class GradientCollector(GradientSites):
         self._loss.before_backward(loss)
         self._setup_checks.before_backward(self.context.gate.sampled)
         if self._outputs is not None and self._outputs.of:
-            held = held_parameters(self.context.host.model, self._steps, self._setup_checks.hidden())
-            self._look_at_loss(self._outputs, loss, held)
+            self._look_at_loss(self._outputs, loss, self.context.host.model, self._steps, self._setup_checks.hidden())
 
     @override
     def after_backward(self) -> None:
@@ -193,8 +192,8 @@ class GradientCollector(GradientSites):
         reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
         recording = [float(index in table.recording) for index in range(len(table.names))]
         seen = (self._outputs or OutputNodes()).numbers(places)
-        numbers = self.context.sampled_batches, self.context.batches, *seen
-        known = torch.tensor([*numbers, *recording, *reached], dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
+        numbers = [self.context.sampled_batches, self.context.batches, *seen, *recording, *reached]
+        known = torch.tensor(numbers, dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
         watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
         rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
         return torch.cat((called, arrived, known, *watched, *rest))
