@@ -87,8 +87,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _like_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer of another library: a matrix, from so many channels or features to so many."""
-    sizes = hasattr(module, "in_channels") or hasattr(module, "in_features")
-    return sizes and isinstance(getattr(module, "weight", None), nn.Parameter)
+    sizes = not vars(module).keys().isdisjoint(("in_channels", "in_features"))  # some models answer for a name with a warning
+    return sizes and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
 def _time_steps(model: nn.Module) -> list[tuple[str, Tensor]]:
