@@ -21,7 +21,7 @@ from tests.exam.healthy_peft import with_adapter
 from tests.exam.language_models import language_model
 from tests.exam.pictures import digits, in_batches
 from tests.exam.schedules import CLIPPED, adamw, warm_cosine, warm_linear
-from tests.exam.unseen_libraries import names, reader
+from tests.exam.seen_libraries import names, reader
 
 WELL = Expected()
 
