@@ -25,10 +25,10 @@ def spare_parts(
     """Find the parameters without a gradient in a part that a library's model does not use, or that is a copy of another part.
 
     A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
-    library's model that this task does not use, but not if it holds a list of blocks that were called, or belongs to the body of
-    the model: nobody runs an encoder for nothing. In the user's own class it was cut off, unless a module that trains has the same
-    layers and similar weights: then it is a target or teacher network of that module. (Independent weights differ by 1.4 times
-    their norm.)
+    library's model that this task does not use, or that runs under ``no_grad``, but not if it holds a list of blocks that were
+    called with gradients, or belongs to the body of the model: nobody runs an encoder for nothing. In the user's own class it was
+    cut off, unless a module that trains has the same layers and similar weights: then it is a target or teacher network of that
+    module. (Independent weights differ by 1.4 times their norm.)
 
     Args:
         root: The model.
@@ -49,7 +49,8 @@ def spare_parts(
     for parameter in without:
         part = _largest(parameter, trained)
         if part not in reasons:
-            runs = _runs_blocks(part, modules, called) or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
+            runs = _runs_blocks(part, modules, [site for site in called if site in recording])
+            runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
             unused = "" if runs else _by_library(part, modules)
             reasons[part] = unused or _copy_of(part, modules, trained)
         if reasons[part]:

@@ -67,3 +67,23 @@ def test_what_was_put_onto_a_library_s_model_is_no_part_of_it() -> None:
     assert list(of_libraries(root, ["net.fc.weight", "net.update2.weight"])) == ["net.update2.weight"]  # as f"update{n}" makes it
     assert list(of_libraries(root, ["net.fc/softmax", "net.update/softmax", "net/softmax"])) == ["net.update/softmax"]
     assert spare_parts(root, {"net.fc.weight", "net.fc.bias"}) == {}
+
+
+class Blocks(Classifier):
+    """A tower with a list of blocks, next to what trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+
+Blocks.__module__ = torchmetrics.__name__
+
+
+def test_blocks_that_a_library_runs_under_no_grad_are_meant() -> None:
+    root = nn.Module()
+    root.net = Blocks()
+    without = {name for name, _ in root.named_parameters() if ".tower." in name}
+    calls = [*CALLS, "net.tower.0", "net.tower.1"]
+    assert spare_parts(root, without, calls, {*calls}) == {}
+    assert spare_parts(root, without, calls, {*CALLS}).keys() == without
