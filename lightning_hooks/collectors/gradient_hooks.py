@@ -19,7 +19,7 @@ NO_MODULE = "the loss"
 
 
 class OutputNodes:
-    """Which node of the autograd graph is which module's output: noted in the fit's first batch, until backward.
+    """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
 
     Attributes:
         given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
@@ -65,9 +65,9 @@ class OutputNodes:
         sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
         return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone))
 
-    def close(self) -> None:
-        """The first batch is over."""
-        self.open = False
+    def batch_end(self) -> None:
+        """A batch is over: the first one that was sampled is the last that is looked at."""
+        self.open = self.open and not self.of
         self.of.clear()
 
 

@@ -80,7 +80,7 @@ class GradientCollector(GradientSites):
     @override
     def detach(self) -> None:
         if self._outputs is not None:
-            self._outputs.close()
+            self._outputs.of.clear()
         self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
 
     @override
@@ -112,7 +112,7 @@ class GradientCollector(GradientSites):
     def batch_end(self, outputs: Any = None) -> None:
         self._loss.batch_end(outputs)
         if self._outputs is not None:
-            self._outputs.close()
+            self._outputs.batch_end()
 
     @override
     def validation_end(self) -> None:

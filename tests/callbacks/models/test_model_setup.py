@@ -42,10 +42,11 @@ class Several(Classifier):
 @pytest.mark.parametrize(("optimizer", "decay"), [("SGD", 5e-5), ("AdamW", 5e-5), ("Adam", 0.0)])
 def test_setup_of_each_parameter(val: bool, optimizer: str, decay: float) -> None:
     name = f"0-{optimizer}"
+    l2 = 0.5 if optimizer == "Adam" else 0.0  # what AdamW takes of the weight, Adam adds to its gradient
     assert setups(Several(optimizer), val) == {
         "net.0.weight": ParameterSetup(64, 2, False, False),
         "net.0.bias": ParameterSetup(8, 1, False, False),
-        "net.1.weight": ParameterSetup(64, 2, True, True, (name,), 7, pytest.approx(1e-4), 0.1, pytest.approx(decay)),
+        "net.1.weight": ParameterSetup(64, 2, True, True, (name,), 7, pytest.approx(1e-4), 0.1, pytest.approx(decay), l2=l2),
         "net.1.bias": ParameterSetup(
             8, 1, True, True, (name,), 7, pytest.approx(1e-5), 0.01, pytest.approx(1e-7 if optimizer == "AdamW" else 0.0)
         ),
