@@ -238,7 +238,7 @@ class Unregistered(Rule):
 
     PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
     Modules without a gradient, in eval mode or frozen are hidden on purpose; so is a tensor that an optimizer holds (an image that
-    is learned, codes), of which an info says that no checkpoint holds it, and an input of a module (coordinates) is none to learn.
+    is learned, codes), of which an info says that no checkpoint holds it. An input of a module (coordinates) does not count.
     A parameter that is gone after the first step was created on the way to its loss, as a layer in ``forward`` is, and what it
     learns goes with it. Under manual optimization it may be a copy whose gradients are used, as in first-order MAML.
     """
