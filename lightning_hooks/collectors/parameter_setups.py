@@ -43,12 +43,12 @@ class SetupWatch:
     def batch_start(self, optimizers: Sequence[Any], model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
         groups = _groups(optimizers)
-        for number, (_, _, group) in enumerate(groups):
+        for number, (*_, group) in enumerate(groups):
             known = [self._peaks.get(number), *(_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
             if rates := [rate for rate in known if rate is not None]:
                 self._peaks[number] = max(rates)
         if self._unheld is None:
-            held = {id(parameter) for _, _, group in groups for parameter in group["params"]}
+            held = {id(parameter) for *_, group in groups for parameter in group["params"]}
             self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
 
     def follow(self, kept: Kept) -> None:
@@ -99,8 +99,7 @@ class SetupWatch:
         """
         groups = _groups(optimizers)
         held: dict[int, list[_Held]] = {}
-        for number, (name, decay, group) in enumerate(groups):
-            l2 = (_number(group.get("weight_decay")) or 0.0) if name.partition("-")[2] in L2 and not decay else 0.0
+        for number, (name, decay, l2, group) in enumerate(groups):
             holder = _Held(name, decay, _number(group.get("lr")), self._peaks.get(number), l2)
             for parameter in group["params"]:
                 held.setdefault(id(parameter), []).append(holder)
@@ -163,15 +162,17 @@ class _Held(NamedTuple):
     l2: float
 
 
-def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, dict[str, Any]]]:
-    """Each parameter group, with its optimizer's name and what decoupled weight decay takes of a weight at each step."""
+def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, float, dict[str, Any]]]:
+    """Each parameter group, with its optimizer's name, what decoupled weight decay takes of a weight at each step, and L2's."""
     found = []
     for place, optimizer in enumerate(optimizers):
         kind = type(optimizer).__name__
         for group in getattr(optimizer, "param_groups", ()):
             decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
-            decay = (_number(group.get("lr")) or 0.0) * (_number(group.get("weight_decay")) or 0.0) if decoupled else 0.0
-            found.append((f"{place}-{kind}", decay, group))
+            weight_decay = _number(group.get("weight_decay")) or 0.0
+            decay = (_number(group.get("lr")) or 0.0) * weight_decay if decoupled else 0.0
+            l2 = weight_decay if kind in L2 and not decoupled else 0.0
+            found.append((f"{place}-{kind}", decay, l2, group))
     return found
 
 

@@ -55,6 +55,15 @@ def test_setup_of_each_parameter(val: bool, optimizer: str, decay: float) -> Non
     }
 
 
+@pytest.mark.parametrize(("kwargs", "l2"), [({}, 0.5), ({"decoupled_weight_decay": True}, 0.0)])
+def test_decoupled_decay_at_a_rate_of_zero_is_not_in_the_gradient(kwargs: dict[str, Any], l2: float) -> None:
+    class Warming(Classifier):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.0, weight_decay=0.5, **kwargs)
+
+    assert {(setup.decay, setup.l2) for setup in setups(Warming(mlp())).values()} == {(0.0, l2)}
+
+
 class Branch(Classifier):
     """A branch that is taken in some batches, and one that never is."""
 
