@@ -144,7 +144,7 @@ class TinyInput(Rule):
     largest: float = 0.004
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert at the module called first, unless it is a norm."""
+        """Yield an alert at the module called first."""
         stats = report.inputs.get("training")
         if stats is None or not report.images or stats.min < 0 or not 0 < stats.max <= self.largest:
             return

@@ -11,6 +11,8 @@ from lightning_hooks.alerts.rule import Judges, Rule
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import Severity
 from lightning_hooks.reports.windows import FeatureReport
+from lightning_hooks.statistics.outputs import OutputStats
+from lightning_hooks.statistics.targets import TargetStats
 
 _CAUSES = (
     "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
@@ -105,18 +107,17 @@ class SameOutputs(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
-        given = [(loss, stats.calls, stats.same) for loss, stats in report.outputs.items()]
-        given += [(loss, stats.calls, stats.same) for loss, stats in report.targets.items()]
-        for loss, calls, number in given:
-            if report.same_samples or not self.calls <= calls == number:
+        given: list[tuple[str, OutputStats | TargetStats]] = [*report.outputs.items(), *report.targets.items()]
+        for loss, stats in given:
+            if report.same_samples or not self.calls <= stats.calls == stats.same:
                 continue
             measured = [site for site in report.sites if site in report.representations]
             same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, reversed(measured)))
             yield self.alert(
-                report, same[-1] if same else loss, float(number), float(self.calls), "warning",
-                f"what {loss} is given is the same for all samples, in all of its {calls} sampled calls: it does not depend on the "
-                "input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that is "
-                "read after the padding, a mask that hides the input.",
+                report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
+                f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend "
+                "on the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
+                "is read after the padding, a mask that hides the input.",
                 advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
             )  # fmt: skip
 

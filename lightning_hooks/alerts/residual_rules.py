@@ -21,12 +21,17 @@ CARRIED = 0.25
 """How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream."""
 
 
-def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
-    """The blocks of each residual stream, in the order of depth; blocks that hand on something unrelated are none."""
+def stacks(report: FeatureReport) -> list[dict[str, ResidualStats]]:
+    """The blocks of each stack, in the order of depth."""
     found: dict[str, dict[str, ResidualStats]] = {}
     for name, stats in report.residual.items():
         found.setdefault(stats.stream, {})[name] = stats
-    for blocks in found.values():
+    return [*found.values()]
+
+
+def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
+    """The blocks of each residual stream; blocks that hand on something unrelated are none."""
+    for blocks in stacks(report):
         carried = [stats.carried for stats in blocks.values() if stats.carried is not None]
         if not carried or median(carried) >= CARRIED:  # an input by keyword is not known
             yield blocks
@@ -142,11 +147,8 @@ class ResidualDoubling(Rule):
 
     def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per stack, at its second block."""
-        stacks: dict[str, dict[str, float]] = {}
-        for name, stats in report.residual.items():
-            if stats.entered_rms is not None:
-                stacks.setdefault(stats.stream, {})[name] = stats.entered_rms
-        for blocks in stacks.values():
+        for stack in stacks(report):
+            blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
             sizes = [*blocks.values()]
             if len(sizes) < self.min_blocks or not all(0 < size < math.inf for size in sizes):
                 continue

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, GradientFlowReport
 from lightning_hooks.collectors.checks import StepChecks
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
+from lightning_hooks.collectors.gradient_hooks import N_SEEN, NO_MODULE, GradientListener, OutputNodes, Seen, owners
 from lightning_hooks.collectors.gradient_view import GradientSites, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
@@ -202,7 +202,7 @@ class GradientCollector(GradientSites):
         """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
         n, n_parameters, rows = len(self.modules.names), len(self.parameters.names), self.modules.rows.numel()
         watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
-        sizes = n, n, 7 + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
+        sizes = n, n, 2 + N_SEEN + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
         return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
 
     @override
@@ -220,7 +220,7 @@ class GradientCollector(GradientSites):
     @override
     def stretches(self) -> Stretches:
         n, modules = len(self.modules.names), Stretch(self.modules.rows.numel(), merged_rows)
-        known = Stretch(2, largest, added), Stretch(5, largest), Stretch(n + len(self.parameters.names), flagged)
+        known = Stretch(2, largest, added), Stretch(N_SEEN, largest), Stretch(n + len(self.parameters.names), flagged)
         watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
         return *[order_stretch(n)] * 2, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
 
@@ -240,7 +240,7 @@ class GradientCollector(GradientSites):
         calls = sites_in_order(called)
         order = self.modules.called(calls)
         sampled_batches, batches, *numbers = (int(number) for number in known.tolist())
-        seen, flags = Seen.read(numbers[:5], self.modules.names), numbers[5:]
+        seen, flags = Seen.read(numbers[:N_SEEN], self.modules.names), numbers[N_SEEN:]
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
         setups = with_gradients(self._setups, found)

@@ -30,13 +30,11 @@ def unregistered_modules(root: nn.Module) -> dict[str, list[nn.Module]]:
     """
     known = {id(module) for module in root.modules()}
     found: dict[str, list[nn.Module]] = {}
-    for name, holder in root.named_modules():
-        for attribute, value in vars(holder).items():
-            if attribute not in _OF_TORCH and isinstance(value, list | tuple | set | dict):
-                inside = (held for held in _held_in(value) if isinstance(held, nn.Module) and id(held) not in known)
-                hidden = [module for module in inside if own_parameters(module, root)]
-                if hidden:
-                    found[_attribute(name, attribute)] = list(dict.fromkeys(hidden))
+    for name, entries in _attributes(root):
+        inside = (entry for entry in entries if isinstance(entry, nn.Module) and id(entry) not in known)
+        hidden = [module for module in inside if own_parameters(module, root)]
+        if hidden:
+            found[name] = list(dict.fromkeys(hidden))
     return found
 
 
@@ -52,13 +50,11 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
     """
     known = {id(parameter) for parameter in root.parameters()}
     found: dict[str, list[Tensor]] = {}
-    for name, holder in root.named_modules():
-        for attribute, value in vars(holder).items():
-            if attribute not in _OF_TORCH and isinstance(value, Tensor | list | tuple | set | dict):
-                held = [value] if isinstance(value, Tensor) else [entry for entry in _held_in(value) if isinstance(entry, Tensor)]
-                hidden = [tensor for tensor in held if id(tensor) not in known and _learns(tensor)]
-                if hidden:
-                    found[_attribute(name, attribute)] = hidden
+    for name, entries in _attributes(root):
+        tensors = (entry for entry in entries if isinstance(entry, Tensor))
+        hidden = [tensor for tensor in tensors if id(tensor) not in known and _learns(tensor)]
+        if hidden:
+            found[name] = hidden
     return found
 
 
@@ -72,8 +68,13 @@ def _learns(tensor: Tensor) -> bool:
     return tensor.requires_grad and tensor.is_leaf and not getattr(tensor, "_is_flat_param", False)
 
 
-def _attribute(module: str, name: str) -> str:
-    return clean_name(f"{module}.{name}" if module else name)
+def _attributes(root: nn.Module) -> Iterator[tuple[str, list[nn.Module | Tensor]]]:
+    """The plain attributes of modules that are tensors or containers, by their names, each with what is in it."""
+    for name, holder in root.named_modules():
+        for attribute, value in vars(holder).items():
+            if attribute not in _OF_TORCH and isinstance(value, Tensor | list | tuple | set | dict):
+                entries: list[nn.Module | Tensor] = [value] if isinstance(value, Tensor) else [*_held_in(value)]
+                yield clean_name(f"{name}.{attribute}" if name else attribute), entries
 
 
 def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:

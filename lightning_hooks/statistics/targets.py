@@ -142,16 +142,14 @@ class TargetTable(CallRows):
 
     def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
         """Count a call whose input is the same for all samples, while its target is not."""
-        each = [samples[:: -(-len(samples) // COMPARED)].flatten(1) for samples in (given, target)]
-        inputs, targets = (samples[:, :: -(-samples.shape[1] // SAMPLE)].to(row_dtype(given.device)) for samples in each)
+        inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
         counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
         same = same_rows(inputs, counts) & (targets != targets[:1]).any()
         self.rows[index, TargetColumn.SAME] += same.to(self.rows.device, self.rows.dtype)
 
     def _compare(self, index: int, target: Tensor) -> None:
         """Compare the samples of a target with one another, and the first one with that of the call before."""
-        samples = target[:: -(-len(target) // COMPARED)].flatten(1)
-        samples = samples[:, :: -(-samples.shape[1] // SAMPLE)]
+        samples = _sampled(target)
         first, before = samples[0].clone(), self._before.get(index)
         self._before[index] = first
         if before is None or before.shape != first.shape or before.device != first.device:
@@ -160,6 +158,12 @@ class TargetTable(CallRows):
         constant = varied & (samples == before).all()
         found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
         self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += found
+
+
+def _sampled(samples: Tensor) -> Tensor:
+    """Some numbers of some samples, both evenly spaced, shape ``(samples, numbers)``."""
+    some = samples[:: -(-len(samples) // COMPARED)].flatten(1)
+    return some[:, :: -(-some.shape[1] // SAMPLE)]
 
 
 def target_stats(row: Sequence[float]) -> TargetStats:
