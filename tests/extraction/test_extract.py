@@ -122,7 +122,8 @@ def test_calls_and_outputs() -> None:
     assert torch.equal(found["act"], (x - 1).relu())
     assert torch.equal(found["act#2"], net.a((x - 1).relu()).relu())
     lstm, x = TinyLSTM().eval(), torch.randn(2, 5, 6)
-    whole, (hidden, cell) = lstm.lstm(x)
+    with torch.no_grad():  # some processors have another kernel for it
+        whole, (hidden, cell) = lstm.lstm(x)
     for output, expected in enumerate((whole, hidden, cell)):
         assert torch.equal(extract(lstm, x, "lstm", output=output)["lstm"], expected)
 

@@ -97,11 +97,13 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
 
 
 def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: Any = (), tiny: float = 1e-9) -> None:
-    """Compare reports field by field, numbers within ``rel``."""
+    """Compare reports field by field, numbers within ``rel``; a mean near zero is held to the scale of the values."""
     if dataclasses.is_dataclass(expected):
+        least = {"mean": max(tiny, rel * getattr(expected, "rms", 0.0))}
         for entry in dataclasses.fields(expected):
             if entry.name not in skip and entry.compare:  # what is measured of time differs
-                assert_same(getattr(found, entry.name), getattr(expected, entry.name), f"{where}.{entry.name}", rel, skip, tiny)
+                one, other = getattr(found, entry.name), getattr(expected, entry.name)
+                assert_same(one, other, f"{where}.{entry.name}", rel, skip, least.get(entry.name, tiny))
     elif isinstance(expected, dict):
         assert list(found) == list(expected), where
         for key, value in expected.items():
