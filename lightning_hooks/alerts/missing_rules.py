@@ -20,7 +20,8 @@ class Zero(Rule):
 
     It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
     not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs. So it is for a small
-    part of a library's model, as the queries of a last block whose other outputs nothing reads.
+    part of a library's model, as the queries of a last block whose other outputs nothing reads, and where no parameter has a
+    gradient because the loss itself was 0 in these batches and is not in others: a hinge whose margin all samples keep.
 
     Attributes:
         threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
@@ -43,12 +44,12 @@ class Zero(Rule):
         """Yield an alert per parameter whose gradient is zero."""
         if only_the_first_step(report):
             return
-        small = self._share(report) <= self.part
+        small, met = self._share(report) <= self.part, _loss_is_met(report)
         for site, gradient in report.parameters.items():
             if gradient.zero_fraction >= self.threshold:
                 spare = report.setups[site].spare if small and site in report.setups else ""
-                why = f"This seems intended: it is {spare}." if spare else self._CAUSES
-                harmless = spare or another_expert_learns(report, site) or _weight_learns(report, site)
+                why = f"This seems intended: it is {spare}." if spare else met or self._CAUSES
+                harmless = spare or met or another_expert_learns(report, site) or _weight_learns(report, site)
                 severity: Severity = "info" if harmless else "warning"
                 yield self.alert(
                     report, site, gradient.zero_fraction, self.threshold, severity,
@@ -68,6 +69,16 @@ def _weight_learns(report: GradientFlowReport, site: str) -> bool:
     module, _, name = site.rpartition("bias")
     weight = report.parameters.get(f"{module}weight")
     return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
+
+
+def _loss_is_met(report: GradientFlowReport) -> str:
+    """What it says where no parameter has a gradient because the loss was exactly 0 in some batches; empty otherwise."""
+    measured = [gradient for gradient in report.parameters.values() if gradient.steps]
+    losses = report.loss.recent[-report.loss.count :] if report.loss is not None and report.loss.count else ()
+    zero = losses.count(0.0)
+    if zero == len(losses) or any(gradient.zero_fraction < 1 or gradient.steps > zero for gradient in measured):
+        return ""
+    return f"The loss itself was 0 in {zero} of {len(losses)} batches, as that of a hinge whose margin all samples keep."
 
 
 @dataclass(frozen=True, slots=True, eq=False)

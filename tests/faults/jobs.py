@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -84,6 +85,7 @@ class _Keyed:
         self.run_one = run_one
 
     def __call__(self, job: Job) -> tuple[Job, dict[str, Any] | str]:
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         try:
             return job, self.run_one(job)
         except Exception as error:  # noqa: BLE001 - a library's, the monitors', the exam's own

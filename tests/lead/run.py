@@ -10,7 +10,6 @@ not finite. A training without a warning before that has a lead time of 0. Resul
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import warnings
 from pathlib import Path
@@ -34,7 +33,6 @@ def run_one(job: tuple[str, int, bool]) -> dict[str, Any]:
     """One training, of (name, seed, planted): its alerts, and when its loss diverges."""
     name, seed, planted = job
     torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(seed)
     training, log = CASES[name].build(planted), AlertLog()
     watching = observers(log, every_n_steps=5, report_every_n_steps=WINDOW)
