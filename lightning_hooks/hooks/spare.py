@@ -14,7 +14,6 @@ from torch import nn
 
 from lightning_hooks.hooks.selection import clean_name
 
-_OF_ANY_NAME = (nn.ModuleDict, nn.ModuleList, nn.Sequential, nn.ParameterDict, nn.ParameterList)
 MOST = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
 
@@ -92,8 +91,8 @@ def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
 
 def _names(base: type[object], attribute: str) -> bool:
     """Whether the code of a class names an attribute, or may: one that it does not was added to the model by the user."""
-    if base.__module__.startswith("torch.") or base is object:
-        return base in _OF_ANY_NAME
+    if base is object or base.__module__.startswith("torch."):
+        return issubclass(base, nn.Module) and base is not nn.Module  # a layer with the weights of PyTorch's own, or a container
     source = _classes(getattr(sys.modules.get(base.__module__), "__file__", None)).get(base.__name__, "")
     stem = attribute.rstrip("0123456789")
     of_a_number = rf"""|["']{re.escape(stem)}[{{%"']""" if stem != attribute else ""  # layer1, by f"layer{number}"

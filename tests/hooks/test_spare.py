@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torchmetrics
+import transformers.models.bart.modeling_bart
 from torch import nn
 
 from lightning_hooks.hooks.spare import of_libraries, spare_parts
@@ -67,6 +68,13 @@ def test_what_was_put_onto_a_library_s_model_is_no_part_of_it() -> None:
     assert list(of_libraries(root, ["net.fc.weight", "net.update2.weight"])) == ["net.update2.weight"]  # as f"update{n}" makes it
     assert list(of_libraries(root, ["net.fc/softmax", "net.update/softmax", "net/softmax"])) == ["net.update/softmax"]
     assert spare_parts(root, {"net.fc.weight", "net.fc.bias"}) == {}
+
+
+def test_the_parameters_of_a_library_s_own_kind_of_layer_are_part_of_it() -> None:
+    """PyTorch's class names them, not the library's."""
+    root = nn.Module()
+    root.net = transformers.models.bart.modeling_bart.BartScaledWordEmbedding(4, 8, 0)
+    assert list(of_libraries(root, ["net.weight"])) == ["net.weight"]
 
 
 class Blocks(Classifier):
