@@ -199,6 +199,7 @@ FORMULAS: dict[str, str] = {
     "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
     "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
     "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
+    "      or rms of a parameter's gradient > {Stretching.inside} * g of its module\n"
     "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
     "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
     "the third is {Stretching.scale_free} times less strict.",

@@ -248,12 +248,15 @@ class Stretching(Rule):
             normalisation of small values.
         scale_free: Factor of the threshold where the step of every optimizer is independent of the gradient's scale, as Adam's, and
             the loss falls: a branch of a healthy scVI reaches 330.
+        inside: RMS of a parameter's gradient over that at the output of its module above which gradients grow inside the module:
+            a recurrent layer that comes first has no gradient before it. A sum over a million positions reaches 1e6.
     """
 
     kind: ClassVar[str] = "exploding"
 
     threshold: float = 300.0
     scale_free: float = 10.0
+    inside: float = 1e10
 
     advice: ClassVar[tuple[str, ...]] = (
         "Try an orthogonal initialisation of gain 1, or gradient_clip_val=1.0, if it is recurrent",
@@ -261,7 +264,7 @@ class Stretching(Rule):
     )
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per such module, unless gradients explode over all."""
+        """Yield an alert per such module, and per parameter of a module inside which they grow, unless they explode over all."""
         if any(Exploding()(report, history)):
             return
         flow = _Flow(report)
@@ -274,6 +277,16 @@ class Stretching(Rule):
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
                     f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}. Common causes: a recurrent layer whose weights amplify "
                     "it at each time step, or a division by a very small number.",
+                )  # fmt: skip
+        for site, stats in report.parameters.items():
+            output = report.modules.get(site.rpartition(".")[0])
+            if output is not None and stats.rms > self.inside * output.rms > 0:
+                growth = stats.rms / output.rms
+                yield self.alert(
+                    report, site, growth, self.inside, "warning",
+                    f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
+                    f"{self.inside:.0e}): it grows inside. Common causes: a recurrent layer whose weights amplify it at each time "
+                    "step, or a division by a very small number.",
                 )  # fmt: skip
 
 

@@ -249,6 +249,17 @@ def test_healthy_gradients_give_no_alert(gradients, rule):
     assert list(rule(gradients())) == []
 
 
+@pytest.mark.parametrize(("at_output", "found"), [(1e-8, ["site0.weight"]), (1e-7, []), (0.0, []), (math.nan, [])])
+def test_growth_inside_a_module(gradients, at_output, found):
+    """As in a recurrent layer that comes first, where there is no gradient before it."""
+    report = gradients({"rms": at_output}, parameters=[{"rms": 200.0}, {"rms": 1.0}])
+    names = ("site0.weight", "site0.bias")
+    report = replace(report, parameters=dict(zip(names, report.parameters.values(), strict=True)))
+    alerts = list(Stretching()(report))
+    assert [alert.site for alert in alerts] == found
+    assert all("(RMS 2.0e+02) is 2.0e+10 times that at the output" in alert.message for alert in alerts)
+
+
 @pytest.mark.parametrize(("norms", "found"), [((300.0, 1.0), False), ((301.0, 1.0), True), ((1.0, 301.0), False)])
 def test_growth_through_one_module(gradients, norms, found):
     """As through a recurrent module whose weights stretch; of three modules the middle one does it."""
