@@ -227,7 +227,8 @@ def _is_compiled(module: nn.Module) -> bool:
 def _computes(module: nn.Module) -> bool:
     if isinstance(module, _PASS_THROUGH + _CONTAINERS + (nn.modules.loss._Loss,)) or is_metric(module):
         return False
-    return _is_opaque(module) or not any(True for _ in module.children()) or _holds_all_its_weights(module)
+    parts = [child for child in module.children() if not isinstance(child, nn.ParameterList | nn.ParameterDict)]
+    return _is_opaque(module) or not parts or _holds_all_its_weights(module)
 
 
 def _holds_all_its_weights(module: nn.Module) -> bool:

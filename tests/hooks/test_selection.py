@@ -164,6 +164,14 @@ def test_wrong_types(modules):
         check_selector(modules)
 
 
+def test_a_module_with_lists_of_parameters_is_a_leaf():
+    """Ensembles and experts whose weights are stacked; the list itself is never called."""
+    stacked = nn.Module()
+    stacked.weights = nn.ParameterList([nn.Parameter(torch.zeros(5, 4, 4)) for _ in range(2)])
+    stacked.biases = nn.ParameterDict({"first": nn.Parameter(torch.zeros(5, 1, 4))})
+    assert [name for name, _ in select_modules(nn.ModuleDict({"net": stacked}))] == ["net"]
+
+
 def test_nothing_that_computes():
     with pytest.raises(ValueError, match=r"Sequential has no leaf module that computes something.*Name the modules"):
         select_modules(nn.Sequential(nn.Dropout(), nn.Identity()))
