@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tests.exam  # noqa: F401 - before Lightning, which imports torchvision
+
+# isort: split
 import torch
 
 from tests.faults.catalogue import CASES, FAULTS, HEALTHY

@@ -15,6 +15,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import tests.exam  # noqa: F401 - before Lightning, which imports torchvision
+
+# isort: split
 import torch
 from lightning.pytorch import Trainer
 
