@@ -206,7 +206,8 @@ FORMULAS: dict[str, str] = {
     "zero": "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
     "alert if zero_fraction >= {Zero.threshold}\n"
     "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model,\n"
-    "unless more than {Zero.part} of what trains has none",
+    "unless more than {Zero.part} of what trains has none; and where no parameter has a gradient and the loss was 0 in as many\n"
+    "batches as were measured, and not in all",
     "missing": "alert if .grad is None at every measured step of the epoch",
     "update_too_small": "update_ratio = |update| / |weight|, mean over the measured steps;\n"
     "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"

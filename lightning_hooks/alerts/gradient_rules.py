@@ -240,7 +240,7 @@ class Exploding(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretching(Rule):
-    """One module through which gradients grow much more than in healthy runs, such as a recurrent one with large weights.
+    """A module through which, or inside which, gradients grow much more than in healthy runs: a recurrent one with large weights.
 
     Attributes:
         threshold: Norm of the gradient before the module over the largest norm at any module after it (not its neighbour's alone:
@@ -253,6 +253,9 @@ class Stretching(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
+    _CAUSES: ClassVar[str] = (
+        "Common causes: a recurrent layer whose weights amplify it at each time step, or a division by a very small number."
+    )
 
     threshold: float = 300.0
     scale_free: float = 10.0
@@ -275,8 +278,7 @@ class Stretching(Rule):
                 yield self.alert(
                     report, site, norm / arriving, threshold, "warning",
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
-                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}. Common causes: a recurrent layer whose weights amplify "
-                    "it at each time step, or a division by a very small number.",
+                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}. {self._CAUSES}",
                 )  # fmt: skip
         for site, stats in report.parameters.items():
             output = report.modules.get(site.rpartition(".")[0])
@@ -285,8 +287,7 @@ class Stretching(Rule):
                 yield self.alert(
                     report, site, growth, self.inside, "warning",
                     f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
-                    f"{self.inside:.0e}): it grows inside. Common causes: a recurrent layer whose weights amplify it at each time "
-                    "step, or a division by a very small number.",
+                    f"{self.inside:.0e}): it grows inside. {self._CAUSES}",
                 )  # fmt: skip
 
 

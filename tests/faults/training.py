@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import warnings
@@ -95,7 +94,6 @@ def build(case: Case, seed: int, planted: bool = True) -> Built:
 
 def train(built: Built, callbacks: Sequence[Callback] = ()) -> tuple[Outcome, float]:
     """Train, and return the outcome and the seconds that it took."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on loaders, PyTorch's on schedulers of skipped steps
