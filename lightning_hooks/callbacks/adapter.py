@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -10,10 +11,11 @@ from torch import Tensor
 from typing_extensions import Self, override
 
 from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.lightning_api import callbacks_of
+from lightning_hooks.callbacks.lightning_api import around_steps, callbacks_of
 from lightning_hooks.callbacks.lightning_host import EpochLog, LightningHost
 from lightning_hooks.callbacks.run_folder import TemporaryFolder
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks.modes import in_modes, outside_modes
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
 
@@ -37,6 +39,7 @@ class Adapter(EitherPackage):
         super().__init__()
         self._trainer = ref(trainer)
         self.session: Session | None = None
+        self._leave_steps: Callable[[], None] = lambda: None
         self.temporary_folder = TemporaryFolder(trainer)
         self.epoch_log = EpochLog()
         self._trackers: Trackers | None = None
@@ -57,7 +60,8 @@ class Adapter(EitherPackage):
     def session_of(self, trainer: Trainer, pl_module: LightningModule) -> Session:
         """Return the session of the fit that starts."""
         if self.session is None:
-            self.session = Session(LightningHost(trainer, pl_module, self))
+            self.session = session = Session(LightningHost(trainer, pl_module, self))
+            self._leave_steps = around_steps(trainer, session.step)
         return self.session
 
     @property
@@ -71,67 +75,66 @@ class Adapter(EitherPackage):
 
     # Events.
 
+    def _event(self, name: str, *args: Any) -> None:
+        """Hand an event to the session, which no mode of others sees."""
+        if self.session is None:
+            return
+        if in_modes():
+            with outside_modes():
+                getattr(self.session, name)(*args)
+        else:
+            getattr(self.session, name)(*args)
+
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.epoch_start()
+        self._event("epoch_start")
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.session is not None:
-            self.session.batch_start(batch_idx, batch)
+        self._event("batch_start", batch_idx, batch)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self.session is not None:
-            self.session.before_backward(loss)
+        self._event("before_backward", loss)
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.after_backward()
+        self._event("after_backward")
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self.session is not None:
-            self.session.before_optimizer_step(optimizer)
+        self._event("before_optimizer_step", optimizer)
 
     @override
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self.session is not None:
-            self.session.before_zero_grad(optimizer)
+        self._event("before_zero_grad", optimizer)
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.session is not None:
-            self.session.batch_end(outputs)
+        self._event("batch_end", outputs)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.validation_start()
+        self._event("validation_start")
 
     @override
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self.session is not None and not dataloader_idx:
-            self.session.validation_batch(batch, batch_idx)
+        if not dataloader_idx:
+            self._event("validation_batch", batch, batch_idx)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.validation_end()
+        self._event("validation_end")
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.epoch_end()
+        self._event("epoch_end")
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.session is not None:
-            self.session.finish()
+        self._event("finish")
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -147,6 +150,7 @@ class Adapter(EitherPackage):
             error: What ended training.
         """
         session, self.session = self.session, None
+        self._leave_steps()
         callbacks = callbacks_of(trainer)
         trainer.callbacks = [each for each in callbacks if not isinstance(each, _First | Adapter)]  # type: ignore[attr-defined]
         for callback in callbacks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch.distributed
@@ -64,6 +64,32 @@ def own_loss_scaler(pl_module: LightningModule) -> Any:
     return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
 
+def around_steps(trainer: Trainer, context: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Run ``training_step`` and ``validation_step`` within a context; return what ends that.
+
+    No callback of Lightning is around a step. The strategy, which belongs to the trainer, calls it: its method is exchanged on the
+    instance. Whatever else was put there before is called, and comes back.
+    """
+    own = vars(trainer.strategy)
+    exchanged = {name: (own.get(name), _within(context, getattr(trainer.strategy, name))) for name in _STEPS}
+    own.update({name: ours for name, (_, ours) in exchanged.items()})
+
+    def end() -> None:
+        for name, (before, ours) in exchanged.items():
+            if own.get(name) is ours:  # else somebody has exchanged it since, and calls ours, which does nothing more
+                own.pop(name) if before is None else own.update({name: before})
+
+    return end
+
+
+def _within(context: Callable[[], AbstractContextManager[None]], step: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return step(*args, **kwargs)
+
+    return call
+
+
 def epoch_ends(trainer: Trainer) -> bool:
     """Whether the training batch that ends now is the epoch's last, as far as is known before other callbacks have decided.
 
@@ -92,6 +118,7 @@ def watched_tags(trainer: Trainer) -> set[str]:
     return {watcher.monitor for watcher in watchers if isinstance(getattr(watcher, "monitor", None), str)}
 
 
+_STEPS = ("training_step", "validation_step")
 _IN_THE_MODULE = (
     "configure_gradient_clipping",
     "clip_gradients",

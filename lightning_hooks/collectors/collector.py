@@ -16,7 +16,7 @@ from lightning_hooks.collectors.checks import Early
 from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Kept, Step
-from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded
+from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.reduction import Stretches, merge_windows
@@ -68,6 +68,10 @@ class Context(Protocol):
         """Whether the batch under way is sampled."""
 
     @property
+    def details(self) -> DetailGate:
+        """Whether costly statistics are taken in this batch: the first eight sampled ones of a window, and each eighth."""
+
+    @property
     def faults(self) -> Faults:
         """The sites whose hook raised."""
 
@@ -112,13 +116,22 @@ class Context(Protocol):
     def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
         """Whether the user selects the calls at a site, which ``module`` makes."""
 
-    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None], layers: bool = False) -> None:
+    def on_call(
+        self,
+        functions: Sequence[str],
+        recorder: Callable[[FunctionalCall], None],
+        layers: bool = False,
+        in_validation: bool = False,
+        detailed: bool = True,
+    ) -> None:
         """Call ``recorder`` with each call of some functions, by their names, in sampled batches.
 
         Args:
-            functions: Some of :data:`lightning_hooks.hooks.functional.FUNCTIONS`.
+            functions: Some of :data:`lightning_hooks.hooks.functions.FUNCTIONS`.
             recorder: What records a call.
             layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
+            in_validation: Those of the first batch of each validation instead, at sites that are known from training.
+            detailed: Only in the batches that ``details`` opens for.
         """
 
     def guard(self, function: Callable[..., Any], site: str) -> guarded:

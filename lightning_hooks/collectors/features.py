@@ -116,17 +116,8 @@ class FeatureCollector(Collector[FeatureReport]):
 
     @override
     def validation_batch(self, batch: Any, index: int) -> None:
-        self._outputs.validation_batch(index)
         if index < VALIDATION_BATCHES:
             self._validation_input(batch)
-
-    @override
-    def validation_end(self) -> None:
-        self._outputs.stop()
-
-    @override
-    def detach(self) -> None:
-        self._outputs.detach()
 
     @override
     def silent_sites(self) -> list[str]:

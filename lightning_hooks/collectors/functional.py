@@ -17,7 +17,7 @@ class FunctionalSite:
         index: Its number, the same on every rank.
         name: ``blocks.3.attn/sdpa``: the calling module, the function, and from the second call in one forward on which call it
             is: ``relu_1``. The model's own calls have no module before them.
-        function: Such as ``sdpa``: one of :data:`lightning_hooks.hooks.functional.FUNCTIONS`.
+        function: Such as ``sdpa``: one of :data:`lightning_hooks.hooks.functions.FUNCTIONS`.
         module: The calling module's name; empty for the model itself.
     """
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.hooks.functional import FUNCTIONS, UNMEASURED
+from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
@@ -30,7 +30,7 @@ class FunctionalFeatures:
     def __init__(self, context: Context, table: FeatureTable) -> None:
         self._context, self._table, self._functional = context, table, context.functional
         self._wanted: dict[str, bool] = {}
-        context.on_call(MEASURED, self._record)
+        context.on_call(MEASURED, self._record, detailed=False)
 
     @property
     def functions(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ class GradientCollector(GradientSites):
     @override
     def batch_start(self, batch: Any) -> None:
         self._loss.batch_start()
-        self._setup_checks.batch_start(batch, self.context.gate.sampled)
+        self._setup_checks.batch_start(batch, self.context.gate.sampled, self.context.details.sampled)
         if self.context.gate.sampled:
             self.modules.clock.set(self.context.batch)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)

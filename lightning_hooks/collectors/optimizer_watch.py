@@ -78,7 +78,8 @@ class OptimizerWatch:
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
         optimizer = self._host.optimizers[step.optimizer]
-        moments = self._read_moments(optimizer, {id(parameter) for parameter in parameters})
+        detailed = self._context.details.detailed
+        moments = self._read_moments(optimizer, {id(parameter) for parameter in parameters}) if detailed else None
         self.table.add(step.optimizer, updates, sum(parameter.numel() for parameter in parameters), moments, valid)
 
     def rounding(self, step: Step, parameters: Sequence[Tensor]) -> list[int]:

@@ -13,7 +13,7 @@ from lightning_hooks.collectors.feature_parts import FeaturePart
 from lightning_hooks.collectors.functional import Functional, FunctionalCall
 from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
 from lightning_hooks.collectors.targets import LossTargets
-from lightning_hooks.hooks.evaluation import EvaluationMode, dropped
+from lightning_hooks.hooks.functions import dropped
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.call_checks import CallChecks, dropout_use, softmax_use
 from lightning_hooks.statistics.inputs import tensors_in
@@ -75,6 +75,7 @@ class CheckedCalls(CallChecks):
         self._samples: int | None = None
         context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
         context.on_call(("dropout", "sdpa"), self._dropout, layers=True)
+        context.on_call(("dropout", "sdpa"), self._in_validation, in_validation=True)
 
     def batch_start(self, batch: Any, size: int | None) -> None:
         """A sampled batch starts, of so many samples."""
@@ -86,15 +87,12 @@ class CheckedCalls(CallChecks):
             self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
 
     def _dropout(self, call: FunctionalCall) -> None:
-        self.dropout(call.site.index, dropped(call.function, dict(call.arguments)), call.module.training)
+        self.dropout(call.site.index, dropped(call.function, call.arguments), call.module.training)
 
-    def in_validation(self, name: str, module: nn.Module, function: str, p: float) -> None:
-        """Take up a call in validation that drops something; of those of a module, at the first site of the function there."""
-        if not module.training:
-            sites = (site.index for site in self._functional.sites if (site.module, site.function) == (name, function))
-            index = next(sites, None)
-            if index is not None:
-                self.dropout_in_validation(index, p)
+    def _in_validation(self, call: FunctionalCall) -> None:
+        p = dropped(call.function, call.arguments)
+        if p and not call.module.training:
+            self.dropout_in_validation(call.site.index, p)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
@@ -198,26 +196,6 @@ class OutputParts:
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._representations.finish, "outputs (whether samples differ)")
         self.compares = False
-        self._mode: EvaluationMode | None = None
-        if self._calls is not None:
-            self._mode = EvaluationMode(context.host.model, context.guard(self._calls.in_validation, "dropout in validation"))
-
-    def validation_batch(self, index: int) -> None:
-        """A validation batch starts: calls of the first one are seen."""
-        if self._mode is not None and index == 0:
-            self._mode.start()
-        else:
-            self.stop()
-
-    def stop(self) -> None:
-        """Validation is over, or whatever else."""
-        if self._mode is not None:
-            self._mode.stop()
-
-    def detach(self) -> None:
-        """The run is over: the model is let go."""
-        self.stop()
-        self._mode = None
 
     def _batch_start(self, batch: Any) -> None:
         self.compares = self._context.sampled_batches <= COMPARED_BATCHES

@@ -70,13 +70,14 @@ class SetupChecks:
 
     # Events.
 
-    def batch_start(self, batch: Any, sampled: bool) -> None:
+    def batch_start(self, batch: Any, sampled: bool, detailed: bool) -> None:
         """A training batch starts."""
-        self._take_batch(batch, sampled)
+        self._take_batch(batch, detailed)
         if sampled:
             if self._stages is None:
                 self._stages = stages_not_frozen(self._host.model)
             self._modes.batch_start()
+        if detailed:
             self._take_labels(batch)
 
     def _count_labels(self, batch: Any) -> None:

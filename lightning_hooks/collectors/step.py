@@ -27,7 +27,7 @@ def loss_scale(scaler: Any) -> Tensor | None:
 def versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Which gradients these parameters have, and how often each was changed in place."""
     # torch counts what is done to a tensor in place, for autograd's own checks; there is no public name.
-    return [(id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
+    return [(id(gradient), gradient._version) for p in parameters if (gradient := p.grad) is not None]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -83,7 +83,7 @@ class Step:
         return [plain_values(grad) for grad in self._reduced()]
 
     def _found(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        return [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
 
     def _reduced(self) -> list[Tensor]:
         found = self._found()

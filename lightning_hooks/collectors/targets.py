@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.functional import Functional, FunctionalCall
 from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
-from lightning_hooks.hooks.functional import BINARY, DIVERGENCE, REGRESSION
+from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, KL_DIVERGENCE, WIDTH, TargetTable, target_stats

@@ -1,6 +1,6 @@
 """Hooks in plain torch: registration, selection of modules, tensors inside any output."""
 
-from lightning_hooks.hooks.gate import Gate, all_closed
+from lightning_hooks.hooks.gate import DetailGate, Gate, all_closed
 from lightning_hooks.hooks.listener import Faults, Listener
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
@@ -10,6 +10,7 @@ from lightning_hooks.hooks.wrappers import Meter, counted, guarded, sampled, syn
 
 __all__ = [
     "HOOK_KINDS",
+    "DetailGate",
     "Faults",
     "Gate",
     "GradientRecorder",

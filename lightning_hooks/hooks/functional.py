@@ -1,13 +1,16 @@
 """Calls of functions such as ``scaled_dot_product_attention``, which no module hook sees.
 
-A torch function mode sees every call that is made in its thread while it is in force, and forward hooks know which module makes it.
-Both are in place in sampled batches only, so that other batches cost nothing.
+A torch-function mode sees every call that is made in its thread while it is on the stack of modes. In sampled batches it is there
+in the forwards of modules that may call such a function, and in the loop's call of ``training_step``: it is put on top when they
+start and taken away when they end, also where they raise. Backward, with the recomputation of activation checkpointing, the
+optimizer and the loader never run under it, and other batches cost nothing.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,76 +22,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from lightning_hooks.hooks.compiled import modules_with_compiled_calls
+from lightning_hooks.hooks.exchange import Exchange, Show
+from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call
 from lightning_hooks.hooks.listener import Listener
-from lightning_hooks.hooks.selection import can_be_called, named_sites
+from lightning_hooks.hooks.modes import insert_mode, remove_mode
+from lightning_hooks.hooks.selection import named_sites, outwards
 
 MOST_CALLS = 8
 """Calls of one function in one module's forward that are distinguished; those of a longer loop count for the last of them."""
 
-_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-_BETWEEN_NUMBERS = ("input", "target", "size_average", "reduce", "reduction")
 
-# Function -> its name, and the names of its positional arguments.
-_FUNCTIONS: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
-    F.scaled_dot_product_attention: ("sdpa", _ATTENTION),
-    F.softmax: ("softmax", ("input", "dim")),
-    torch.softmax: ("softmax", ("input", "dim")),
-    Tensor.softmax: ("softmax", ("input", "dim")),
-    F.log_softmax: ("log_softmax", ("input", "dim")),
-    torch.log_softmax: ("log_softmax", ("input", "dim")),
-    Tensor.log_softmax: ("log_softmax", ("input", "dim")),
-    F.relu: ("relu", ("input", "inplace")),
-    F.gelu: ("gelu", ("input",)),
-    F.silu: ("silu", ("input", "inplace")),
-    F.layer_norm: ("layer_norm", ("input", "normalized_shape", "weight", "bias", "eps")),
-    torch.layer_norm: ("layer_norm", ("input", "normalized_shape", "weight", "bias", "eps")),
-    F.rms_norm: ("rms_norm", ("input", "normalized_shape", "weight", "eps")),
-    torch.rms_norm: ("rms_norm", ("input", "normalized_shape", "weight", "eps")),
-    F.dropout: ("dropout", ("input", "p", "training", "inplace")),
-    torch.dropout: ("dropout", ("input", "p", "train")),
-    F.cross_entropy: ("cross_entropy", _LOSS),
-    F.nll_loss: ("nll_loss", _LOSS[:-1]),
-    F.mse_loss: ("mse_loss", _BETWEEN_NUMBERS),
-    F.l1_loss: ("l1_loss", _BETWEEN_NUMBERS),
-    F.smooth_l1_loss: ("smooth_l1_loss", _BETWEEN_NUMBERS),
-    F.huber_loss: ("huber_loss", ("input", "target", "reduction")),
-    F.binary_cross_entropy: ("binary_cross_entropy", ("input", "target", "weight", "size_average", "reduce", "reduction")),
-    F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
-    F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
-    F.embedding: ("embedding", ("input", "weight", "padding_idx")),
-}
-for _name in ("relu", "sigmoid", "tanh"):
-    for _owner in (torch, Tensor):
-        _FUNCTIONS[getattr(_owner, _name)] = (_name, ("input",))
-        _FUNCTIONS[getattr(_owner, f"{_name}_")] = (_name, ("input", "inplace"))
-
-FUNCTIONS = tuple(dict.fromkeys(name for name, _ in _FUNCTIONS.values()))
-"""The names of the functions whose calls are seen."""
-
-BINARY = ("binary_cross_entropy", "bce_with_logits")
-"""Those of them that compare probabilities, or their logits, with targets from 0 to 1."""
-REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-"""Those of them that are losses between numbers."""
-DIVERGENCE = "kl_div"
-"""That of them that compares logarithms of probabilities with probabilities."""
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", DIVERGENCE, *BINARY, *REGRESSION)
-"""Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
-given is another site's output."""
-
-_LOSSES = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss),
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
-)
-
-# Layers of torch.nn that call one of them: the call is theirs, not of the module around them.
-_CALLING_LAYERS: tuple[type[nn.Module], ...] = (
-    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax),
-    *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Embedding, nn.MultiheadAttention, *_LOSSES),
-)
-
-# Modules that take a fused path in eval mode, which they leave while a mode is in force: results would differ in the last digits.
-FUSED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+_INSIDE = Exchange({"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax})
+"""What ``multi_head_attention_forward`` calls outside of the mode that sees its own call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,210 +60,211 @@ class FunctionCall:
 
 @dataclass(slots=True)
 class _Frame:
-    """A module whose forward runs."""
+    """A forward, or a call of ``training_step``, that is under way.
+
+    Attributes:
+        name: The module's name; empty for the model itself.
+        module: The module.
+        sees: Whether the mode is on the stack of modes in it, outside of the modules that it calls.
+        fused: Whether it, or a module around it, takes a fused path, which it would leave under a mode.
+        below: How many modes are below the mode there.
+        calls: How often each function was called.
+    """
 
     name: str
     module: nn.Module
+    sees: bool
+    fused: bool
+    below: int
     calls: Counter[str] = field(default_factory=Counter)
 
 
-class FunctionMode(TorchFunctionMode):
-    """Hands the calls of some functions to a recorder, each with the module that makes it.
+class _Mode(TorchFunctionMode):
+    """Passes each call on unchanged, and shows those of the functions above when they have returned."""
 
-    Args:
-        root: The model.
-        record: Called with each call, without gradients and outside of the mode and of autocast.
-        wanted: Whether calls of a function, by its name, are to be recorded now.
-    """
-
-    def __init__(self, root: nn.Module, record: Callable[[FunctionCall], None], wanted: Callable[[str], bool]) -> None:
+    def __init__(self, show: Show) -> None:
         super().__init__()
-        self._record, self._wanted = record, wanted
-        self._bottom = _Frame("", root)
-        self._stack = [self._bottom]
-        self._callers = [(name, module) for name, module in named_sites(root) if name and may_call(module)]
-        self._handles: list[RemovableHandle] = []
-        self._running = False
-        self._above: int | None = None  # modes above this one where it is suspended
-
-    @property
-    def callers(self) -> list[nn.Module]:
-        """The modules that may call functions."""
-        return [module for _, module in self._callers]
-
-    def start(self) -> None:
-        """A sampled batch starts."""
-        self.stop()
-        self._running = True
-        self._bottom.calls.clear()
-        for name, module in self._callers:
-            self._handles.append(module.register_forward_pre_hook(_Enter(self, name)))
-            self._handles.append(module.register_forward_hook(_Leave(self)))
-        insert_mode(self, 0)
-
-    def stop(self) -> None:
-        """The batch is over. Harmless when it was over before."""
-        if self._running and self._above is None:
-            remove_mode(self)
-        self._running, self._above = False, None
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self.forget_callers()
-
-    def close(self) -> None:
-        """Let the model go."""
-        self._callers.clear()
-        self._bottom = _Frame("", nn.Identity())
-        self._stack = [self._bottom]
-
-    def forget_callers(self) -> None:
-        """No module's forward runs: recomputation in backward is broken off where it has what it needs."""
-        del self._stack[1:]
-
-    def enter_module(self, name: str, module: nn.Module) -> None:
-        """A module's forward starts."""
-        self._stack.append(_Frame(name, module))
-        if not module.training and isinstance(module, FUSED) and self._above is None:
-            self._above = remove_mode(self)
-
-    def leave_module(self, module: nn.Module) -> None:
-        """A module's forward ends; with it those that it called and that raised."""
-        while len(self._stack) > 1 and self._stack.pop().module is not module:
-            pass
-        if self._above is not None and not any(_is_fused(frame.module) for frame in self._stack[1:]):
-            above, self._above = self._above, None
-            insert_mode(self, above)
+        self._show = show
 
     @override
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if torch.compiler.is_compiling():  # a function of the user's own: its graph stays as it is
-            return function(*args, **(kwargs or {}))
-        known = _FUNCTIONS.get(function)
-        if known is None:
-            if function is F.multi_head_attention_forward:
-                with self._inside_multi_head_attention():
-                    return function(*args, **(kwargs or {}))
-            return function(*args, **(kwargs or {}))
-        output = function(*args, **(kwargs or {}))
-        self._seen(known, args, kwargs or {}, output)
-        return output
+            return function(*args, **kwargs)
+        if function in KNOWN:
+            output = function(*args, **kwargs)
+            self._show(function, args, kwargs, output)
+            return output
+        if function is F.multi_head_attention_forward:
+            with _INSIDE.shown_to(self._show):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    def _seen(self, known: tuple[str, tuple[str, ...]], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        function, names = known
-        frame = self._stack[-1]
+
+class CallObserver:
+    """Hands the calls of some functions to a recorder, each with the module that makes it.
+
+    Calls are seen in the thread that starts a batch.
+
+    Args:
+        root: The model.
+        record: Called with each call, without gradients and outside of the mode and of autocast. It must not raise.
+        wanted: Whether calls of a function, by its name, are to be recorded now.
+
+    Attributes:
+        callers: The modules that may call functions, by name.
+        compiled: Those of them that call a function under ``torch.compile``, with an empty name for the model's own steps. They are
+            passed over: the function would be compiled once with the mode and once without.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        record: Callable[[FunctionCall], None],
+        wanted: Callable[[str], bool],
+    ) -> None:
+        self._root, self._record, self._wanted = root, record, wanted
+        self._mode = _Mode(self._shown)
+        self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
+        self.compiled = modules_with_compiled_calls({"": root, **self.callers})
+        self._plans: dict[frozenset[str] | None, list[tuple[str, nn.Module, bool]]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._frames: list[_Frame] = []
+        self._seen_in: frozenset[str] | None = frozenset()
+        self._thread = 0
+        self._on = False
+
+    def start(self, seen_in: Collection[str] | None = None) -> None:
+        """A batch starts.
+
+        Args:
+            seen_in: The names of the modules whose calls are seen, an empty one for the model's own; None for all.
+        """
+        self.stop()
+        self._thread, self._seen_in = threading.get_ident(), None if seen_in is None else frozenset(seen_in)
+        if self._seen_in not in self._plans:
+            self._plans = {self._seen_in: self._plan()}  # of the last batch: most are like it
+        for name, module, sees in self._plans[self._seen_in]:
+            self._handles.append(module.register_forward_pre_hook(_Enter(self, name, sees)))
+            self._handles.append(module.register_forward_hook(_Leave(self), always_call=True))
+
+    def _plan(self) -> list[tuple[str, nn.Module, bool]]:
+        """The modules that are hooked in this batch, and whether their calls are seen."""
+        found = []
+        for name, module in self.callers.items():
+            outer = next((outer for outer in outwards(name)[1:] if not outer or outer in self.callers), "")
+            # A module whose calls are not seen takes the mode away, where the module around it has put it there.
+            if self._sees(name) or self._sees(outer):
+                found.append((name, module, self._sees(name)))
+        return found
+
+    def _sees(self, name: str) -> bool:
+        return (self._seen_in is None or name in self._seen_in) and name not in self.compiled
+
+    def stop(self) -> None:
+        """The batch is over. Harmless when it was over before."""
+        self._switch(False)
+        self._thread = 0
+        self._frames.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def close(self) -> None:
+        """Let the model go."""
+        self.callers.clear()
+        self._plans.clear()
+        self._root = nn.Identity()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Within this block the loop calls ``training_step``: the model's own calls are seen."""
+        self.enter("", self._root, self._sees(""))
+        try:
+            yield
+        finally:
+            self.leave(self._root)
+
+    def pause(self) -> None:
+        """Backward or the optimizer starts, within ``training_step`` perhaps: no call is seen before the next forward is over."""
+        if threading.get_ident() == self._thread:
+            self._switch(False)
+
+    def enter(self, name: str, module: nn.Module, sees: bool) -> None:
+        """A module's forward starts."""
+        if not self._follows():
+            return
+        below = torch._C._len_torch_function_stack() - self._on
+        fused = is_fused(module) or bool(self._frames and self._frames[-1].fused)
+        self._frames.append(_Frame(name, module, sees and not fused, fused, below))
+        self._switch(self._frames[-1].sees)
+
+    def leave(self, module: nn.Module) -> None:
+        """A module's forward has returned or raised."""
+        if self._follows() and any(frame.module is module for frame in self._frames):
+            while self._frames.pop().module is not module:
+                pass
+            self._switch(bool(self._frames) and self._frames[-1].sees)
+
+    def _follows(self) -> bool:
+        """Whether what runs is a forward of the batch: in its thread, and no recomputation in backward."""
+        return threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+
+    def _switch(self, on: bool) -> None:
+        """Put the mode onto the stack of modes, at its place in the frame under way, or take it away."""
+        if on is not self._on:
+            self._on = on
+            if on:
+                insert_mode(self._mode, self._frames[-1].below)
+            else:
+                remove_mode(self._mode)
+
+    def _shown(self, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._frames:
+            return
+        function, names = KNOWN[called]
+        frame = self._frames[-1]
         number = min(frame.calls[function], MOST_CALLS - 1)
         frame.calls[function] += 1
         if not self._wanted(function):
             return
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         prefix = f"{frame.name}/" if frame.name else ""
         name = f"{prefix}{function}_{number}" if number else f"{prefix}{function}"
-        call = FunctionCall(name, function, frame.name, frame.module, arguments, output)
-        device = output.device.type if isinstance(output, Tensor) else "cpu"
-        with torch.no_grad(), torch.autocast(device, enabled=False):
-            self._record(call)
-
-    @contextmanager
-    def _inside_multi_head_attention(self) -> Iterator[None]:
-        """Within ``multi_head_attention_forward``, which is called outside of the mode: see what it calls in its own module."""
-        originals = {name: getattr(F, name) for name in ("scaled_dot_product_attention", "softmax")}
-
-        def seeing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                output = original(*args, **kwargs)
-                self._seen(_FUNCTIONS[original], args, kwargs, output)
-                return output
-
-            return call
-
-        for name, original in originals.items():
-            setattr(F, name, seeing(original))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(F, name, original)
+        call = FunctionCall(name, function, frame.name, frame.module, {**dict(zip(names, args, strict=False)), **kwargs}, output)
+        kind = output.device.type if isinstance(output, Tensor) else "cpu"
+        if kind == "meta":  # there are no values
+            return
+        with torch.no_grad():
+            if torch.is_autocast_enabled(kind):
+                with torch.autocast(kind, enabled=False):
+                    self._record(call)
+            else:
+                self._record(call)
 
 
 class _Enter(Listener):
     """Forward pre-hook of a module that may call functions."""
 
-    __slots__ = ("mode", "name")
+    __slots__ = ("calls", "name", "sees")
 
-    def __init__(self, mode: FunctionMode, name: str) -> None:
-        self.mode, self.name = mode, name
+    def __init__(self, calls: CallObserver, name: str, sees: bool) -> None:
+        self.calls, self.name, self.sees = calls, name, sees
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not torch.compiler.is_compiling():
-            self.mode.enter_module(self.name, module)
+            self.calls.enter(self.name, module, self.sees)
 
 
 class _Leave(Listener):
-    """Forward hook of a module that may call functions."""
+    """Forward hook of a module that may call functions, which is called also when the forward raises."""
 
-    __slots__ = ("mode",)
+    __slots__ = ("calls",)
 
-    def __init__(self, mode: FunctionMode) -> None:
-        self.mode = mode
+    def __init__(self, calls: CallObserver) -> None:
+        self.calls = calls
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.mode.leave_module(module)
-
-
-def may_call(module: nn.Module) -> bool:
-    """Whether a module's forward may call one of the functions: layers of torch.nn mostly do not."""
-    if isinstance(module, _CALLING_LAYERS):
-        return True
-    own = not type(module).__module__.startswith("torch.nn.") or any(True for _ in module.children())
-    return own and can_be_called(module)
-
-
-def is_calling_layer(module: nn.Module) -> bool:
-    """Whether a module is a layer of torch.nn whose own output is what the function that it calls returns."""
-    return isinstance(module, _CALLING_LAYERS) and not isinstance(module, (nn.MultiheadAttention, *_LOSSES))
-
-
-def _is_fused(module: nn.Module) -> bool:
-    return isinstance(module, FUSED) and not module.training
-
-
-def remove_mode(mode: TorchFunctionMode) -> int:
-    """Take a mode from the stack of modes, wherever in it it is; return how many are above it."""
-    above = _popped(mode)
-    for other in reversed(above):
-        _push(other)
-    return len(above)
-
-
-def insert_mode(mode: TorchFunctionMode, below: int) -> None:
-    """Put a mode onto the stack of modes, with so many above it."""
-    above = [_pop() for _ in range(min(below, _depth()))]
-    for other in (mode, *reversed(above)):
-        _push(other)
-
-
-def _popped(mode: TorchFunctionMode) -> list[TorchFunctionMode]:
-    """Take a mode and those above it from the stack; return these, top first."""
-    above: list[TorchFunctionMode] = []
-    while _depth() and (top := _pop()) is not mode:
-        above.append(top)
-    return above
-
-
-# A mode has to leave before those that were entered after it, which has no public name.
-
-
-def _push(mode: TorchFunctionMode) -> None:
-    torch.overrides._push_mode(mode)  # type: ignore[no-untyped-call]
-
-
-def _pop() -> TorchFunctionMode:
-    return torch.overrides._pop_mode()  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _depth() -> int:
-    return torch._C._len_torch_function_stack()
+            self.calls.leave(module)

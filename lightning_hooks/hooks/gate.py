@@ -49,6 +49,32 @@ class Gate:
         _UNDER_WAY.pop(id(self), None)
 
 
+class DetailGate:
+    """Open where a gate is, in the batches in which costly statistics are taken too.
+
+    Args:
+        gate: The gate.
+
+    Attributes:
+        detailed: Whether the batch under way is such a one.
+    """
+
+    __slots__ = ("_gate", "detailed")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self.detailed = gate, False
+
+    @property
+    def open(self) -> bool:
+        """Whether hooks record now."""
+        return self.detailed and self._gate.open
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the batch under way is recorded in detail."""
+        return self.detailed and self._gate.sampled
+
+
 _UNDER_WAY: dict[int, Gate] = {}
 """The gates of the batches under way."""
 

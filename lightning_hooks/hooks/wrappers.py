@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.gate import Gate
 from lightning_hooks.hooks.listener import NO_SCRIPT, Listener, no_hook
+from lightning_hooks.hooks.modes import in_modes, outside_modes
 from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
 
 Hook = Callable[..., Any]
@@ -136,12 +137,14 @@ class guarded:  # noqa: N801
         passes: Errors that are meant for the training and go through.
         when: Run only while this gate is open, as :class:`sampled` does; in one call, since a hook's cost is mostly calls.
         meter: What the hook takes is added to it.
+        observes: Whether the hook runs outside of all torch-function and dispatch modes, as every :class:`.Recorder` does; what it
+            computes is then not seen by a mode of the user's, and not slowed down.
 
     Attributes:
         error: The error that switched the hook off, or None.
     """
 
-    __slots__ = ("__weakref__", "error", "hook", "meter", "number", "on_fault", "passes", "site", "when")
+    __slots__ = ("__weakref__", "error", "hook", "meter", "number", "observes", "on_fault", "passes", "site", "when")
 
     def __init__(
         self,
@@ -151,10 +154,12 @@ class guarded:  # noqa: N801
         passes: tuple[type[Exception], ...] = (),
         when: Gate | None = None,
         meter: Meter | None = None,
+        observes: bool = False,
     ) -> None:
         self.hook, self.site, self.on_fault, self.passes = _callable(hook), site, on_fault, passes
         self.when, self.meter = when, meter
         self.error: Exception | None = None
+        self.observes = observes or isinstance(hook, Recorder)
         self.number = register(self) if IN_GRAPHS and isinstance(hook, Recorder) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +173,11 @@ class guarded:  # noqa: N801
             return None
         begin = 0.0 if meter is None else time.perf_counter()
         try:
-            result = hook(*args, **kwargs)
+            if self.observes and in_modes():
+                with outside_modes():
+                    result = hook(*args, **kwargs)
+            else:
+                result = hook(*args, **kwargs)
             if meter is not None:
                 meter.seconds += time.perf_counter() - begin
             return result

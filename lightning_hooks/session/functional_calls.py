@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.hooks import Gate, guarded
-from lightning_hooks.hooks.functional import FunctionCall, FunctionMode, is_calling_layer
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks import DetailGate, Gate, guarded
+from lightning_hooks.hooks.functional import CallObserver, FunctionCall
+from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.statistics.reduction import Stretch, all_ranks, largest
@@ -23,6 +26,11 @@ from lightning_hooks.statistics.rows import row_dtype
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
 
+FIRST_FULL = 3
+"""Sampled batches of a run, the first ones, in which the calls of all modules are seen."""
+FULL_EVERY = 10
+"""After them every so many sampled batches; in those between, only the calls of modules that are known to call a function."""
+
 
 @dataclass(slots=True, eq=False)
 class _Subscriber:
@@ -30,16 +38,18 @@ class _Subscriber:
 
     owner: object
     functions: frozenset[str]
-    gate: Gate
+    gate: Gate | DetailGate
     new: Callable[[str], guarded]
     layers: bool
+    in_validation: bool
     of_sites: dict[int, guarded] = field(default_factory=dict)
 
-    def wants(self, function: str) -> bool:
-        return self.gate.open and function in self.functions
+    def wants(self, function: str, in_validation: bool) -> bool:
+        now = in_validation if self.in_validation else self.gate.open
+        return now and function in self.functions
 
-    def wants_of(self, call: FunctionCall) -> bool:
-        return self.wants(call.function) and (self.layers or not is_calling_layer(call.module))
+    def wants_of(self, call: FunctionCall, in_validation: bool) -> bool:
+        return self.wants(call.function, in_validation) and (self.layers or not is_calling_layer(call.module))
 
     def take(self, call: FunctionalCall) -> None:
         recorder = self.of_sites.get(call.site.index)
@@ -65,25 +75,37 @@ class FunctionalCalls:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.sites: list[FunctionalSite] = []
-        self._mode = FunctionMode(host.model, self._record, self._is_wanted)
-        self.capacity = SPARE_SITES + sum(map(_most_sites, self._mode.callers))
+        self._observer = CallObserver(host.model, guarded(self._record, on_fault=_failed), self._is_wanted)
+        self.capacity = SPARE_SITES + sum(map(_most_sites, self._observer.callers.values()))
         self._among = all_ranks()
         self._subscribers: list[_Subscriber] = []
         self._numbers: dict[str, int] = {}
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._agreed = self._among is None
-        self._running = self._explained = False
+        self._running = self._in_validation = self._explained = False
         self._changed: bool | None = None  # numbers, since collectors were notified
+        self._batches = 0  # sampled ones
+        self._parameters = list(host.model.parameters())
+        self._state: list[bool | None] = []
 
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
         regions = compiled_regions(self._host.model)
-        if regions and not self._explained:
+        if not self._explained and (regions or self._observer.compiled):
             self._explained = True
-            self._host.info(compiled_message(type(self._host.model).__name__, regions))
+            name = type(self._host.model).__name__
+            self._host.info(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
         return not regions
 
-    def add(self, owner: object, functions: Sequence[str], gate: Gate, new: Callable[[str], guarded], layers: bool = False) -> None:
+    def add(
+        self,
+        owner: object,
+        functions: Sequence[str],
+        gate: Gate | DetailGate,
+        new: Callable[[str], guarded],
+        layers: bool = False,
+        in_validation: bool = False,
+    ) -> None:
         """Record each call of some functions while a gate is open.
 
         Args:
@@ -92,8 +114,9 @@ class FunctionalCalls:
             gate: When.
             new: Makes the recorder of a site, by its name.
             layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
+            in_validation: Those of the first batch of each validation instead, at sites that are known from training.
         """
-        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers))
+        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation))
 
     def release(self, owner: object) -> None:
         """Remove the recorders of one owner."""
@@ -105,37 +128,66 @@ class FunctionalCalls:
         """A training batch starts: record where somebody samples it."""
         self._running = any(subscriber.gate.sampled for subscriber in self._subscribers)
         if self._running:
-            self._mode.start()
+            self._observer.start(None if self._is_full() else self._callers())
 
-    def after_backward(self) -> None:
-        """Backward is done."""
-        self._mode.forget_callers()
+    def _is_full(self) -> bool:
+        """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
+        before, self._state = self._state, [module.__dict__.get("training") for module in self._observer.callers.values()]
+        self._state += [parameter.requires_grad for parameter in self._parameters]
+        self._batches += 1
+        return self._batches <= FIRST_FULL or self._batches % FULL_EVERY == 0 or self._state != before
+
+    def _callers(self) -> set[str]:
+        """The modules that are known to call, on any rank, a function that somebody records in this batch."""
+        wanted = {name for subscriber in self._subscribers if subscriber.gate.sampled for name in subscriber.functions}
+        return {site.module for site in (*self.sites, *self._waiting.values()) if site.function in wanted}
+
+    def step(self) -> AbstractContextManager[None]:
+        """A block in which the loop calls ``training_step`` or ``validation_step``."""
+        return self._observer.step()
+
+    def pause(self) -> None:
+        """Backward or an optimizer's step starts: no call is seen before the next forward."""
+        self._observer.pause()
+
+    def validation_batch(self, index: int) -> None:
+        """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""
+        wanted = {name for subscriber in self._subscribers if subscriber.in_validation for name in subscriber.functions}
+        callers = {site.module for site in self.sites if site.function in wanted}
+        modules = self._observer.callers
+        callers = {name for name in callers if not (name in modules and _calls_for_itself(modules[name]))}
+        self._in_validation = bool(callers) and index == 0
+        if self._in_validation:
+            self._observer.start(callers)
+        else:
+            self._observer.stop()
 
     def batch_end(self, collectors: Iterable[Collector[Any]]) -> None:
         """The batch has ended: after the first sampled one ranks number its sites alike."""
         running, self._running = self._running, False
-        self._mode.stop()
+        self._observer.stop()
         if running and not self._agreed:
             self._agree()
             self.notify(collectors)
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
-        self._running = False
-        self._mode.stop()
+        self._running = self._in_validation = False
+        self._observer.stop()
 
     def close(self) -> None:
         """The run is over: a report may still ask for the sites, and the model is let go."""
         self.stop()
         self._subscribers = []
-        self._mode.close()
+        self._observer.close()
+        self._parameters.clear()
         del self._host
 
     def _is_wanted(self, function: str) -> bool:
-        return any(subscriber.wants(function) for subscriber in self._subscribers)
+        return any(subscriber.wants(function, self._in_validation) for subscriber in self._subscribers)
 
     def _record(self, call: FunctionCall) -> None:
-        takers = [subscriber for subscriber in self._subscribers if subscriber.wants_of(call)]
+        takers = [subscriber for subscriber in self._subscribers if subscriber.wants_of(call, self._in_validation)]
         site = self._site_of(call) if takers else None
         if site is not None:
             seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
@@ -147,6 +199,8 @@ class FunctionalCalls:
         number = self._numbers.get(call.name)
         if number is not None:
             return self.sites[number]
+        if self._in_validation:
+            return None
         site = FunctionalSite(len(self.sites), call.name, call.function, call.caller)
         if self._agreed and self._among is not None:
             self._waiting.setdefault(call.name, site)
@@ -212,6 +266,24 @@ def _most_sites(module: nn.Module) -> int:
     if is_calling_layer(module):
         return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout))
     return SITES_PER_CALLER
+
+
+def _calls_for_itself(module: nn.Module) -> bool:
+    """Whether what a module does in validation follows from its mode, or must not be disturbed."""
+    return is_calling_layer(module) or isinstance(module, FUSED)
+
+
+def _failed(_: str, error: Exception) -> None:
+    warn(f"Calls of functions are recorded no more: {type(error).__name__}: {error}. Training is not affected. Please report this.")
+
+
+def compiled_calls_message(model: str, modules: Sequence[str]) -> str:
+    """Why calls are not recorded in modules that call compiled functions, of the names of the modules."""
+    named = ", ".join(module or f"the steps of {model}" for module in modules[:3]) + ", …" * (len(modules) > 3)
+    return (
+        f"lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded in {named}: "
+        "functions under torch.compile are called there, which would be compiled once more for the batches that are sampled."
+    )
 
 
 def compiled_message(model: str, regions: Sequence[str]) -> str:

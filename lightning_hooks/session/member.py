@@ -14,7 +14,7 @@ from lightning_hooks.alerts import Alert, RuleBook
 from lightning_hooks.collectors.checks import Early, checked
 from lightning_hooks.collectors.collector import Collector, Context
 from lightning_hooks.collectors.warn import warn_of_faults, warn_of_tracing
-from lightning_hooks.hooks import Faults
+from lightning_hooks.hooks import DetailGate, Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.session.alerting import Alerting, check_sites
@@ -28,6 +28,9 @@ from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.unfinished import load_window, save_window
 from lightning_hooks.session.windows import Windows, window_length
 from lightning_hooks.statistics.histograms import Histogram
+
+DETAILED = 8
+"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them those of each eighth."""
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
 
@@ -62,6 +65,7 @@ class Member(MemberContext):
         self.publishing = Publishing(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
+        self.details = DetailGate(self.gate)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
         self.windows = Windows()
@@ -143,6 +147,7 @@ class Member(MemberContext):
         self.batches += 1
         self.batch = batch_idx
         self.sampled_batches += self.gate.sampled
+        self.details.detailed = self.sampled_batches <= DETAILED or self.sampled_batches % DETAILED == 0
         self.live.batch_start(batch)
 
     def batch_end(self, outputs: Any = None) -> None:
@@ -269,4 +274,4 @@ class Member(MemberContext):
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
-        return {**vars(self), "session": None, "collector": None, "sampling": sampling}
+        return {**vars(self), "session": None, "collector": None, "sampling": sampling, "details": DetailGate(sampling.gate)}

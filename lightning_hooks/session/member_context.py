@@ -14,7 +14,7 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.hooks import Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -54,6 +54,7 @@ class MemberContext:
     session: Parts | None
     collector: Collector[Any] | None
     sampling: Sampling
+    details: DetailGate
     alerting: Alerting
     publishing: Publishing
     faults: Faults
@@ -117,16 +118,24 @@ class MemberContext:
         """Whether the user selects the calls at a site, which ``module`` makes."""
         return selects_call(self.settings.modules, site.name, site.module, module)
 
-    def on_call(self, functions: Sequence[str], recorder: Callable[[FunctionalCall], None], layers: bool = False) -> None:
+    def on_call(
+        self,
+        functions: Sequence[str],
+        recorder: Callable[[FunctionalCall], None],
+        layers: bool = False,
+        in_validation: bool = False,
+        detailed: bool = True,
+    ) -> None:
         """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
         calls = self.functional
         if calls is not None:
-            new = partial(guarded, recorder, on_fault=self.faults, meter=self.meter)
-            calls.add(self, functions, self.gate, lambda site: new(site=site), layers)
+            new = partial(guarded, recorder, on_fault=self.faults, meter=self.meter, observes=True)
+            gate = self.details if detailed else self.gate
+            calls.add(self, functions, gate, lambda site: new(site=site), layers, in_validation)
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
-        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter)
+        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter, observes=True)
 
     def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
         """Make the table of the histograms that the user asks for; None for none."""

@@ -29,7 +29,7 @@ class SharedHook(Listener):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Hand the output to each recorder."""
-        if torch.compiler.is_compiling() or self.gate.open:
+        if self.gate.open or torch.compiler.is_compiling():
             for recorder in self.recorders:
                 recorder(module, args, output)
 

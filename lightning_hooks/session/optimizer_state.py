@@ -91,8 +91,9 @@ class OptimizerState:
         indices: list[int] = []
         missing: list[int] = []
         for index, parameter in members:
-            if parameter.grad is not None:
-                if not is_freed(parameter.grad):  # where it was freed before the step there is a gradient, and nothing to read
+            gradient = parameter.grad
+            if gradient is not None:
+                if not is_freed(gradient):  # where it was freed before the step there is a gradient, and nothing to read
                     indices.append(index)
                     present.append(parameter)
             elif parameter.requires_grad:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,13 @@ class Session:
         self.hooks.gate.start(any(member.gate.sampled for member in self.members))
         self.calls.start()
 
+    def step(self) -> AbstractContextManager[None]:
+        """A block in which the loop calls ``training_step`` or ``validation_step``."""
+        return self.calls.step()
+
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
+        self.calls.pause()
         for member in self.members:
             if not member.live.records_recomputation:
                 member.gate.pause()
@@ -128,12 +133,12 @@ class Session:
             for member in self.members:
                 member.gate.resume()
         self.probe.after_backward()
-        self.calls.after_backward()
         for member in self.members:
             member.live.after_backward()
 
     def before_optimizer_step(self, optimizer: Any) -> Step | None:
         """Gradients are unscaled and not yet clipped; return the step under way, for who changes them."""
+        self.calls.pause()
         self.probe.before_optimizer_step(optimizer)
         return self.probe.current(optimizer)
 
@@ -168,11 +173,13 @@ class Session:
 
     def validation_batch(self, batch: Any, index: int) -> None:
         """A validation batch of the first loader starts."""
+        self.calls.validation_batch(index)
         for member in self.members:
             member.live.validation_batch(batch, index)
 
     def validation_end(self) -> None:
         """A validation ends, and its metrics are known."""
+        self.calls.stop()
         for member in self.members:
             member.live.validation_end()
 

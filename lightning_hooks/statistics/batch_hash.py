@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import islice
 from typing import Any
 
@@ -54,7 +55,7 @@ def _hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
     total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)
     alone = [torch.zeros_like(first)] * MOST_TENSORS
     for place, (tensor, bits) in enumerate(tensors):
-        mixed = bits * (torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * _ODD)
+        mixed = bits * _odd_numbers(bits.numel(), bits.device)
         mixed = ((mixed ^ (mixed >> 29)) * _MIX).sum()
         total = total * _STEP + mixed
         varies = varies | (bits != bits[0]).any()
@@ -62,6 +63,11 @@ def _hashes(batch: Any) -> tuple[Tensor, Tensor] | None:
             different = (bits.sort().values.diff() != 0).sum() + 1
             alone[place] = torch.where(different >= VARIED, mixed, 0)
     return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
+
+
+@functools.lru_cache(maxsize=32)
+def _odd_numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(1, 2 * count, 2, device=device) * _ODD
 
 
 def _sample(tensor: Tensor) -> Tensor:

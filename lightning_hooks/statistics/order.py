@@ -34,10 +34,18 @@ class FirstCalls(dict[int, None]):
     def __init__(self, *sites: Mapping[int, None]) -> None:
         super().__init__(*sites)
         self._furthest = -1  # the site; none yet
+        self._furthest_place = -1
         self._places: dict[int, int] = {}
 
     def add(self, site: int) -> None:
         """A site is called."""
+        place = self._places.get(site)
+        if place is None or len(self._places) != len(self):
+            self._insert(site)
+        elif not place or place > self._furthest_place:  # the first one, or one further on
+            self._furthest, self._furthest_place = site, place
+
+    def _insert(self, site: int) -> None:
         if len(self._places) != len(self):
             self._places = {known: place for place, known in enumerate(self)}
         place, furthest = self._places.get(site), self._places.get(self._furthest, len(self))
@@ -50,6 +58,7 @@ class FirstCalls(dict[int, None]):
             self._places.update((later, self._places[site] + number) for number, later in enumerate(after, start=1))
         if not place or place > furthest:  # a new one, the first one, or one further on
             self._furthest = site
+        self._furthest_place = self._places.get(self._furthest, len(self))
 
 
 def positions(called: Iterable[int], n_sites: int, like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.hooks.functional import FUNCTIONS, MOST_CALLS, FunctionCall, FunctionMode
+from lightning_hooks.hooks.exchange import Exchange
+from lightning_hooks.hooks.functional import MOST_CALLS, CallObserver, FunctionCall
+from lightning_hooks.hooks.functions import FUNCTIONS
 from tests.support.models import hook_counts
 
 
@@ -47,12 +51,13 @@ class Net(nn.Module):
 
 def seen(root: nn.Module, run: Callable[[], Any], wanted: Callable[[str], bool] = lambda _: True) -> list[FunctionCall]:
     calls: list[FunctionCall] = []
-    mode = FunctionMode(root, calls.append, wanted)
-    mode.start()
+    observer = CallObserver(root, calls.append, wanted)
+    observer.start()
     try:
-        run()
+        with observer.step():
+            run()
     finally:
-        mode.stop()
+        observer.stop()
     assert torch._C._len_torch_function_stack() == 0
     return calls
 
@@ -169,26 +174,158 @@ class Counting(TorchFunctionMode):
 def test_modes_of_others_keep_their_places() -> None:
     teacher = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     calls: list[FunctionCall] = []
-    mode = FunctionMode(nn.ModuleDict({"teacher": teacher}), calls.append, lambda _: True)
+    observer = CallObserver(nn.ModuleDict({"teacher": teacher}), calls.append, lambda _: True)
     with Counting() as outer:
-        mode.start()
-        with Counting() as inner, torch.no_grad():
+        observer.start()
+        with observer.step(), Counting() as inner, torch.no_grad():
             teacher(torch.randn(2, 5, 8))
             count = inner.calls
             F.relu(torch.ones(1))
             assert inner.calls > count
-        mode.stop()
+        observer.stop()
         count = outer.calls
         torch.ones(1).tanh()
         assert outer.calls == count + 2
     assert torch._C._len_torch_function_stack() == 0
     assert "relu" in [call.name for call in calls]
-    mode.start()
-    with Counting() as late:
-        mode.stop()  # in the middle of somebody's block
+    observer.start()
+    with Counting() as late, observer.step():
+        observer.stop()  # in the middle of somebody's block
         torch.ones(1).tanh()
         assert late.calls >= 2
     assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("pause", [True, False], ids=["backward", "a module"])
+def test_a_block_of_the_users_around_what_takes_the_mode_away(pause: bool) -> None:
+    net, calls = nn.ModuleDict({"block": Block()}), []
+    observer = CallObserver(net, calls.append, lambda _: True)
+    observer.start({""})
+    depths = []
+    with observer.step():
+        with Counting() as own:  # entered after the mode, and left before it
+            net["block"](torch.randn(1, 5, 8))
+            if pause:
+                observer.pause()
+                net["block"](torch.randn(1, 5, 8))
+            depths.append(torch._C._len_torch_function_stack())
+            assert own.calls
+        torch.ones(1).tanh()
+        depths.append(torch._C._len_torch_function_stack())
+    assert depths == [2, 1]
+    observer.stop()
+    assert [call.name for call in calls] == ["tanh"]  # the block's own calls are not wanted, and no one else's
+
+
+def test_only_modules_that_are_named_have_the_mode() -> None:
+    net, calls = Net(), []
+    observer = CallObserver(net, calls.append, lambda _: True)
+    observer.start({"blocks.1.attn"})
+    depths: list[int] = []
+    handles = [
+        module.register_forward_pre_hook(lambda *_: depths.append(torch._C._len_torch_function_stack())) for module in net.modules()
+    ]
+    with observer.step():
+        net(torch.randn(1, 5, 8))
+    observer.stop()
+    for handle in handles:
+        handle.remove()
+    assert [call.name for call in calls] == ["blocks.1.attn/sdpa"]
+    assert (depths.count(1), max(depths)) == (2, 1)  # the attention and the layer in it, of all modules
+    assert not any(hook_counts(net).values())
+
+
+def test_backward_and_recomputation_are_not_seen() -> None:
+    block, x, calls, depths = Block(), torch.randn(2, 5, 8), [], []
+    observer = CallObserver(nn.ModuleDict({"block": block}), calls.append, lambda _: True)
+    block.norm.register_forward_hook(lambda *_: depths.append(torch._C._len_torch_function_stack()))
+    observer.start()
+    with observer.step():
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    observer.stop()
+    names = [call.name for call in calls]
+    assert names == ["block.norm/layer_norm", "block.attn/sdpa", "block/relu", "block.act/relu", "block/relu_1", "block/dropout"]
+    assert depths == [1, 0]
+
+
+def test_other_threads_are_not_seen_and_see_nothing() -> None:
+    net, attention, x = Net(), nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    root, calls, own = nn.ModuleDict({"net": net, "attn": attention}), [], F.scaled_dot_product_attention
+    observer = CallObserver(root, calls.append, lambda _: True)
+    observer.start()
+    with ThreadPoolExecutor(1) as pool, observer.step():
+        pool.submit(net, x).result()
+        pool.submit(lambda: attention(x, x, x, need_weights=False)).result()
+        assert pool.submit(torch._C._len_torch_function_stack).result() == 0
+    observer.stop()
+    assert not calls
+    assert F.scaled_dot_product_attention is own
+
+
+def test_an_attention_that_was_replaced_is_called_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, x, used = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8), []
+    own = F.scaled_dot_product_attention
+
+    def other(*args: Any, **kwargs: Any) -> Tensor:
+        used.append(1)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", other)
+    calls = seen(nn.ModuleDict({"attn": attention}), lambda: attention(x, x, x, need_weights=False))
+    assert [call.name for call in calls] == ["attn/sdpa"]
+    assert used
+    assert F.scaled_dot_product_attention is other
+
+    outer: list[Any] = []
+    show = Exchange({"softmax": F.softmax}).shown_to
+    with show(lambda *call: outer.append(call)):
+        with show(lambda *call: calls.append(call)):
+            F.softmax(x, -1)
+        F.softmax(x, -1)
+    assert len(outer) == 1
+
+
+def test_values_that_are_not_there_are_passed_over() -> None:
+    calls = seen(nn.Identity(), lambda: [F.relu(torch.empty(3, device="meta")), F.relu(torch.ones(1))])
+    assert [call.output.device.type for call in calls] == ["cpu"]
+
+
+@torch.compile(backend="eager")
+def smooth(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+def through_another(x: Tensor) -> Tensor:
+    return smooth(x) + 1
+
+
+class CallsCompiled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(through_another(x))
+
+
+class HoldsCompiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = torch.compile(torch.tanh, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) + next(F.relu(part) for part in (x, x))
+
+
+def test_modules_that_call_compiled_functions_are_passed_over() -> None:
+    class Disabled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(torch._dynamo.disable(torch.tanh)(x))
+
+    root = nn.ModuleDict({"one": CallsCompiled(), "two": HoldsCompiled(), "three": Disabled(), "four": Block()})
+    observer = CallObserver(root, lambda _: None, lambda _: True)
+    assert observer.compiled == ["one", "two"]
+    x = torch.randn(3)
+    assert [call.name for call in seen(root, lambda: [root[name](x) for name in ("one", "two", "three")])] == [
+        "three/tanh",
+        "three/relu",
+    ]
 
 
 class Raises(nn.Module):
@@ -231,9 +368,9 @@ def test_recorders_run_without_gradients_mode_and_autocast() -> None:
     def record(call: FunctionCall) -> None:
         states.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch._C._len_torch_function_stack()))
 
-    mode = FunctionMode(nn.Identity(), record, lambda _: True)
-    mode.start()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    observer = CallObserver(nn.Identity(), record, lambda _: True)
+    observer.start()
+    with observer.step(), torch.autocast("cpu", dtype=torch.bfloat16):
         F.relu(torch.ones(2, requires_grad=True))
-    mode.stop()
+    observer.stop()
     assert states == [(False, False, 0)]

@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from lightning_hooks.alerts import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.collectors.outputs import COMPARED_BATCHES
-from lightning_hooks.hooks.evaluation import EvaluationMode
 from tests.statistics import test_outputs, test_representation
 from tests.support.models import Classifier, loader, trainer
 from tests.support.reference import same_state
@@ -281,32 +279,6 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(x).mean(1))
-
-
-def test_the_mode_leaves_those_of_others_in_place() -> None:
-    class Other(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
-    found: list[Any] = []
-    net = Odd().eval()
-    mode = EvaluationMode(net, lambda *call: found.append(call))
-    mode.start()
-    mode.start()
-    with Other():
-        mode.stop()
-        mode.stop()
-        net(torch.randn(4, 8))
-    assert torch._C._len_torch_function_stack() == 0
-    assert not found
-    mode.start()
-    net(torch.randn(4, 8))
-    F.dropout(torch.ones(3), 0.5)  # of no module
-    mode.stop()
-    assert [(name, module is net, function, p) for name, module, function, p in found] == [
-        ("", True, "dropout", 0.25),
-        ("", True, "sdpa", 0.2),
-    ]
 
 
 @pytest.mark.parametrize(

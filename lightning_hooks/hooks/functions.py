@@ -1,0 +1,107 @@
+"""The functions whose calls are observed, and the modules that may call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.selection import can_be_called
+
+ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+_BETWEEN_NUMBERS = ("input", "target", "size_average", "reduce", "reduction")
+
+KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
+    F.scaled_dot_product_attention: ("sdpa", ATTENTION),
+    F.softmax: ("softmax", ("input", "dim")),
+    torch.softmax: ("softmax", ("input", "dim")),
+    Tensor.softmax: ("softmax", ("input", "dim")),
+    F.log_softmax: ("log_softmax", ("input", "dim")),
+    torch.log_softmax: ("log_softmax", ("input", "dim")),
+    Tensor.log_softmax: ("log_softmax", ("input", "dim")),
+    F.relu: ("relu", ("input", "inplace")),
+    F.gelu: ("gelu", ("input",)),
+    F.silu: ("silu", ("input", "inplace")),
+    F.layer_norm: ("layer_norm", ("input", "normalized_shape", "weight", "bias", "eps")),
+    torch.layer_norm: ("layer_norm", ("input", "normalized_shape", "weight", "bias", "eps")),
+    F.rms_norm: ("rms_norm", ("input", "normalized_shape", "weight", "eps")),
+    torch.rms_norm: ("rms_norm", ("input", "normalized_shape", "weight", "eps")),
+    F.dropout: ("dropout", ("input", "p", "training", "inplace")),
+    torch.dropout: ("dropout", ("input", "p", "train")),
+    F.cross_entropy: ("cross_entropy", _LOSS),
+    F.nll_loss: ("nll_loss", _LOSS[:-1]),
+    F.mse_loss: ("mse_loss", _BETWEEN_NUMBERS),
+    F.l1_loss: ("l1_loss", _BETWEEN_NUMBERS),
+    F.smooth_l1_loss: ("smooth_l1_loss", _BETWEEN_NUMBERS),
+    F.huber_loss: ("huber_loss", ("input", "target", "reduction")),
+    F.binary_cross_entropy: ("binary_cross_entropy", ("input", "target", "weight", "size_average", "reduce", "reduction")),
+    F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
+    F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
+    F.embedding: ("embedding", ("input", "weight", "padding_idx")),
+}
+for _name in ("relu", "sigmoid", "tanh"):
+    for _owner in (torch, Tensor):
+        KNOWN[getattr(_owner, _name)] = (_name, ("input",))
+        KNOWN[getattr(_owner, f"{_name}_")] = (_name, ("input", "inplace"))
+
+FUNCTIONS = tuple(dict.fromkeys(name for name, _ in KNOWN.values()))
+"""The names of the functions whose calls are seen."""
+
+BINARY = ("binary_cross_entropy", "bce_with_logits")
+"""Those of them that compare probabilities, or their logits, with targets from 0 to 1."""
+REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+"""Those of them that are losses between numbers."""
+DIVERGENCE = "kl_div"
+"""That of them that compares logarithms of probabilities with probabilities."""
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", DIVERGENCE, *BINARY, *REGRESSION)
+"""Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss is
+given is another site's output."""
+
+_LOSSES = (
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss),
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+)
+
+# Layers of torch.nn that call one of them: the call is theirs, not of the module around them.
+_CALLING_LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Softmax2d, nn.LogSoftmax),
+    *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Embedding, nn.MultiheadAttention, *_LOSSES),
+)
+
+# Modules that take a fused path in eval mode, which they leave while a mode is in force: results would differ in the last digits.
+FUSED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+def may_call(module: nn.Module) -> bool:
+    """Whether a module's forward may call one of the functions: layers of torch.nn mostly do not."""
+    if isinstance(module, _CALLING_LAYERS):
+        return True
+    own = not type(module).__module__.startswith("torch.nn.") or any(True for _ in module.children())
+    return own and can_be_called(module)
+
+
+def is_calling_layer(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch.nn whose own output is what the function that it calls returns."""
+    return isinstance(module, _CALLING_LAYERS) and not isinstance(module, (nn.MultiheadAttention, *_LOSSES))
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module takes a fused path now, which it leaves while a mode is on the stack."""
+    return isinstance(module, FUSED) and not module.training
+
+
+def dropped(function: str, arguments: Mapping[str, Any]) -> float:
+    """The share that a call drops, 0 where it drops nothing.
+
+    Args:
+        function: ``dropout`` or ``sdpa``.
+        arguments: By name; those that were given.
+    """
+    if function == "sdpa":
+        return float(arguments.get("dropout_p", 0.0))
+    active = arguments.get("training", arguments.get("train", True))
+    return float(arguments.get("p", 0.5)) if active else 0.0
