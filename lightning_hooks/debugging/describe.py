@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics import Column, summarize
 
@@ -79,7 +80,7 @@ def _entries(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, tuple | list):
         return [(f"[{place}]", entry) for place, entry in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+        return [(f".{field.name}", stored(value, field.name)) for field in dataclasses.fields(value)]
     return None
 
 
