@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType, MemberDescriptorType
 from typing import Any
 
+import torch
 from torch import nn
 
+_PLAIN_CONTAINERS = (dict, list, tuple, set, MappingProxyType)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -25,6 +27,8 @@ def stored(holder: object, name: str, default: Any = None) -> Any:
         name: Of the attribute.
         default: Returned where nothing is stored: the name is unknown, or is a property, another descriptor or a method.
     """
+    if torch.compiler.is_compiling():  # the way below cannot be traced
+        return getattr(holder, name, default)
     own = contents(holder)
     if name in own:
         return own[name]
@@ -70,10 +74,11 @@ def entries_of(container: list[Any] | tuple[Any, ...] | set[Any] | Mapping[Any, 
 
     A mapping that is no ``dict`` holds them in containers that are its attributes.
     """
+    plain = type(container) in _PLAIN_CONTAINERS or torch.compiler.is_compiling()  # the methods of a base cannot be traced
+    if plain:
+        return container.values() if isinstance(container, Mapping) else container
     if isinstance(container, dict):
         return dict.values(container)
-    if type(container) is MappingProxyType:
-        return container.values()
     if isinstance(container, Mapping):
         return [value for value in contents(container).values() if isinstance(value, list | tuple | Mapping)]
     base = next(kind for kind in (list, tuple, set) if isinstance(container, kind))
