@@ -48,7 +48,7 @@ class LossInputs(OutputTable):
     def _record(self, call: FunctionalCall) -> None:
         line = self._lines.of(call.site)
         given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
+        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
             self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
 

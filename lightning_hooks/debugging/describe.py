@@ -73,7 +73,7 @@ def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 
 def _entries(value: Any) -> list[tuple[str, Any]] | None:
     """The (path, entry) pairs of a container; None for another value."""
     if isinstance(value, Mapping):
-        dotted = hasattr(value, "to_tuple")  # a ModelOutput of transformers
+        dotted = hasattr(type(value), "to_tuple")  # a ModelOutput of transformers
         return [(f".{key}" if dotted else f"[{key!r}]", entry) for key, entry in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{key}", entry) for key, entry in zip(value._fields, value, strict=True)]

@@ -20,7 +20,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 def stored(holder: object, name: str, default: Any = None) -> Any:
     """What an object holds under a name: in its dictionary or a slot, registered with a module, or as a plain value of its class.
 
-    Of a parametrised tensor that is the one from which it is computed, if there is one.
+    Of a parametrised tensor that is the one from which it is computed, if there is one. In code that is compiled it is ``getattr``.
 
     Args:
         holder: Any object.
@@ -36,7 +36,7 @@ def stored(holder: object, name: str, default: Any = None) -> Any:
         for entries in (own.get(registry, ()) for registry in _REGISTERED):
             if name in entries:
                 return entries[name]
-        modules = own.get("_modules", ())
+        modules: Any = own.get("_modules", ())
         parametrized = contents(modules["parametrizations"]).get("_modules", ()) if "parametrizations" in modules else ()
         if name in parametrized:
             return stored(parametrized[name], "original", default)
@@ -74,15 +74,15 @@ def entries_of(container: list[Any] | tuple[Any, ...] | set[Any] | Mapping[Any, 
 
     A mapping that is no ``dict`` holds them in containers that are its attributes.
     """
-    plain = type(container) in _PLAIN_CONTAINERS or torch.compiler.is_compiling()  # the methods of a base cannot be traced
-    if plain:
+    if type(container) in _PLAIN_CONTAINERS or torch.compiler.is_compiling():  # the methods of a base cannot be traced
         return container.values() if isinstance(container, Mapping) else container
     if isinstance(container, dict):
         return dict.values(container)
     if isinstance(container, Mapping):
         return [value for value in contents(container).values() if isinstance(value, list | tuple | Mapping)]
-    base = next(kind for kind in (list, tuple, set) if isinstance(container, kind))
-    return base.__iter__(container)
+    base: Any = next(kind for kind in (list, tuple, set) if isinstance(container, kind))
+    entries: Iterable[Any] = base.__iter__(container)
+    return entries
 
 
 def _in_slot(slot: Any, holder: object, default: Any) -> Any:
