@@ -33,7 +33,7 @@ def stored(holder: object, name: str, default: Any = None) -> Any:
     if name in own:
         return own[name]
     if isinstance(holder, nn.Module):
-        for entries in (own.get(registry, ()) for registry in _REGISTERED):
+        for entries in (own.get(registry, {}) for registry in _REGISTERED):
             if name in entries:
                 return entries[name]
         modules: Any = own.get("_modules", ())
