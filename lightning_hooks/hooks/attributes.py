@@ -37,7 +37,7 @@ def stored(holder: object, name: str, default: Any = None) -> Any:
             if name in entries:
                 return entries[name]
         modules: Any = own.get("_modules", ())
-        parametrized = contents(modules["parametrizations"]).get("_modules", ()) if "parametrizations" in modules else ()
+        parametrized: Any = contents(modules["parametrizations"]).get("_modules", ()) if "parametrizations" in modules else ()
         if name in parametrized:
             return stored(parametrized[name], "original", default)
     for kind in type(holder).__mro__:
