@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.statistics.shards import is_distributed
 
 
@@ -115,7 +116,7 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
 def watched_tags(trainer: Trainer) -> set[str]:
     """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
     watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
-    return {watcher.monitor for watcher in watchers if isinstance(getattr(watcher, "monitor", None), str)}
+    return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
 
 
 _STEPS = ("training_step", "validation_step")
@@ -152,7 +153,7 @@ def may_clip(trainer: Trainer, pl_module: LightningModule) -> bool:
     others = [
         callback
         for callback in callbacks_of(trainer)
-        if _overridden(callback, "on_before_optimizer_step") and not getattr(callback, "only_observes", False)
+        if _overridden(callback, "on_before_optimizer_step") and not stored(callback, "only_observes")
     ]
     # torch keeps step hooks under private names; without them nobody else's could be seen.
     hooked = [getattr(optimizer, "_optimizer_step_pre_hooks", ()) for optimizer in trainer.optimizers]

@@ -67,4 +67,5 @@ class MeasuredStep:
 
 def embedding_weights(steps: OptimizerSteps, model: nn.Module) -> set[int | None]:
     """The places of the weights of embeddings."""
-    return {steps.index_of(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    tables = (module._parameters.get("weight") for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
+    return {steps.index_of(table) for table in tables if table is not None}

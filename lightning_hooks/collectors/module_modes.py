@@ -13,7 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from lightning_hooks.hooks.attributes import contents, in_training_mode, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.values import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.rows import row_dtype
 
 UNSEEN = 1e6
@@ -24,6 +26,8 @@ FRESH = -1.0
 """How far running statistics have moved that were never trained before this fit."""
 AS_MADE = -2.0
 """The same of those that still are as they were made: 0 and 1."""
+
+_RUNNING = ("running_mean", "running_var")
 
 
 class ModuleModes:
@@ -53,9 +57,9 @@ class ModuleModes:
         self._at_start = self._levels
         self._last: deque[list[float]] = deque(maxlen=LAST)
         self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
-        self._known = [module for module in self.norms.values() if not _is_lazy(module)]
+        self._known = [module for module in self.norms.values() if _channels(module)]  # others are lazy
         of = {id(module): place for place, module in enumerate(self.norms.values())}
-        self._sizes = {id(module): module.num_features for module in self._known}
+        self._sizes = {id(module): _channels(module) for module in self._known}
         owners = [of[id(module)] for module in self._known for _ in range(self._sizes[id(module)])]
         self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
         self._mean, self._std = self._running()
@@ -75,7 +79,7 @@ class ModuleModes:
 
     def _now(self) -> list[float]:
         """Of each module, how many are in eval mode from it outwards."""
-        return [0.0 if chain[0].training else _in_eval_mode(chain) for chain in self._chains]
+        return [0.0 if in_training_mode(chain[0]) else _in_eval_mode(chain) for chain in self._chains]
 
     def reset(self) -> None:
         """Start a new window."""
@@ -123,14 +127,13 @@ class ModuleModes:
         """The running means and standard deviations of all norms, one after the other."""
         if not self._known:
             return torch.zeros(0, dtype=self._dtype, device=self._device), torch.ones(0, dtype=self._dtype, device=self._device)
-        names = "running_mean", "running_var"
-        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]).to(self._dtype) for name in names)
+        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]).to(self._dtype) for name in _RUNNING)
         return mean, var.sqrt()
 
     def _buffer(self, norm: nn.Module, name: str) -> Tensor:
         """A norm's buffer, as long as it was at the start; zeros where it is gone."""
-        buffer, size = getattr(norm, name, None), self._sizes[id(norm)]
-        if not isinstance(buffer, Tensor) or buffer.numel() != size:
+        buffer, size = stored_tensor(norm, name), self._sizes[id(norm)]
+        if buffer is None or buffer.numel() != size:
             return torch.zeros(size, device=self._device)
         return buffer.detach().to(self._device)
 
@@ -142,34 +145,32 @@ class ModuleModes:
 
 def _in_eval_mode(chain: Sequence[nn.Module]) -> float:
     """How many modules are in eval mode, from the first one on."""
-    return float(next((level for level, module in enumerate(chain) if module.training), len(chain)))
+    return float(next((level for level, module in enumerate(chain) if in_training_mode(module)), len(chain)))
 
 
 def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
     """Module to its unusual settings, as :class:`~lightning_hooks.reports.model_setup.ModelSetup` has them. Reads the device."""
     found: dict[str, dict[str, float]] = {}
     for name, module in model.named_modules():
-        unusual: dict[str, Any] = {}
+        unusual: dict[str, float] = {}
         share = _share_dropped(module)
         if share > 0.5:
             unusual["p"] = share
-        eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))  # of RMSNorm in transformers
-        if "norm" in type(module).__name__.lower() and isinstance(eps, float | int) and eps > 0.01:
+        eps = as_number(stored(module, "eps", stored(module, "variance_epsilon")))  # of RMSNorm in transformers
+        if "norm" in type(module).__name__.lower() and eps is not None and eps > 0.01:
             unusual["eps"] = eps
-        if isinstance(module, _NormBase) and module.momentum == 0 and _untrained(module):
+        if isinstance(module, _NormBase) and as_number(stored(module, "momentum")) == 0 and _untrained(module):
             unusual["momentum"] = 0.0
         if unusual:
-            found[clean_name(name)] = {setting: float(value) for setting, value in unusual.items()}
+            found[clean_name(name)] = unusual
     return found
 
 
 def _share_dropped(module: nn.Module) -> float:
     """The share that a dropout, or a stochastic depth, drops; 0 for other modules."""
-    if isinstance(module, _DropoutNd):
-        return module.p
-    if type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):  # of timm, transformers, torchvision
-        share = getattr(module, "drop_prob", getattr(module, "p", 0.0))
-        return float(share) if isinstance(share, float | int) else 0.0
+    # Stochastic depth is in timm, transformers and torchvision.
+    if isinstance(module, _DropoutNd) or type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):
+        return as_number(stored(module, "drop_prob", stored(module, "p"))) or 0.0
     return 0.0
 
 
@@ -177,8 +178,8 @@ def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
     """Module to its ``frozen_stages``, OpenMMLab's name for how many stages are not to train, where all its parameters train."""
     found = {}
     for name, module in model.named_modules():
-        stages = getattr(module, "frozen_stages", None)
-        if isinstance(stages, int) and stages >= 1:
+        stages = stored_count(module, "frozen_stages")
+        if stages:
             trains = [parameter.requires_grad for parameter in module.parameters()]
             if trains and all(trains):
                 found[clean_name(name)] = {"frozen_stages": float(stages)}
@@ -198,8 +199,8 @@ def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Map
     for name, norm in modes.norms.items():
         # Numbers that are not finite are not counted.
         whole = name in stats and stats[name].calls and not stats[name].nonfinite_fraction
-        if levels.get(name) == 0 and whole and _over_the_batch(norm):
-            values = stats[name].count / stats[name].calls / norm.num_features
+        if levels.get(name) == 0 and whole and _over_the_batch(norm) and (size := _channels(norm)):
+            values = stats[name].count / stats[name].calls / size
             if values < below:
                 found[name] = values
     return found
@@ -212,21 +213,27 @@ def _over_the_batch(norm: nn.Module) -> bool:
 
 def _depends_on_mode(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
-        return bool(module.p > 0)
+        return _share_dropped(module) > 0
     if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
         return True  # its power iteration runs in training mode only
-    return isinstance(module, _NormBase) and module.running_mean is not None and not module.running_mean.is_meta
+    if not isinstance(module, _NormBase):
+        return False
+    running = [stored(module, name) for name in _RUNNING]
+    return all(isinstance(buffer, Tensor) and (has_values(buffer) or nn.parameter.is_lazy(buffer)) for buffer in running)
+
+
+def _channels(norm: nn.Module) -> int:
+    """How many running means a norm has; 0 while they are lazy."""
+    mean = stored_tensor(norm, "running_mean")
+    return 0 if mean is None else mean.numel()
 
 
 def _own_shares(module: nn.Module) -> list[str]:
     """The attributes of a module that are a share to drop, as of attention and nn.LSTM: passed on with the module's mode."""
-    return [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float) and 0 < value < 1]
+    return [name for name, value in contents(module).items() if "dropout" in name and isinstance(value, float) and 0 < value < 1]
 
 
-def _untrained(norm: Any) -> bool:
+def _untrained(norm: nn.Module) -> bool:
     """Whether running statistics are as they were made; where they are not, momentum 0 keeps them on purpose."""
-    return norm.running_mean is not None and not _is_lazy(norm) and not norm.running_mean.any()
-
-
-def _is_lazy(module: Any) -> bool:
-    return any(nn.parameter.is_lazy(buffer) for buffer in (module.running_mean, module.running_var))
+    mean = stored_tensor(norm, "running_mean")
+    return mean is not None and not mean.any()

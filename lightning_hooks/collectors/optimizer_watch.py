@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.hooks.values import as_number, read_number
 from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.statistics.optimizer_table import OptimizerTable
 from lightning_hooks.statistics.second_moments import second_moments
@@ -65,8 +66,7 @@ class OptimizerWatch:
         """A sampled batch starts: note the rates in force."""
         step = self._host.global_step
         for place, group in self._groups():
-            rate = group.get("lr")
-            self._rates.setdefault(place, _Rate()).see(float(rate) if isinstance(rate, int | float) else None, step)
+            self._rates.setdefault(place, _Rate()).see(as_number(group.get("lr")), step)
 
     def updated(self, step: Step, parameters: Sequence[Tensor], updates: Tensor, valid: Tensor | None) -> None:
         """A measured step was taken.
@@ -92,8 +92,8 @@ class OptimizerWatch:
         optimizer = self._host.optimizers[step.optimizer]
         if not places or not type(optimizer).__module__.startswith("torch.optim"):
             return []
-        groups = [group for group in optimizer.param_groups if group["lr"] is not None and not isinstance(group["lr"], Tensor)]
-        still = {id(parameter) for group in groups if group["lr"] == 0.0 for parameter in group["params"]}
+        groups = [group for group in optimizer.param_groups if as_number(group.get("lr")) == 0.0]
+        still = {id(parameter) for group in groups for parameter in group["params"]}
         return [place for place in places if id(parameters[place]) not in still and _is_dense(parameters[place].grad)]
 
     def follow(self, kept: Kept) -> None:
@@ -138,25 +138,19 @@ class OptimizerWatch:
 
 
 def _settings(group: Mapping[str, Any]) -> GroupSettings:
+    """The settings of a group. Between windows a device may be waited for."""
     betas = group.get("betas")
-    known = [_number(beta) for beta in betas] if isinstance(betas, tuple | list) else []
-    made_for = [rate for rate in map(_number, (group.get("initial_lr"), group.get("max_lr"))) if rate is not None]
+    known = [read_number(beta) for beta in betas] if isinstance(betas, tuple | list) else []
+    made_for = [rate for rate in map(read_number, (group.get("initial_lr"), group.get("max_lr"))) if rate is not None]
     return GroupSettings(
-        lr=_number(group.get("lr")),
+        lr=read_number(group.get("lr")),
         lr_initial=max(made_for, default=None),
-        eps=_number(group.get("eps")),
+        eps=read_number(group.get("eps")),
         betas=tuple(beta for beta in known if beta is not None),
-        momentum=_number(group.get("momentum")),
-        weight_decay=_number(group.get("weight_decay")),
+        momentum=read_number(group.get("momentum")),
+        weight_decay=read_number(group.get("weight_decay")),
         maximize=group.get("maximize") is True,
     )
-
-
-def _number(value: Any) -> float | None:
-    """A number of a group's settings, also one in a tensor: between windows a device may be waited for."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _known(rate: float | None) -> float:

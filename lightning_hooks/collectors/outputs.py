@@ -13,8 +13,10 @@ from lightning_hooks.collectors.feature_parts import FeaturePart
 from lightning_hooks.collectors.functional import Functional, FunctionalCall
 from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
 from lightning_hooks.collectors.targets import LossTargets
+from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.functions import dropped
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
+from lightning_hooks.hooks.values import stored_tensor
 from lightning_hooks.statistics.call_checks import CallChecks, dropout_use, softmax_use
 from lightning_hooks.statistics.inputs import tensors_in
 from lightning_hooks.statistics.outputs import WIDTH, OutputTable, output_stats
@@ -46,7 +48,7 @@ class LossInputs(OutputTable):
     def _record(self, call: FunctionalCall) -> None:
         line = self._lines.of(call.site)
         given, target = call.arguments.get("input"), call.arguments.get("target")
-        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(given, "to_local"):
+        if line is not None and isinstance(given, Tensor) and isinstance(target, Tensor) and not hasattr(type(given), "to_local"):
             ignored = call.arguments.get("ignore_index", -100)
             self.add(line, plain_values(given), plain_values(target), ignored, call.output, call.function == "nll_loss")
 
@@ -87,11 +89,11 @@ class CheckedCalls(CallChecks):
             self.softmax(call.site.index, plain_values(given), call.arguments.get("dim"), self._samples)
 
     def _dropout(self, call: FunctionalCall) -> None:
-        self.dropout(call.site.index, dropped(call.function, call.arguments), call.module.training)
+        self.dropout(call.site.index, dropped(call.function, call.arguments), in_training_mode(call.module))
 
     def _in_validation(self, call: FunctionalCall) -> None:
         p = dropped(call.function, call.arguments)
-        if p and not call.module.training:
+        if p and not in_training_mode(call.module):
             self.dropout_in_validation(call.site.index, p)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
@@ -148,11 +150,13 @@ class Precisions:
     def __init__(self, sites: Sequence[tuple[str, nn.Module]], asked: str) -> None:
         self._asked = asked
         layers = {
-            index: (name, module) for index, (name, module) in enumerate(sites) if asked in HALF_PRECISION and _multiplies(module)
+            index: (name, weight.numel())
+            for index, (name, module) in enumerate(sites)
+            if asked in HALF_PRECISION and (weight := _multiplied(module)) is not None
         }
         self._lines = {index: line for line, index in enumerate(layers)}
         self._names = [name for name, _ in layers.values()]
-        self._table = PrecisionTable([module.weight.numel() for _, module in layers.values()])  # type: ignore[operator]
+        self._table = PrecisionTable([size for _, size in layers.values()])
         self.pack, self.unpack, self.reset = self._table.pack, self._table.unpack, self._table.reset
 
     def take(self, index: int, output: Any) -> None:
@@ -215,8 +219,9 @@ class OutputParts:
                 part.renumbered()
 
 
-def _multiplies(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | _ConvNd) and not nn.parameter.is_lazy(module.weight)
+def _multiplied(module: nn.Module) -> Tensor | None:
+    """What a linear or convolution layer multiplies with."""
+    return stored_tensor(module, "weight") if isinstance(module, nn.Linear | _ConvNd) else None
 
 
 def _one_per_sample(tensor: Tensor, size: int) -> bool:

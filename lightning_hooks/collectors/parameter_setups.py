@@ -11,6 +11,7 @@ from torch import nn
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.spare import of_libraries, spare_parts
+from lightning_hooks.hooks.values import as_number
 from lightning_hooks.reports.setups import ParameterSetup
 from lightning_hooks.statistics.initial import starting_at_zero
 
@@ -44,7 +45,7 @@ class SetupWatch:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
         groups = _groups(optimizers)
         for number, (*_, group) in enumerate(groups):
-            known = [self._peaks.get(number), *(_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
+            known = [self._peaks.get(number), *(as_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
             if rates := [rate for rate in known if rate is not None]:
                 self._peaks[number] = max(rates)
         if self._unheld is None:
@@ -100,7 +101,7 @@ class SetupWatch:
         groups = _groups(optimizers)
         held: dict[int, list[_Held]] = {}
         for number, (name, decay, l2, group) in enumerate(groups):
-            holder = _Held(name, decay, _number(group.get("lr")), self._peaks.get(number), l2)
+            holder = _Held(name, decay, as_number(group.get("lr")), self._peaks.get(number), l2)
             for parameter in group["params"]:
                 held.setdefault(id(parameter), []).append(holder)
         never = {self._names[index] for missing in self._never.values() for index in missing}
@@ -169,13 +170,8 @@ def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, float, dict[str
         kind = type(optimizer).__name__
         for group in getattr(optimizer, "param_groups", ()):
             decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
-            weight_decay = _number(group.get("weight_decay")) or 0.0
-            decay = (_number(group.get("lr")) or 0.0) * weight_decay if decoupled else 0.0
+            weight_decay = as_number(group.get("weight_decay")) or 0.0
+            decay = (as_number(group.get("lr")) or 0.0) * weight_decay if decoupled else 0.0
             l2 = weight_decay if kind in L2 and not decoupled else 0.0
             found.append((f"{place}-{kind}", decay, l2, group))
     return found
-
-
-def _number(value: Any) -> float | None:
-    """A number of a group's settings; None for a tensor, which might be on a device."""
-    return float(value) if isinstance(value, int | float) else None

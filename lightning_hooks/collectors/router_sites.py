@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lightning_hooks.hooks import ModuleSelector, select_modules
+from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites, outwards
 
 _EXPERTS = (
@@ -140,32 +141,29 @@ def _router(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Rout
     experts = _known(module, _EXPERTS) or _rows(module)
     if not experts or experts < 2:  # among one there is nothing to choose
         return None
-    stated = (module, *around, getattr(module, "config", None))
+    stated = (module, *around, stored(module, "config"))
     top_k = next((k for k in (_known(one, _TOP_K) for one in stated) if k), 1)
     return RouterSite(name, module, experts, min(top_k, experts))
 
 
 def _known(holder: Any, names: Sequence[str]) -> int | None:
     """The first of these attributes that is a number above 0."""
-    for value in (getattr(holder, name, None) for name in names):
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+    return next(filter(None, (stored_count(holder, name) for name in names)), None)
 
 
 def _rows(module: nn.Module) -> int | None:
     """How many numbers a linear layer, or the one inside a router, puts out."""
     if isinstance(module, nn.Linear):
-        return module.out_features
+        return stored_count(module, "out_features") or None
     inner = [one for one in module.modules() if isinstance(one, nn.Linear)]
-    return inner[-1].out_features if inner else next(_first_sizes([getattr(module, "weight", None)]), None)
+    return stored_count(inner[-1], "out_features") or None if inner else next(_first_sizes([stored(module, "weight")]), None)
 
 
 def _book(module: nn.Module) -> int | None:
     """How many rows a module's codebook has: an embedding, a parameter or a buffer."""
-    values = [getattr(module, name, None) for name in _BOOKS]
-    values += [getattr(value, "weight", None) for value in values if isinstance(value, nn.Module)]
-    values += [one.weight for one in module.children() if isinstance(one, nn.Embedding)]
+    values = [stored(module, name) for name in _BOOKS]
+    values += [stored(value, "weight") for value in values if isinstance(value, nn.Module)]
+    values += [stored(one, "weight") for one in module.children() if isinstance(one, nn.Embedding)]
     return next(_first_sizes(values), None)
 
 

@@ -13,8 +13,10 @@ from typing_extensions import override
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.collectors.module_modes import AS_MADE, ModuleModes, stages_not_frozen, unusual_settings, values_per_channel
 from lightning_hooks.hooks import Recorder
+from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules, unregistered_tensors
+from lightning_hooks.hooks.values import as_number
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.statistics.batch_hash import BatchHashes, merge_windows, same_on_all
 from lightning_hooks.statistics.first_weights import first_weights
@@ -178,7 +180,7 @@ class SetupChecks:
     def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
         modules = self._hidden[name]
         elements = sum(0 if nn.parameter.is_lazy(p) else p.numel() for p in self._hidden_parameters[name])
-        training = not modules or any(module.training for module in modules)
+        training = not modules or any(in_training_mode(module) for module in modules)
         return UnregisteredModules(len(modules), elements, reached, training, name in self._optimized)
 
     def reset(self) -> None:
@@ -197,8 +199,9 @@ class _TargetRecorder(Recorder):
     @override
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         loss, inputs = args[0], args[1]
-        if len(inputs) > 1 and isinstance(inputs[1], Tensor):
-            self._table.add([inputs[1]], loss.ignore_index)
+        ignored = stored(loss, "ignore_index")
+        if len(inputs) > 1 and isinstance(inputs[1], Tensor) and isinstance(ignored, int):
+            self._table.add([inputs[1]], ignored)
 
     @override
     def trace(self, number: Tensor, *args: Any) -> None: ...
@@ -214,11 +217,11 @@ def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
     decays: list[float] = []
     weights = False
     for group in groups:
-        decay = group.get("weight_decay")
+        decay = as_number(group.get("weight_decay"))
         vectors = [p for p in group["params"] if not nn.parameter.is_lazy(p) and p.dim() < 2]
         weights = weights or len(vectors) < len(group["params"])
-        if isinstance(decay, int | float) and decay > 0:
-            decays += [float(decay)] * len(vectors)
+        if decay is not None and decay > 0:
+            decays += [decay] * len(vectors)
     return VectorDecay(max(decays), len(decays)) if decays and weights else None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics import Column, summarize
 
@@ -72,14 +73,14 @@ def describe(value: Any, name: str = "", statistics: bool = False, depth: int = 
 def _entries(value: Any) -> list[tuple[str, Any]] | None:
     """The (path, entry) pairs of a container; None for another value."""
     if isinstance(value, Mapping):
-        dotted = hasattr(value, "to_tuple")  # a ModelOutput of transformers
+        dotted = hasattr(type(value), "to_tuple")  # a ModelOutput of transformers
         return [(f".{key}" if dotted else f"[{key!r}]", entry) for key, entry in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{key}", entry) for key, entry in zip(value._fields, value, strict=True)]
     if isinstance(value, tuple | list):
         return [(f"[{place}]", entry) for place, entry in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+        return [(f".{field.name}", stored(value, field.name)) for field in dataclasses.fields(value)]
     return None
 
 

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from lightning_hooks.hooks.attributes import stored
+
 ModuleSelector: TypeAlias = str | type[nn.Module] | Sequence["str | type[nn.Module]"] | Callable[[str, nn.Module], bool]
 """A glob pattern on module names, a module type (or its full name, ``torch.nn.ReLU``), several of these, or a predicate of
 (name, module)."""
@@ -203,7 +205,7 @@ def compiled_regions(root: nn.Module) -> list[str]:
     """Return the clean names of the modules of ``root`` that run under ``torch.compile``; "" for the root itself."""
     # There is no public way to find this out: module.compile() leaves _compiled_call_impl, torch.compile(module) wraps, and
     # Lightning, given a compiled LightningModule, keeps how it was compiled in _compiler_ctx and unwraps it.
-    if getattr(root, "_compiler_ctx", None) is not None:
+    if stored(root, "_compiler_ctx") is not None:
         return [""]
     return [clean_name(name) for name, module in root.named_modules() if _is_compiled(module)]
 
@@ -215,13 +217,13 @@ def compiled_around(name: str, regions: Iterable[str]) -> str | None:
 
 def inside_compiled(root: nn.Module) -> list[nn.Module]:
     """Return the modules of ``root`` that run under ``torch.compile``, with all their submodules."""
-    if getattr(root, "_compiler_ctx", None) is not None:
+    if stored(root, "_compiler_ctx") is not None:
         return list(root.modules())
     return [inner for module in root.modules() if _is_compiled(module) for inner in module.modules()]
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or stored(module, "_compiled_call_impl") is not None
 
 
 def _computes(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.values import has_values
 
 MOST = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
@@ -159,7 +160,7 @@ def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> 
 def _follows(one: nn.Module, other: nn.Module, limit: float = 0.9) -> bool:
     """Whether the first weights of two modules of the same shapes are similar. Waits for the device."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
-    for weight, like in ((p.detach(), q.detach()) for p, q in pairs if p.dim() > 1):
+    for weight, like in ((p.detach(), q.detach()) for p, q in pairs if p.dim() > 1 and has_values(p) and has_values(q)):
         return bool(torch.linalg.vector_norm(weight - like) < limit * torch.linalg.vector_norm(like))
     return False
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_hooks.hooks.attributes import entries_of, stored
+
 _PLAIN = (Tensor, Parameter)
 
 MAX_DEPTH = 8
@@ -21,7 +23,8 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
     """Yield every tensor in a module's output, depth first; an object that occurs several times is yielded each time.
 
     Searches tuples, lists, named tuples, mappings (such as transformers' ``ModelOutput``), dataclasses and packed sequences (their
-    data), nested up to ``MAX_DEPTH``. Other objects are skipped.
+    data), nested up to ``MAX_DEPTH``: what they hold, not what a class of the user's computes when it is asked. Other objects are
+    skipped.
 
     Args:
         output: What a module returned or received.
@@ -36,15 +39,12 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
         return
     elif isinstance(output, PackedSequence):
         yield output.data
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors_in(value, depth + 1)
-    elif isinstance(output, tuple | list):
-        for value in output:
+    elif isinstance(output, Mapping | tuple | list):
+        for value in entries_of(output):
             yield from tensors_in(value, depth + 1)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for entry in dataclasses.fields(output):
-            yield from tensors_in(getattr(output, entry.name, None), depth + 1)
+            yield from tensors_in(stored(output, entry.name), depth + 1)
 
 
 def float_tensors(output: Any) -> list[Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import contents, entries_of, stored
 from lightning_hooks.hooks.selection import clean_name
 
 MOST = 256
@@ -65,21 +66,20 @@ def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
 
 
 def _learns(tensor: Tensor) -> bool:
-    return tensor.requires_grad and tensor.is_leaf and not getattr(tensor, "_is_flat_param", False)
+    return tensor.requires_grad and tensor.is_leaf and not stored(tensor, "_is_flat_param")
 
 
 def _attributes(root: nn.Module) -> Iterator[tuple[str, list[nn.Module | Tensor]]]:
     """The plain attributes of modules that are tensors or containers, by their names, each with what is in it."""
     for name, holder in root.named_modules():
-        for attribute, value in vars(holder).items():
+        for attribute, value in contents(holder).items():
             if attribute not in _OF_TORCH and isinstance(value, Tensor | list | tuple | set | dict):
                 entries: list[nn.Module | Tensor] = [value] if isinstance(value, Tensor) else [*_held_in(value)]
                 yield clean_name(f"{name}.{attribute}" if name else attribute), entries
 
 
 def _held_in(container: Any, depth: int = 2) -> Iterator[nn.Module | Tensor]:
-    values = container.values() if isinstance(container, Mapping) else container
-    for value in islice(values, MOST):
+    for value in islice(entries_of(container), MOST):
         if isinstance(value, nn.Module | Tensor):
             yield value
         elif depth > 1 and isinstance(value, list | tuple | set | dict):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks import Gate, Listener
+from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.pruning.report import PrunedUnits, PruningReport
 from lightning_hooks.pruning.units import Layout, activity_sums, known_units
@@ -87,7 +88,7 @@ class MaskListener(Listener):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
         """Return the masked output, or None for no change."""
         site = self.site
-        measures = self.gate.open and (module.training or not self.training_only)
+        measures = self.gate.open and (in_training_mode(module) or not self.training_only)
         if not measures and site.dropped is None:
             return None
         values = site.check(output)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.statistics.units import features_last, unit_dimension
 
 _CONV = nn.modules.conv._ConvNd
@@ -33,7 +34,8 @@ class Layout:
     def of(cls, maker: nn.Module, guess: bool | None) -> Layout:
         """Return the layout of the output of ``maker``: channels before the spatial dimensions, features last."""
         if isinstance(maker, _CONV):
-            return cls(spatial=len(maker.kernel_size))
+            kernel = stored(maker, "kernel_size")
+            return cls(spatial=len(kernel) if isinstance(kernel, tuple) else None)
         return cls(last=features_last(maker), guess=guess)
 
     def dim(self, values: Tensor) -> int:
@@ -56,7 +58,8 @@ class Layout:
 def known_units(module: nn.Module) -> int | None:
     """Return the number of units of a module from its attributes, or None."""
     if isinstance(module, nn.LayerNorm):
-        return int(module.normalized_shape[-1])
+        shape = stored(module, "normalized_shape")
+        return int(shape[-1]) if isinstance(shape, tuple) else None
     for kind, attribute in (
         (nn.Linear, "out_features"),
         (nn.Bilinear, "out_features"),
@@ -66,7 +69,7 @@ def known_units(module: nn.Module) -> int | None:
         (nn.Embedding, "embedding_dim"),
     ):
         if isinstance(module, kind):
-            return int(getattr(module, attribute)) or None  # a lazy layer has 0
+            return stored_count(module, attribute) or None  # a lazy layer has 0
     return None
 
 

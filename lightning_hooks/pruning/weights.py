@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.hooks.values import as_number, stored_tensor
 from lightning_hooks.pruning.units import known_units
 
 # They map 0 to 0 and each unit separately: a zero input is a zero output.
@@ -110,7 +112,8 @@ def producer_of(name: str, modules: Mapping[str, nn.Module]) -> str | None:
 
 def _keeps_zero(module: nn.Module) -> bool:
     if isinstance(module, nn.Hardtanh):  # ReLU6 is one too
-        return bool(module.min_val <= 0 <= module.max_val)
+        low, high = (as_number(stored(module, name)) for name in ("min_val", "max_val"))
+        return low is not None and high is not None and low <= 0 <= high
     return isinstance(module, _KEEP_ZERO)
 
 
@@ -118,20 +121,22 @@ def _has_units(module: nn.Module) -> bool:
     if "parametrizations" in module._modules:  # its weight is computed: zeros written to it would be overwritten
         return False
     if isinstance(module, _NORMS):
-        return module.weight is not None
-    return isinstance(module, nn.Linear | nn.Bilinear | nn.Embedding | nn.modules.conv._ConvNd)
+        return stored_tensor(module, "weight") is not None
+    kinds = nn.Linear | nn.Bilinear | nn.Embedding | nn.modules.conv._ConvNd
+    return isinstance(module, kinds) and stored_tensor(module, "weight") is not None
 
 
 def _zero(module: nn.Module, dropped: Tensor) -> None:
-    weight, bias = module.weight, getattr(module, "bias", None)
-    assert isinstance(weight, Tensor)
+    weight, bias = stored_tensor(module, "weight"), stored_tensor(module, "bias")
+    assert weight is not None  # as _has_units found
     dropped = dropped.to(weight.device)
     if isinstance(module, nn.Embedding | nn.LayerNorm):  # units last
         weight.masked_fill_(dropped, 0.0)
     elif isinstance(module, _CONV_TRANSPOSE):  # (in, out / groups, …): each group of outputs depends on one group of inputs
-        rows = dropped.view(module.groups, 1, -1).expand(-1, module.in_channels // module.groups, -1).flatten(0, 1)
+        groups = stored_count(module, "groups")
+        rows = dropped.view(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1).flatten(0, 1)
         weight.masked_fill_(rows.view(*rows.shape, *(1,) * (weight.dim() - 2)), 0.0)
     else:
         weight.masked_fill_(dropped.view(-1, *(1,) * (weight.dim() - 1)), 0.0)
-    if isinstance(bias, Tensor):
+    if bias is not None:
         bias.masked_fill_(dropped, 0.0)

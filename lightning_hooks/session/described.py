@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.hooks.values import read_number
 
 MOST_LAYERS = 2000
 LONGEST_DETAIL = 90
@@ -30,9 +33,14 @@ def layers(model: nn.Module) -> dict[str, list[Any]]:
 
 
 def _detail(module: nn.Module) -> str:
+    """What torch's ``extra_repr`` says of what a module holds; one of a user's own is not called."""
+    describe = next(vars(kind)["extra_repr"] for kind in type(module).__mro__ if "extra_repr" in vars(kind))
+    if not (isinstance(describe, FunctionType) and describe.__module__.startswith("torch.")):
+        return ""
+    held = SimpleNamespace(**{"bias": stored(module, "bias"), **contents(module)})  # the module itself may compute its bias
     try:
-        return module.extra_repr()[:LONGEST_DETAIL]
-    except Exception:  # noqa: BLE001  a user's own repr
+        return str(describe(held))[:LONGEST_DETAIL]
+    except Exception:  # noqa: BLE001  a subclass may lack what its base says
         return ""
 
 
@@ -45,19 +53,11 @@ def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
     for number, optimizer in enumerate(optimizers):
         groups = optimizer.param_groups
         for place, group in enumerate(groups):
-            rate = _number(group.get("lr"))
+            rate = read_number(group.get("lr"))
             if rate is not None:
                 name = f"{number}-{type(optimizer).__name__}"
                 found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
     return found
-
-
-def _number(value: Any) -> float | None:
-    """A number, or a tensor of one; None for what is none, as an optimizer's own list of rates."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
 
 
 def mean_loss(reports: Iterable[Any]) -> float | None:

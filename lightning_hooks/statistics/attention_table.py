@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.attention import Head
 from lightning_hooks.statistics.attention_stats import N_LINE, AttentionStats, HeadLine, attention_stats
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest, paired
@@ -133,8 +134,7 @@ def most_heads(model: nn.Module) -> int:
 
 def heads_of(module: nn.Module) -> int:
     """The number of heads that a module names as one of its attributes; 0 if it names none."""
-    counts = (module.__dict__.get(name) for name in HEAD_COUNTS)
-    return next((count for count in counts if isinstance(count, int) and not isinstance(count, bool) and count > 0), 0)
+    return next(filter(None, (stored_count(module, name) for name in HEAD_COUNTS)), 0)
 
 
 def _first_known(earlier: Tensor, later: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.histograms import HistogramTable
@@ -283,8 +284,8 @@ def most_units(root: nn.Module) -> int:
 def _units_of(module: nn.Module) -> int:
     """The most units a rectifier after this module can have, as far as its parameters show."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return int(module.embedding_dim)
+        return stored_count(module, "embedding_dim")
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return int(module.out_channels)
+        return stored_count(module, "out_channels")
     shapes = [p.shape for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
     return max((shape[0] for shape in shapes if len(shape)), default=0)

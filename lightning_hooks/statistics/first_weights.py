@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from lightning_hooks.hooks.attributes import contents, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.values import has_values, stored_tensor
 from lightning_hooks.statistics.shards import is_distributed
 
 TIME_STEP = "dt_bias"
@@ -46,10 +48,10 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         What stands out. One copy from the device.
     """
     names, sizes, frozen, rows = [], [], [], []
-    for name, module in _layers(model):
-        weight, bias = module.weight.detach(), getattr(module, "bias", None)
-        outputs = weight.shape[1 if getattr(module, "transposed", False) else 0]
-        if outputs < 2 or weight.numel() < few or getattr(module, "groups", 1) > 1:
+    for name, module, weight in _layers(model):
+        bias = stored_tensor(module, "bias")
+        outputs = weight.shape[1 if stored(module, "transposed") else 0]
+        if outputs < 2 or weight.numel() < few or stored_count(module, "groups") > 1:
             continue
         no_bias = weight.new_full((), math.nan)
         whole = weight.float()
@@ -76,18 +78,19 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     return FirstWeights(constant, tuple(untrained), one_sign)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """The layers with a matrix or kernel, and that: of a parametrised one what it is computed from, as constant as the result."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | _ConvNd) or _like_linear(module):
-            parameters = [*module.parameters(recurse=False)]
-            plain = isinstance(module.weight, Tensor) and module.weight.is_floating_point() and all(map(_is_known, parameters))
-            if plain and module.weight.dim() > 1:
-                yield clean_name(name), module
+            weight = stored_tensor(module, "weight")
+            whole = not any(map(is_distributed, nn.Module.parameters(module, recurse=False)))
+            if weight is not None and weight.is_floating_point() and weight.dim() > 1 and whole:
+                yield clean_name(name), module, weight.detach()
 
 
 def _like_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer of another library: a matrix, from so many channels or features to so many."""
-    sizes = not vars(module).keys().isdisjoint(("in_channels", "in_features"))  # some models answer for a name with a warning
+    sizes = not contents(module).keys().isdisjoint(("in_channels", "in_features"))
     return sizes and isinstance(module._parameters.get("weight"), nn.Parameter)
 
 
@@ -106,7 +109,7 @@ def _recurrent(model: nn.Module, few: int) -> list[tuple[str, Tensor]]:
 
 
 def _is_known(parameter: Tensor) -> bool:
-    return not (nn.parameter.is_lazy(parameter) or parameter.is_meta or is_distributed(parameter))
+    return has_values(parameter) and not is_distributed(parameter)
 
 
 def _constants(named: Sequence[tuple[str, Tensor]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.values import has_values, weights_of
 from lightning_hooks.statistics.shards import is_distributed
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
@@ -48,8 +49,7 @@ def initial_sizes(sites: Iterable[tuple[str, nn.Module]]) -> list[InitialSize]:
     for name, module in sites:
         if isinstance(module, _TABLES):
             continue
-        weights = [p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
-        for weight in weights:
+        for weight in weights_of(module):
             if weight.dim() < 2 or not weight.requires_grad or not weight.is_floating_point() or not weight.numel():
                 continue
             transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
@@ -129,7 +129,7 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     shapes: dict[str, tuple[str, tuple[torch.Size, ...]]] = {}
     widths: dict[str, tuple[int, int]] = {}
     for name, module in sites:
-        weights = [p for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
+        weights = [p for p in nn.Module.parameters(module, recurse=False) if not nn.parameter.is_lazy(p) and p.dim() > 1]
         if weights and not isinstance(module, _TABLES):
             role = f"{_type_name(module)} {role_of(name)}".rstrip()
             shapes[name] = role, tuple(weight.shape for weight in weights)
@@ -160,7 +160,7 @@ def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-
     """
     names, sizes = [], []
     for name, weight in parameters:
-        if nn.parameter.is_lazy(weight) or weight.dim() < 2 or weight.is_meta or not weight.numel() or not weight.requires_grad:
+        if not has_values(weight) or weight.dim() < 2 or not weight.numel() or not weight.requires_grad:
             continue
         norm = torch.linalg.vector_norm(weight.detach(), dtype=torch.promote_types(weight.dtype, torch.float32))
         whole = norm.full_tensor() if is_distributed(norm) else norm

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
@@ -237,7 +238,8 @@ def _convolution_dims(block: nn.Module) -> tuple[int, ...]:
     In one dimension they do so only without linear layers: a state-space model moves its channels to the end again.
     """
     linear = any(isinstance(inner, nn.Linear) for inner in block.modules())
-    found = {len(inner.kernel_size) for inner in block.modules() if isinstance(inner, nn.modules.conv._ConvNd)}
+    kernels = (stored(inner, "kernel_size") for inner in block.modules() if isinstance(inner, nn.modules.conv._ConvNd))
+    found = {len(kernel) for kernel in kernels if isinstance(kernel, tuple)}
     return tuple(dims for dims in found if dims > 1 or not linear)
 
 

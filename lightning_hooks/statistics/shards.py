@@ -20,13 +20,13 @@ from lightning_hooks.statistics.rows import row_dtype
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, by the attributes it has, since the class would take a while to import."""
-    return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+    """Whether a tensor is a DTensor, by the attributes its class has, since the class would take a while to import."""
+    return hasattr(type(tensor), "placements") and hasattr(type(tensor), "device_mesh")
 
 
 def whole_where_partial(tensor: Tensor) -> Tensor:
     """Add up what processes hold parts of a sum of; a collective, and the same tensor where there is nothing to add."""
-    placements: Any = getattr(tensor, "placements", ())
+    placements: Any = tensor.placements if is_distributed(tensor) else ()  # type: ignore[attr-defined]  # a DTensor's
     if not any(placement.is_partial() for placement in placements):
         return tensor
     from torch.distributed.tensor import Replicate

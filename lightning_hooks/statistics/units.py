@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.values import as_number
 from lightning_hooks.statistics.kernels import Bounds
 
 RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)
@@ -110,7 +112,7 @@ def saturation_of(module: nn.Module) -> Saturation | None:
         found = next((spec for kind, spec in _SATURATIONS if isinstance(module, kind)), None)
     if found is None:
         found = _from_arguments(module)
-    if found is not None and found.reads == "input" and getattr(module, "inplace", False):
+    if found is not None and found.reads == "input" and stored(module, "inplace"):
         return None
     return found
 
@@ -141,17 +143,20 @@ def _from_arguments(module: nn.Module) -> Saturation | None:
     if isinstance(module, nn.ReLU6):
         return Saturation(None, 6.0)  # its zeros are the zero fraction and the dead units
     if isinstance(module, nn.Hardtanh):
-        return Saturation(module.min_val, module.max_val)
+        low, high = (as_number(stored(module, name)) for name in ("min_val", "max_val"))
+        return None if low is None or high is None else Saturation(low, high)
     # With y the output, the slope in the left tail is 1 - exp(-beta y) for softplus, y + alpha for ELU, 1 + y / alpha for CELU.
     if isinstance(module, nn.Softplus):
-        return Saturation(0.01005 / module.beta, None)
-    if isinstance(module, nn.ELU):
-        return Saturation(0.01 - module.alpha, None)
-    if isinstance(module, nn.CELU):
-        return Saturation(-0.99 * module.alpha, None)
+        beta = as_number(stored(module, "beta"))
+        return Saturation(0.01005 / beta, None) if beta else None
+    if isinstance(module, nn.ELU | nn.CELU):
+        alpha = as_number(stored(module, "alpha"))
+        if alpha is None:
+            return None
+        return Saturation(0.01 - alpha if isinstance(module, nn.ELU) else -0.99 * alpha, None)
     if isinstance(module, nn.SELU):
         return Saturation(0.01 - 1.7580993408473766, None)
     if isinstance(module, nn.Softmax | nn.Softmax2d):  # not LogSoftmax: a confident one has all its slope under its loss
-        dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
+        dim = -3 if isinstance(module, nn.Softmax2d) else stored(module, "dim")
         return Saturation(None, 0.99, dim=-1 if dim is None else dim)
     return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import MAX_DEPTH
 
 TRANSFORMS = ("scale", "zero", "clamp", "noise")
@@ -212,7 +213,7 @@ def _map_tensors(value: Any, function: Callable[[Tensor], Tensor], depth: int = 
             return value
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        fields = {field.name: stored(value, field.name) for field in dataclasses.fields(value)}
         mapped = {name: _map_tensors(entry, function, depth + 1) for name, entry in fields.items()}
         changed = {name: entry for name, entry in mapped.items() if entry is not fields[name]}
         return dataclasses.replace(value, **changed) if changed else value

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 
 import pytest
 import torch
@@ -30,6 +30,17 @@ class Unset:
     later: torch.Tensor = dataclasses.field(init=False)
 
 
+class Computed(Output):
+    """A field of it is computed, and its containers when they are asked for their entries."""
+
+    hidden = property(lambda output: 1 / 0, lambda output, value: None)
+
+
+class Eager(UserDict):
+    def __getitem__(self, key):
+        raise AssertionError
+
+
 class Plain:
     tensor = A
 
@@ -49,6 +60,8 @@ def same(found, expected):
         (Pair(A, B), [A, B]),
         (Output(A, (B, C)), [A, B, C]),
         (Unset(B), [B]),
+        (Computed(A), [A]),
+        (Eager(x=A, y=[B]), [A, B]),
         (BaseModelOutputWithPast(last_hidden_state=A, hidden_states=(B, C)), [A, B, C]),
         ({"x": [A, (B, {"z": Output(C)})]}, [A, B, C]),
         ((A, (B, C)), [A, B, C]),

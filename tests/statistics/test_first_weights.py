@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.utils import parametrizations
 
 from lightning_hooks.statistics.first_weights import FirstWeights, first_weights
 
@@ -94,8 +96,20 @@ def test_weights_of_one_sign(layer: Any, low: float, high: float, mean: float | 
     assert first_weights(nn.Sequential(nn.Embedding.from_pretrained(layer.weight.data.flatten(1).abs() + 1))).one_sign == {}
 
 
-def test_a_lazy_layer_is_left_out() -> None:
-    assert first_weights(nn.Sequential(nn.LazyLinear(10))) == FirstWeights({}, ())
+def test_layers_without_numbers_are_left_out() -> None:
+    with FakeTensorMode():
+        fake = nn.Linear(10, 10)
+    without = nn.Linear(10, 10)
+    del without.weight
+    assert first_weights(nn.Sequential(nn.LazyLinear(10), nn.Linear(10, 10, device="meta"), fake, without)) == FirstWeights({}, ())
+
+
+def test_a_parametrised_layer_is_known_by_what_its_weight_is_computed_from() -> None:
+    layers = [parametrizations.spectral_norm(layer) for layer in (filled(nn.Linear(8, 8), 0.5), nn.Linear(8, 8))]
+    before = [buffer.clone() for layer in layers for buffer in layer.buffers()]
+    found = first_weights(nn.Sequential(layers[0], layers[1].requires_grad_(False)))
+    assert found == FirstWeights({"0": 0.5}, ("1",))
+    assert all(map(torch.equal, before, [buffer for layer in layers for buffer in layer.buffers()]))  # no power iteration ran
 
 
 def test_a_layer_that_has_trained_is_not_as_it_was_initialised() -> None:

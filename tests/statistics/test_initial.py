@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from lightning_hooks.statistics.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules, starting_at_zero
 
@@ -49,6 +50,8 @@ def test_gain_of_known_initialisations(init: object, gain: float) -> None:
 
 def test_what_has_no_gain() -> None:
     frozen = nn.Linear(3, 3).requires_grad_(False)
+    with FakeTensorMode():
+        fake = nn.Linear(3, 3)
     sites: list[tuple[str, nn.Module]] = [
         ("frozen", frozen),
         ("embedding", nn.Embedding(5, 3)),
@@ -56,6 +59,8 @@ def test_what_has_no_gain() -> None:
         ("norm", nn.LayerNorm(3)),
         ("act", nn.ReLU()),
         ("lazy", nn.LazyLinear(3)),
+        ("meta", nn.Linear(3, 3, device="meta")),
+        ("fake", fake),
     ]
     assert initial_gains(initial_sizes(sites)) == initial_rms(initial_sizes(sites)) == {}
     assert initial_gains(initial_sizes([])) == initial_rms(initial_sizes([])) == {}

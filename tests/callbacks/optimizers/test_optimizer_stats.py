@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_hooks import GradientFlowMonitor
+from lightning_hooks import GradientFlowMonitor, TrainingMonitor
+from lightning_hooks.reports.optimizers import GroupSettings
 from lightning_hooks.reports.windows import GradientFlowReport
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import BadBatch, amp
@@ -303,3 +306,49 @@ def test_planned_steps(kwargs: dict[str, Any], planned: int) -> None:
     run = trainer([monitor], **kwargs)
     run.fit(Classifier(mlp()), loader())
     assert monitor.report.planned_steps == planned == run.global_step
+
+
+class Odd(Optim.Optimizer):
+    """Keeps settings that are no numbers, or none that can be read, and one whose uses as a number draw."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        no_numbers = {"eps": torch.tensor(1e-8 + 0j), "momentum": 0.9j, "weight_decay": Drawn(), "initial_lr": len}
+        unknown = {"betas": (0.5, 0.9j, Drawn()), "max_lr": torch.zeros((), device="meta")}
+        super().__init__([{"params": list(parameters), "lr": lr, **no_numbers, **unknown}], {})
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= self.param_groups[0]["lr"] * parameter.grad
+        return loss
+
+
+class Drawn:
+    """A schedule of a user's own: each use as a number draws."""
+
+    def __float__(self) -> float:
+        return float(torch.rand(()))
+
+    def __bool__(self) -> bool:
+        return bool(torch.rand(()) > 0.5)
+
+    def __gt__(self, other: object) -> bool:
+        return bool(self)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_settings_that_are_no_numbers(tmp_path: Path) -> None:
+    states = []
+    for monitors in ([], [TrainingMonitor(every_n_steps=1, summary=False)]):
+        torch.manual_seed(0)
+        model = Classifier(mlp(), optimizer=Odd)
+        trainer(monitors, logger=CSVLogger(tmp_path)).fit(model, loader())
+        states.append((model.losses, torch.get_rng_state().tolist()))
+    assert states[0] == states[1]
+    (group,) = monitors[0].gradients.optimizers["0-Odd"].groups
+    assert group == GroupSettings(lr=0.1, lr_peak=0.1, betas=(0.5,))
