@@ -103,7 +103,7 @@ class FeatureTable:
             self.unmeasured.add(self.named[index])
         for position, values in enumerate(found):
             if self.histograms is not None:
-                self.histograms.add(index, values)
+                self.histograms.add(index, plain_values(values))
             bounds, units = (self._bounds(index, values, args), self._units(index, values)) if values.numel() else (None, None)
             complete = self._kernels.record(
                 self.rows, index, values, self.clock, position == 0, bounds, units, self.records_moments
