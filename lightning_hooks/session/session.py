@@ -63,7 +63,7 @@ class Session:
         self.hooks.restore()
         try:
             member.attach(self)
-            check_ranks_agree(member.name, member.live)
+            check_ranks_agree(member.name, member.live, member.schedule)
         except BaseException:
             member.detach()
             raise
