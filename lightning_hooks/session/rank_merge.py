@@ -37,8 +37,6 @@ def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[s
     packed = collector.pack()
     compared = repr((names, sorted(arguments.items()))).encode()
     hashed = int.from_bytes(hashlib.sha256(compared).digest()[:6], "big")  # exact in a float64
-        hashlib.sha256(repr((names, sorted(arguments.items()))).encode()).digest()[:6], "big"
-    )  # exact in a float64
     marks = torch.tensor([float(hashed), float(len(names)), float(packed.numel())], dtype=packed.dtype, device=packed.device)
     ends = torch.cat((marks, -marks))
     all_reduce(ends, "max")
