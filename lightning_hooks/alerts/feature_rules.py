@@ -188,8 +188,8 @@ class Silent(Rule):
             if site in report.unmeasured:
                 yield self.alert(
                     report, site, 0.0, 1.0, "info",
-                    "it was called, but its output holds no floating-point tensor (integers, None, or another object): there is "
-                    "nothing to measure.",
+                    "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
+                    "that has no values of its own (under torch.func): there is nothing to measure.",
                     advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
                 )  # fmt: skip
                 continue

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from weakref import ref
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -15,12 +16,13 @@ from lightning_hooks.callbacks.adapter import Adapter
 from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.callbacks.lightning_api import epoch_ends
 from lightning_hooks.callbacks.lightning_host import EpochLog
-from lightning_hooks.collectors.warn import warn_of_faults
+from lightning_hooks.collectors.warn import skipped_message, warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.hooks.suspension import Suspension
+from lightning_hooks.hooks.unreadable import skipping
 from lightning_hooks.trackers import Trackers
 
 
@@ -95,7 +97,7 @@ class HookedCallback(EitherPackage, ABC):
             kind: One of ``HOOK_KINDS``.
             **options: As for :meth:`lightning_hooks.HookManager.register`.
         """
-        safe = guarded(hook, name, self.faults, when=self.gate)
+        safe = skipping(hook, name, self.faults, when=self.gate)
         handle = self.hooks.register(module, safe, kind, label=name, **options)
         if isinstance(module, nn.Module):
             self._suspension.add(module, handle)
@@ -199,6 +201,8 @@ class HookedCallback(EitherPackage, ABC):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.faults.skipped:
+            rank_zero_info(f"{type(self).__name__}: {skipped_message(self.faults.skipped)}")
         self.detach()
 
     @override

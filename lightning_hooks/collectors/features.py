@@ -285,6 +285,10 @@ class _FeatureRecorder(OutputRecorder):
         self.table, self.outputs, self.index = table, outputs, index
         self.reads_input = table.reads_input(index)
 
+    @override
+    def skip(self) -> None:
+        self.table.unmeasured.add(self.table.named[self.index])
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.table.add(self.index, args, output)
         if self.outputs.compares and not torch.compiler.is_compiling():

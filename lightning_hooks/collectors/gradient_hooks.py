@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.collectors.collector import Context, OptimizerSteps
-from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors, guarded
+from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
 from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.unreadable import skipping
 from lightning_hooks.statistics import GradientTable
 
 NO_MODULE = "the loss"
@@ -122,7 +123,7 @@ class GradientListener(OutputRecorder):
     def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
         self.name, self.index = name, index
         self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
-        self.hook = guarded(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
+        self.hook = skipping(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Note the call, and ask for the gradients."""

@@ -17,6 +17,14 @@ def warn(message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
+def skipped_message(calls: int) -> str:
+    """Say why calls were skipped."""
+    return (
+        f"{calls} calls so far are not recorded: they run under torch.func (vmap, grad, jvp, …) or torch.jit.trace, or with fake "
+        "or meta tensors, which stand for others and have no values to read. All other calls are recorded."
+    )
+
+
 def warn_of_faults(name: str, faults: Faults) -> None:
     """Warn, once each, of the hooks of a monitor that raised and are disabled since."""
     by_error: dict[str, list[str]] = {}

@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_hooks.hooks.tensors import UnreadableError
+
 
 class Listener:
     """Base class of the hooks that observe.
@@ -44,17 +46,23 @@ def no_hook() -> tuple[Any, ...]:
 class Faults:
     """The sites whose hook raised: each is recorded once, with its first error, and stays disabled.
 
+    A call whose tensors cannot be read is no fault.
+
     Attributes:
         errors: Site name to the error's text, in the order of the faults.
         unreported: Sites of which the user has not been warned yet.
+        skipped: Calls that could not be read.
     """
 
     errors: dict[str, str] = field(default_factory=dict)
     unreported: list[str] = field(default_factory=list)
+    skipped: int = 0
 
     def __call__(self, site: str, error: Exception) -> None:
         """Record ``error`` at ``site``; this is the ``on_fault`` of :func:`lightning_hooks.hooks.guarded`."""
-        if site not in self.errors:
+        if isinstance(error, UnreadableError):
+            self.skipped += 1
+        elif site not in self.errors:
             self.errors[site] = f"{type(error).__name__}: {error}"
             self.unreported.append(site)
 

@@ -36,6 +36,9 @@ class Recorder(Listener, ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Record: what PyTorch calls, and a compiled graph when it runs."""
 
+    def skip(self) -> None:
+        """A call cannot be recorded: its tensors stand for others."""
+
     @abstractmethod
     def trace(self, number: Tensor, *args: Any) -> None:
         """Put the operator call into the graph that is being traced, whether or not the hook records now.

@@ -70,6 +70,13 @@ def float_tensors(output: Any) -> list[Tensor]:
     return found
 
 
+class UnreadableError(RuntimeError):
+    """A tensor stands for others and has no values of its own: under ``torch.func``, a fake tensor, one on the meta device."""
+
+    def __init__(self, values: object) -> None:
+        super().__init__(f"an object of type {type(values).__name__} has no values in memory")
+
+
 def plain_values(tensor: Tensor) -> Tensor:
     """Return the values of ``tensor`` as a plain dense tensor outside autograd, sharing memory where possible.
 
@@ -82,16 +89,24 @@ def plain_values(tensor: Tensor) -> Tensor:
         tensor: A floating-point tensor of any layout or subclass.
 
     Returns:
-        A plain ``torch.Tensor``, of the shape of ``tensor`` where the layout is dense and the storage exists.
+        A plain ``torch.Tensor``, of the shape of ``tensor`` where the layout is dense and the storage exists; of a nested tensor
+        ``(tokens, features)`` where its last dimension has one size.
+
+    Raises:
+        UnreadableError: It stands for other tensors.
     """
     values = tensor.detach()
     # A traced tensor is plain, and a traced backward cannot ask for layouts.
     if torch.compiler.is_compiling() or in_memory(values):
         return values
+    if values.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(values):  # it has no public name
+        raise UnreadableError(values)
     if values.is_nested:
-        return _computed(values.values())
+        return _computed(_buffer(values))
     if values.layout == torch.sparse_coo:
         return _computed(values.coalesce().values())
+    if values.is_mkldnn:
+        return values.to_dense()
     if values.layout != torch.strided:
         return _computed(values.values())
     if type(values) is not Tensor:  # a distributed tensor, one whose collective is still running, a subclass
@@ -103,19 +118,41 @@ def plain_values(tensor: Tensor) -> Tensor:
     return _computed(values)
 
 
+def strided(found: object) -> TypeGuard[Tensor]:
+    """Whether ``found`` is a floating-point tensor that :func:`plain_values` leaves its shape; its memory is not looked at."""
+    return type(found) is Tensor and found.is_floating_point() and found.layout is torch.strided and not found.is_nested
+
+
 def in_memory(found: object) -> TypeGuard[Tensor]:
-    """Whether ``found`` is a plain, strided tensor whose values can be read in place."""
-    return (
-        type(found) in _PLAIN
-        and found.layout is torch.strided  # type: ignore[attr-defined]  # mypy does not follow the line above
-        and not found.is_nested  # type: ignore[attr-defined]
-        and not found.is_neg()  # type: ignore[attr-defined]
-        and found.data_ptr() != 0  # type: ignore[attr-defined]  # it was freed, or torch keeps none for some zeros
-    )
+    """Whether ``found`` is proved to be a plain, strided tensor whose values can be read in place, at its address.
+
+    False without a storage: of other layouts, of what ``torch.func`` wraps, of zeros that torch does not keep, where it was freed.
+    """
+    if type(found) not in _PLAIN:
+        return False
+    try:
+        # Of the storage: the address of a view is not 0 where what it is a view of was freed.
+        at = found.untyped_storage().data_ptr()  # type: ignore[attr-defined]  # mypy does not follow the line above
+    except RuntimeError:
+        return False
+    return at != 0 and not found.is_nested and not found.is_neg()  # type: ignore[attr-defined]
+
+
+def _buffer(nested: Tensor) -> Tensor:
+    """All values of a nested tensor: of padded sequences ``(tokens, features)``."""
+    values = nested.values()
+    if values.dim() != 1 or not nested.is_contiguous():
+        return values
+    try:
+        return values.view(-1, nested.size(-1))
+    except RuntimeError:  # its last dimension has several sizes
+        return values
 
 
 def _computed(values: Tensor) -> Tensor:
     """The values of a strided tensor, in memory."""
+    if type(values) not in _PLAIN:  # a subclass that wraps others, or a fake tensor
+        raise UnreadableError(values)
     if values._is_zerotensor():  # it has no public name
         return values.clone()
     if values.is_neg():
@@ -145,7 +182,7 @@ def is_freed(tensor: Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
-        and tensor.data_ptr() == 0
+        and not in_memory(tensor)
         and tensor.numel() > 0
-        and not tensor._is_zerotensor()
+        and tensor.untyped_storage().nbytes() == 0
     )

@@ -15,7 +15,7 @@ from lightning_hooks.quantization.range_histograms import add_values, least_erro
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.rows import lasting, row_dtype
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")
 """The methods for choosing a range."""
@@ -105,7 +105,7 @@ class RangeTable:
             return  # every rank has the same capacity, from the model's parameters
         known = self.channels.get(index)
         if known is None or known.shape[1] < found.shape[1]:
-            grown = torch.full_like(found, math.inf)
+            grown = lasting(lambda: torch.full_like(found, math.inf))
             grown[1] = -math.inf
             if known is not None:
                 grown[:, : known.shape[1]] = known

@@ -181,6 +181,15 @@ class Member(MemberContext):
     # The end of a window.
 
     @property
+    def schedule(self) -> dict[str, int | None]:
+        """The arguments that say when ranks merge what they have, as they hold in this run."""
+        return {
+            "report_every_n_steps": self.windows.length,
+            "every_n_steps": self.settings.every_n_steps,
+            "check_every_n_steps": self.settings.check_every_n_steps,
+        }
+
+    @property
     def latest_report(self) -> Any:
         """The report of the last finished window, or of the epoch that ended with it; None before."""
         return self.report if self.epoch_report is None else self.epoch_report

@@ -14,8 +14,10 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded, select_modules
+from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
+from lightning_hooks.hooks.tensors import UnreadableError
+from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -101,7 +103,7 @@ class MemberContext:
 
     def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
         """Call ``recorder`` with each output of a module, in sampled batches."""
-        safe = guarded(recorder, name, self.faults, when=self.gate, meter=self.meter)
+        safe = skipping(recorder, name, self.faults, when=self.gate, meter=self.meter)
         self._session.hooks.add(self, name, module, safe)
 
     @property
@@ -129,13 +131,19 @@ class MemberContext:
         """Call ``recorder`` with each call of some functions, by their names, in sampled batches."""
         calls = self.functional
         if calls is not None:
-            new = partial(guarded, recorder, on_fault=self.faults, meter=self.meter, observes=True)
+
+            def record(call: FunctionalCall) -> None:
+                if is_transformed():  # a table that is made there would be too
+                    raise UnreadableError(call.output)
+                recorder(call)
+
+            new = partial(skipping, record, on_fault=self.faults, meter=self.meter, observes=True)
             gate = self.details if detailed else self.gate
             calls.add(self, functions, gate, lambda site: new(site=site), layers, in_validation)
 
-    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> guarded:
+    def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
-        return guarded(function, site, self.faults, passes=(AlertError,), meter=meter, observes=True)
+        return skipping(function, site, self.faults, passes=(AlertError,), meter=meter, observes=True)
 
     def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
         """Make the table of the histograms that the user asks for; None for none."""

@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.hooks import Gate, HookManager, Listener, guarded
+from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension
+from lightning_hooks.hooks.unreadable import is_transformed, skipping
 
 
 class SharedHook(Listener):
@@ -19,19 +20,28 @@ class SharedHook(Listener):
 
     Args:
         gate: Open in batches that any collector samples. A graph of ``torch.compile`` asks each recorder's own gate when it runs.
+        faults: Counts the calls that are skipped.
     """
 
-    __slots__ = ("gate", "recorders")
+    __slots__ = ("faults", "gate", "recorders")
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self.recorders: list[guarded] = []
+    def __init__(self, gate: Gate, faults: Faults) -> None:
+        self.gate, self.faults = gate, faults
+        self.recorders: list[skipping] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Hand the output to each recorder."""
         if self.gate.open or torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and is_transformed():
+                self._skip()
+                return
             for recorder in self.recorders:
                 recorder(module, args, output)
+
+    def _skip(self) -> None:
+        self.faults.skipped += 1
+        for recorder in self.recorders:
+            recorder.skip()
 
 
 class ModuleHooks:
@@ -39,21 +49,22 @@ class ModuleHooks:
 
     Attributes:
         gate: Open in batches that any collector samples.
+        faults: Counts the calls that are skipped.
     """
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.gate, self.faults = Gate(), Faults()
         self._manager = HookManager()
         self._suspension = Suspension()
         self._hooks: dict[nn.Module, list[tuple[SharedHook, RemovableHandle]]] = {}
-        self._owners: dict[int, list[tuple[nn.Module, guarded]]] = {}
+        self._owners: dict[int, list[tuple[nn.Module, skipping]]] = {}
         self._warned_of_compiled = False
 
-    def add(self, owner: object, name: str, module: nn.Module, recorder: guarded) -> None:
+    def add(self, owner: object, name: str, module: nn.Module, recorder: skipping) -> None:
         """Call ``recorder`` with each output of a module, after the hooks that it has by now: those of others may change it."""
         ours = self._hooks.setdefault(module, [])
         if not ours or next(reversed(module._forward_hooks), None) != ours[-1][1].id:
-            hook = SharedHook(self.gate)
+            hook = SharedHook(self.gate, self.faults)
             handle = self._manager.register(module, hook, label=name)
             self._suspension.add(module, handle)
             ours.append((hook, handle))

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Step
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.collectors.warn import skipped_message, warn
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -51,7 +51,7 @@ class Session:
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
         self._records: dict[Path, RunRecord] = {}
-        self._warned_of_ending = self._closed = False
+        self._warned_of_ending = self._explained_skipped = self._closed = False
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -63,7 +63,7 @@ class Session:
         self.hooks.restore()
         try:
             member.attach(self)
-            check_ranks_agree(member.name, member.live)
+            check_ranks_agree(member.name, member.live, member.schedule)
         except BaseException:
             member.detach()
             raise
@@ -206,6 +206,7 @@ class Session:
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
         self.calls.notify(member.live for member in self.members)
+        self._explain_skipped()
         self.publisher.log(members)
         try:
             self.delivery.window_end(members)
@@ -219,6 +220,13 @@ class Session:
             record.write()
         if any(member.settings.progress_bar for member in self.members):
             self.host.show_progress(in_short(member.report for member in self.members))
+
+    def _explain_skipped(self) -> None:
+        """Say once that calls are not recorded whose tensors cannot be read."""
+        skipped = self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members)
+        if skipped and not self._explained_skipped:
+            self._explained_skipped = True
+            self.host.info(skipped_message(skipped))
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.

@@ -12,7 +12,7 @@ from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.attention import Head
 from lightning_hooks.statistics.attention_stats import N_LINE, AttentionStats, HeadLine, attention_stats
 from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest, paired
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.rows import lasting, row_dtype
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
 """Attributes that hold the number of heads of a layer."""
@@ -68,7 +68,7 @@ class AttentionTable:
         own[:, HeadLine.END] = top
 
     def _grow(self, site: int, heads: int) -> Tensor:
-        lines = self._empty.repeat(heads, 1)
+        lines = lasting(lambda: self._empty.repeat(heads, 1))
         if site in self._lines:
             lines[: self._lines[site].shape[0]] = self._lines[site]
         self._lines[site] = lines

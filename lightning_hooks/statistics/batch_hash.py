@@ -73,10 +73,16 @@ def _odd_numbers(count: int, device: torch.device) -> Tensor:
 def _sample(tensor: Tensor) -> Tensor:
     """The bits of some of a tensor's numbers as integers, shape ``(n,)``, int64."""
     values = as_real(plain_values(tensor))
-    count = values.numel()
+    count, step = values.numel(), max(1, values.numel() // SAMPLE)
     # A batch in another order of dimensions (channels last) is read as it lies in memory, without a copy.
-    flat = values.as_strided((count,), (1,)) if count and dense(values) else values.reshape(-1)
-    some = flat[:: max(1, count // SAMPLE)].contiguous()
+    if dense(values):
+        some = values.as_strided((count,), (1,))[::step].contiguous()
+    else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
+        left, places = torch.arange(0, count, step, device=values.device), []
+        for size in reversed(values.shape):
+            places.append(left % size)
+            left = left // size
+        some = values[tuple(reversed(places))]
     return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
 
 

@@ -15,7 +15,7 @@ from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.order import FirstCalls
 from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches, flagged
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting, merged_rows
 from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
 
 KURTOSIS_EVERY = 4
@@ -104,7 +104,7 @@ class FeatureTable:
             self.unmeasured.add(self.named[index])
         for position, values in enumerate(found):
             if self.histograms is not None:
-                self.histograms.add(index, values)
+                self.histograms.add(index, plain_values(values))
             bounds, units = (self._bounds(index, values, args), self._units(index, values)) if values.numel() else (None, None)
             complete = self._kernels.record(
                 self.rows, index, values, self.clock, position == 0, bounds, units, self.records_moments
@@ -150,7 +150,7 @@ class FeatureTable:
         """Which units of a rectifier fired before, for at least ``units`` of them."""
         known = self.fired.get(index)
         if known is None or known.shape[0] < units:  # one rectifier may be used at several widths
-            grown = torch.zeros(units, dtype=torch.bool, device=device)
+            grown = lasting(lambda: torch.zeros(units, dtype=torch.bool, device=device))
             if known is not None:
                 grown[: known.shape[0]] = known
             known = self.fired[index] = grown

@@ -70,7 +70,7 @@ class GradientTable:
         values = gradient if self._kernels.reads(gradient) else plain_values(gradient)
         self._kernels.record(self.rows if self.pending is None else self.pending.now, index, values, self.clock)
         if self.histograms is not None:
-            self.histograms.add(index, values)
+            self.histograms.add(index, plain_values(values))
 
     def backward_ends(self) -> None:
         """A backward pass is over: note which optimizers have gradients from it."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics.feature_stats import feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.reduction import Stretch, Stretches, largest
@@ -27,8 +29,8 @@ class InputTable:
     """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
 
     The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
-    samples are taken to be along its first dimension. A batch without one holds token ids and masks: samples are compared over all
-    of these, and over the whole batch, since a few rows may hold one prompt on purpose.
+    samples are taken to be along its first dimension, and that of all tensors of the same size with more than one dimension: a mask
+    of ones may come with token ids. Of whole numbers all samples are compared, since a few may hold one prompt on purpose.
 
     Args:
         clock: Of the training batch.
@@ -54,26 +56,34 @@ class InputTable:
             batch: As the model gets it.
             compare: Whether to compare its samples.
         """
-        found = {place: tensor for place, tensor in tensors_in(batch) if tensor.is_floating_point() and tensor.dim() > 1}
-        if not found:
-            if compare:
-                self._compare_numbers(batch)
-            return
-        self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
-        values = self._add(0, found[self.place])
-        self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
-        if compare and values.shape[0] >= LEAST and values[0].numel() > 1:
-            differs = (values[1:COMPARED] != values[:1]).any()
-            self._compared(differs)
+        tensors = {place: tensor for place, tensor in tensors_in(batch) if tensor.dim() > 1}
+        found = {place: tensor for place, tensor in tensors.items() if tensor.is_floating_point()}
+        if found:
+            self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
+            values = self._add(0, found[self.place])
+            self.images = values.dim() == 4 and not {values.shape[1], values.shape[-1]}.isdisjoint((1, 3, 4))
+        if compare:
+            self._compare(tensors)
 
-    def _compare_numbers(self, batch: Any) -> None:
-        """Compare the samples of a batch of whole numbers."""
-        rows = {place: plain_values(ids) for place, ids in tensors_in(batch) if ids.dim() > 1 and ids.shape[0] >= LEAST}
-        if not rows:
+    def _compare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare the samples of a batch: they are the same where those of each of its tensors are."""
+        compared = {
+            place: tensor
+            for place, tensor in tensors.items()
+            if tensor.shape[0] >= LEAST and (tensor.numel() > tensor.shape[0] or not tensor.is_floating_point())
+        }
+        if not compared:
             return
-        self.place = next(iter(rows))
-        differs = torch.stack([(ids[1:] != ids[:1]).any() for ids in rows.values()]).any()
-        self._compared(differs)
+        self.place = self.place or next(iter(compared))
+        size = tensors[self.place].shape[0] if self.place in tensors else None
+        differ = []
+        for tensor in compared.values():
+            if tensor.shape[0] == size:
+                values = unexpanded(plain_values(tensor))
+                rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
+                differ.append((rows != values[:1]).any().to(self._same.device))
+        if differ:
+            self._compared(torch.stack(differ).any())
 
     def _compared(self, differs: Tensor) -> None:
         """Note whether the samples of a batch differ."""
@@ -123,14 +133,44 @@ class InputTable:
         self._same.zero_()
 
 
-def tensors_in(batch: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch of lists, tuples and dictionaries, each with the place where it is."""
-    if isinstance(batch, Tensor):
-        if batch.layout == torch.strided:
+def tensors_in(batch: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch of lists, tuples, dictionaries and dataclasses, each with the place where it is.
+
+    What a class of the user's computes when it is asked (``__getitem__``, ``items``, a property) is not read.
+    """
+    kind = type(batch)  # also isinstance asks an object for its class
+    if issubclass(kind, Tensor):
+        if batch.layout == torch.strided and not (batch.is_nested or batch.is_quantized):
             yield place or "batch", batch
-    elif isinstance(batch, Mapping):
-        for key, inner in batch.items():
-            yield from tensors_in(inner, f"{place}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        for number, inner in enumerate(batch):
-            yield from tensors_in(inner, f"{place}[{number}]")
+        return
+    for key, inner in _entries(batch, kind) if depth < MAX_DEPTH else ():
+        yield from tensors_in(inner, f"{place}{key}", depth + 1)
+
+
+def _entries(batch: Any, kind: type) -> Iterable[tuple[str, Any]]:
+    """What a container stores, with its place in it."""
+    if issubclass(kind, UserDict):  # such as transformers' BatchEncoding
+        batch = _stored(batch).get("data")
+        kind = type(batch)
+    if issubclass(kind, dict):
+        return [(f"[{key!r}]", inner) for key, inner in dict.items(batch) if isinstance(key, str | int)]
+    if issubclass(kind, list):
+        return [(f"[{number}]", inner) for number, inner in enumerate(list.__iter__(batch))]
+    if issubclass(kind, tuple):
+        return [(f"[{number}]", inner) for number, inner in enumerate(tuple.__iter__(batch))]
+    if is_dataclass(kind):
+        stored = _stored(batch)
+        return [(f".{field.name}", stored[field.name]) for field in fields(kind) if field.name in stored]
+    return ()
+
+
+def _stored(batch: Any) -> Mapping[str, Any]:
+    try:
+        return object.__getattribute__(batch, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:  # it has slots
+        return {}
+
+
+def unexpanded(values: Tensor) -> Tensor:
+    """A view of each number once: without the dimensions along which a tensor is expanded."""
+    return values[tuple([slice(None, 1 if step == 0 else None) for step in values.stride()])]

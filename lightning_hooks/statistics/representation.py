@@ -167,6 +167,6 @@ def samples_in(output: Tensor, batch_size: int) -> bool:
 
 
 def batch_size_of(batch: Any) -> int | None:
-    """The number of samples in a batch: the size that the first dimension of all its tensors has; None where they differ."""
+    """The number of samples in a batch: the size of the first dimension of all its tensors; None where they differ, or are 0."""
     sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()}
-    return sizes.pop() if len(sizes) == 1 else None
+    return (sizes.pop() or None) if len(sizes) == 1 else None

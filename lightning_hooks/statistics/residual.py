@@ -113,13 +113,13 @@ class ResidualTable:
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call of a block. No host sync; no tensor is kept."""
         out, entered = next(iter(float_tensors(output)), None), next(iter(float_tensors(args)), None)
-        if out is None or out.dim() < 2 or not out.numel() or (entered is not None and entered.shape != out.shape):
+        if out is None or out.dim() < 2:
             return
         values = plain_values(out)
         before = None if entered is None or _same_memory(entered, out) else plain_values(entered)
-        if not values.numel():
+        if values.dim() < 2 or not values.numel() or (before is not None and before.numel() and before.shape != values.shape):
             return
-        before = None if before is None or before.shape != values.shape else before  # it was freed
+        before = None if before is None or not before.numel() else before  # it was freed
         self._kernels.record(self._rows, index, values, self._clock, moments=True)
         square, totals = self._kernels.stream(values, before, self._channel_dim(index, values))
         self._limits[index] = min(self._limits[index], torch.finfo(values.dtype).max)

@@ -8,7 +8,7 @@ counter stops at 2²⁴, and sums of squares in float32 have given negative vari
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import torch
@@ -82,7 +82,13 @@ def row_dtype(device: torch.device) -> torch.dtype:
 @functools.lru_cache(maxsize=256)
 def fixed(values: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers that are the same at every step, as one tensor, made once; nobody writes into it."""
-    return torch.tensor(values, dtype=dtype)
+    return lasting(lambda: torch.tensor(values, dtype=dtype))
+
+
+def lasting(make: Callable[[], Tensor]) -> Tensor:
+    """Make a tensor in a hook that is written into later: under the user's ``inference_mode`` that would be forbidden then."""
+    with torch.inference_mode(False):
+        return make()
 
 
 def empty_table(n_sites: int, device: torch.device | str = "cpu") -> Tensor:

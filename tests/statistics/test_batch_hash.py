@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.batch_hash import BITS, SAMPLE, SLOTS, BatchHashes, batch_hash, merge_windows, same_on_all
+from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.labels import LabelTable, label_tensors
+from lightning_hooks.statistics.rows import Clock
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
@@ -146,3 +148,22 @@ def test_ignored_labels_are_counted() -> None:
     assert other.sums().tolist() == [3, 1, 8, 5]
     other.reset()
     assert other.sums().tolist() == [0, 0, 0, 0]
+
+
+def test_a_view_is_hashed_as_its_copy_is_without_one() -> None:
+    """Tensors of a petabyte: a copy would end the process."""
+    mask = torch.arange(2**10) % 7 == 0
+    views = (mask.expand(3, 2**10), torch.arange(4000.0).view(40, 100)[:, 10:60], torch.arange(240).view(2, 30, 4)[..., ::2])
+    for view in views:
+        assert batch_hash(view) == batch_hash(view.clone(memory_format=torch.contiguous_format))
+    assert batch_hash(mask.expand(2**40, 2**10)) is not None
+    inputs = InputTable(Clock())
+    inputs.train([torch.ones(8, 3), mask[:, None].expand(2**10, 2**40), mask.expand(2**40, 2**10)], compare=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+def test_quantised_tensors_are_left_out(dtype: torch.dtype) -> None:
+    quantised = torch.quantize_per_tensor(torch.randn(8, 8), 0.1, 0, dtype)
+    assert batch_hash([quantised]) is None
+    assert batch_hash([quantised, torch.arange(64)]) == batch_hash(torch.arange(64))

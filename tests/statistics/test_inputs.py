@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import BatchEncoding
 
 from lightning_hooks.statistics.inputs import COMPARED, LEAST, InputTable, tensors_in
 from lightning_hooks.statistics.reduction import merge_ranks
@@ -135,3 +139,78 @@ def test_token_ids_that_are_the_same_in_all_samples() -> None:
     assert same_samples([torch.cat((same[:12], other[:4])), ones]) is False  # a prompt that comes twelve times
     assert same_samples([labels]) is None
     assert same_samples([same[:3]]) is None
+
+
+def test_samples_are_the_same_only_if_those_of_all_tensors_are() -> None:
+    """A mask or a weight of ones in floating point, next to token ids that differ."""
+    ids, ones = torch.arange(80).view(16, 5), torch.ones(16, 5)
+    for dtype in (torch.float32, torch.bfloat16):
+        mask = ones.to(dtype)
+        assert same_samples({"input_ids": ids, "attention_mask": mask}) is False
+        assert same_samples([mask, ids]) is False
+        assert same_samples({"input_ids": ids[:1].expand(16, 5), "attention_mask": mask}) is True
+        assert same_samples([mask, torch.rand(16, 5, 2)]) is False
+        assert same_samples([mask, ids[:8]]) is True  # not of its samples
+        assert same_samples([mask, torch.rand(16, 1)]) is True  # a target, as labels of one dimension are
+
+
+class Hostile:
+    """What no monitor may ask an object of the user's for."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise AssertionError("a monitor ran code of the user's")
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __getattr__ = keys = values = items = get = _refuse  # type: ignore[assignment]
+
+
+class LazyDict(Hostile, dict[str, Any]):
+    pass
+
+
+class LazyUserDict(Hostile, UserDict[str, Any]):
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+
+class LazyList(Hostile, list[Any]):
+    pass
+
+
+class LazyMapping(Hostile, Mapping[str, Any]):
+    pass
+
+
+class Instanceless(Hostile):
+    __class__ = property(Hostile._refuse)  # type: ignore[assignment]
+
+
+@dataclass
+class Fields:
+    x: Tensor
+    later: Tensor = field(init=False)
+    inner: Any = None
+
+
+class Drawing(Fields):
+    drawn = property(Hostile._refuse)
+
+
+def test_what_is_stored_is_read_and_nothing_is_asked_for() -> None:
+    x, y = torch.zeros(1), torch.ones(1)
+    stored: list[tuple[Any, list[str]]] = [
+        (LazyDict(a=x), ["['a']"]),
+        (LazyUserDict({"a": x, "b": [y]}), ["['a']", "['b'][0]"]),
+        (BatchEncoding({"input_ids": x}), ["['input_ids']"]),
+        (LazyList([x, y]), ["[0]", "[1]"]),
+        (Drawing(x, inner=(y,)), [".x", ".inner[0]"]),
+        ([LazyMapping(), Instanceless(), x], ["[2]"]),  # type: ignore[abstract]
+        (OrderedDict(b=x, a=y), ["['b']", "['a']"]),
+        ({Hostile: x, "a": y}, ["['a']"]),
+    ]
+    assert [[place for place, _ in tensors_in(batch)] for batch, _ in stored] == [places for _, places in stored]
+
+
+def test_a_batch_that_contains_itself() -> None:
+    batch: list[Any] = [torch.zeros(1)]
+    batch.append(batch)
+    assert 1 <= len(list(tensors_in(batch))) < 20

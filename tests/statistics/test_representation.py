@@ -140,6 +140,7 @@ def test_ranks_and_windows_merge_as_one() -> None:
         ({"ids": torch.zeros(7, 3), "scale": torch.tensor(1.0)}, 7),
         ((torch.zeros(7, 3), torch.zeros(9)), None),
         (["no tensor"], None),
+        (torch.zeros(0, 3), None),
     ],
 )
 def test_the_size_of_a_batch(batch: Any, size: int | None) -> None:

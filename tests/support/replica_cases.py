@@ -191,9 +191,9 @@ def run_case(make: Callable[[], Any], settings: dict[str, Any], rank: int) -> An
     return {"alerts": alerts, "found": monitor.report.ranks_differ, "weights": weights}
 
 
-def other_modules(rank: int) -> str:
-    """What is raised where ranks observe other modules."""
-    monitor = FeatureStatsMonitor(modules=["net.0"] if rank == 0 else ["net.0", "net.2"], summary=False)
+def refused(rank: int, **arguments: Any) -> str:
+    """What is raised where ranks give a monitor other arguments."""
+    monitor = FeatureStatsMonitor(**arguments, summary=False)
     run = trainer(
         [monitor], max_epochs=1, devices=2, use_distributed_sampler=False, strategy=DDPStrategy(process_group_backend="gloo")
     )
@@ -207,5 +207,8 @@ def other_modules(rank: int) -> str:
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])
     found: dict[str, Any] = {case: run_case(*what, rank) for case, what in (HEALTHY | FAULTS).items()}
-    found["other_modules"] = other_modules(rank)
+    found["other_modules"] = refused(rank, modules=["net.0"] if rank == 0 else ["net.0", "net.2"])
+    for argument in ("report_every_n_steps", "every_n_steps", "check_every_n_steps"):
+        found[argument] = refused(rank, **{argument: 2 + rank})
+    found["default_window"] = refused(rank, report_every_n_steps=3 if rank else None)
     Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))

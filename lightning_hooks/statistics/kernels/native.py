@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import dense, in_memory
+from lightning_hooks.hooks.tensors import dense, in_memory, plain_values, strided
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.host import HostKernels
 from lightning_hooks.statistics.kernels.plain import Bounds, Norms, Units
@@ -106,11 +106,12 @@ class NativeKernels(HostKernels):
 
     @override
     def reads(self, found: object) -> bool:
-        return in_memory(found) and found.is_cpu and found.dtype in self.types and found.is_contiguous()
+        return strided(found)
 
     def _kind(self, values: Tensor) -> int | None:
-        """The number of the type of plain values; None where they cannot be read as they are."""
-        return self.types.get(values.dtype) if values.is_cpu and dense(values) else None
+        """The number of a tensor's type where its memory is proved to hold its values and nothing else; else None."""
+        kind = self.types.get(values.dtype)
+        return None if kind is None or not (in_memory(values) and values.is_cpu and dense(values)) else kind
 
     @override
     def record(
@@ -126,6 +127,9 @@ class NativeKernels(HostKernels):
     ) -> bool:
         kind = self._kind(values)
         if kind is None:
+            values = plain_values(values)
+            if not values.numel():  # it was freed
+                bounds = units = None
             return super().record(table, index, values, clock, new_call, bounds, units, moments)
         n, row, count, complete = values.numel(), table.data_ptr() + index * _ROW_BYTES, 0, False
         if units is not None:
@@ -142,9 +146,9 @@ class NativeKernels(HostKernels):
 
     @override
     def stream(self, out: Tensor, entered: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-        kind = self.types.get(out.dtype)
-        read = [tensor for tensor in (out, entered) if tensor is not None]
-        if kind is None or not all(tensor.is_cpu and tensor.is_contiguous() and tensor.dtype is out.dtype for tensor in read):
+        kinds = {self._kind(tensor) if tensor.is_contiguous() else None for tensor in (out, entered) if tensor is not None}
+        kind = kinds.pop()
+        if kind is None or kinds:
             return super().stream(out, entered, dim)
         square, totals = torch.zeros(out.shape[dim], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         sizes = (math.prod(out.shape[:dim]), out.shape[dim], math.prod(out.shape[dim + 1 :]))
@@ -170,19 +174,15 @@ class NativeKernels(HostKernels):
         values, low, high, _ = bounds
         kind = self._kind(values)
         if kind is None:
-            return super().beyond(bounds)
+            return super().beyond(bounds._replace(values=plain_values(values)))
         limits = (-_BOUNDLESS if low is None else low, _BOUNDLESS if high is None else high)
         return int(self._beyond(values.data_ptr(), values.numel(), kind, *limits))
 
     def _locate(self, tensors: Sequence[Tensor]) -> _Located | None:
         """Where tensors lie; None if one of them cannot be read as it is, or is of another type."""
         dtype = tensors[0].dtype
-        found = [
-            tensor.data_ptr()
-            for tensor in tensors
-            if in_memory(tensor) and tensor.dtype is dtype and tensor.is_cpu and (tensor.is_contiguous() or dense(tensor))
-        ]
-        if len(found) != len(tensors) or dtype not in self.types:
+        found = [tensor.data_ptr() for tensor in tensors if tensor.dtype is dtype and self._kind(tensor) is not None]
+        if len(found) != len(tensors):
             return None
         return _Located(array("q", found), fixed(tuple([tensor.numel() for tensor in tensors])), dtype, self.types[dtype])
 

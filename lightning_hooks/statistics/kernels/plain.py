@@ -71,7 +71,7 @@ class Kernels:
     name = "torch"
 
     def reads(self, found: object) -> bool:
-        """Whether :meth:`record` takes ``found`` as it is: a tensor that needs no :func:`~.plain_values`."""
+        """Whether :meth:`record` takes ``found`` as it is, and itself proves that it can be read."""
         return False
 
     def record(

@@ -358,12 +358,12 @@ def test_a_rank_that_cannot_read_its_gradients_takes_part_in_checks(monkeypatch:
     faults = Faults()
     checks = StepChecks(Early(1), ["a", "b"], 2, lambda: False, on_fault=faults)
 
-    class Unreadable(nn.Parameter):
+    class UnreadableError(nn.Parameter):
         @property
         def grad(self) -> None:  # type: ignore[override]
             raise ZeroDivisionError
 
-    for parameter in (Unreadable(torch.ones(2)), nn.Parameter(torch.ones(2))):
+    for parameter in (UnreadableError(torch.ones(2)), nn.Parameter(torch.ones(2))):
         checks.gradients(Step(0, 2, [0], [], [parameter], None, False, False, 0))
     assert [tensor.tolist() for tensor in shared] == [[0.0, 0.0]] * 2
     assert faults.errors == {"optimizer step (norms for checks)": "ZeroDivisionError: "}

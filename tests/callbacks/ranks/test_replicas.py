@@ -69,3 +69,20 @@ def test_ranks_that_observe_other_modules_are_an_error_at_train_start(two_ranks:
         "rank."
     )
     assert two_ranks["other_modules"] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("case", "argument", "values"),
+    [
+        *((name, name, ("2", "3")) for name in ("report_every_n_steps", "every_n_steps", "check_every_n_steps")),
+        ("default_window", "report_every_n_steps", ("None", "3")),
+    ],
+)
+def test_ranks_that_merge_at_other_batches_are_an_error_at_train_start(
+    case: str, argument: str, values: tuple[str, str], two_ranks: Any
+) -> None:
+    expected = (
+        f"FeatureStatsMonitor: ranks have different values of {argument}: {values[0]} on rank 0, {values[1]} on rank 1. They merge "
+        f"their numbers at the same batches, and would wait for each other forever: give {argument}= alike on every rank."
+    )
+    assert two_ranks[case] == [expected, expected]

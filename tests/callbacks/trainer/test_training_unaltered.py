@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
+from torch import Tensor, nn
 
-from lightning_hooks import FeatureExtractor, LayerProfiler, monitors
+from lightning_hooks import ActivationRangeObserver, AttentionMonitor, FeatureExtractor, LayerProfiler, monitors
 from tests.support.host_reads import NETS, CountSyncs
 from tests.support.models import Classifier, ResidualCNN, loader, trainer
 from tests.support.reference import same_state
@@ -54,3 +57,57 @@ def test_features_are_kept_without_a_host_sync() -> None:
         trainer([counter, *callbacks]).fit(Classifier(ResidualCNN()), loader((1, 6, 6), n=160))
         counts.append(counter.mode.syncs)
     assert counts[1] == counts[0] >= 20
+
+
+class _Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = torch.relu(self.a(x)).view(1, 2, -1, 4)
+        return nn.functional.scaled_dot_product_attention(states, states, states).softmax(-1)
+
+
+TEACHERS = {
+    "rectifier": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Sigmoid()),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.BatchNorm1d(3)),
+    "attention": _Attending,
+    "encoder": lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:AttentionMonitor has seen no attention")
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_a_teacher_under_inference_mode(teacher: str, loss: bool) -> None:
+    """Tables that are made at its first call are written into outside of that mode."""
+
+    class Distilled(Classifier):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 3))
+            self.teacher = TEACHERS[teacher]().requires_grad_(False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            with torch.inference_mode():
+                taught = self.teacher(batch[0]).flatten()
+                if loss:
+                    nn.functional.mse_loss(taught, torch.zeros_like(taught))
+                    nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            return super().training_step(batch, batch_idx)
+
+    def fit(callbacks: list[Callback]) -> Distilled:
+        seed_everything(7, verbose=False)
+        model = Distilled()
+        trainer(callbacks, max_epochs=2).fit(model, loader())
+        return model
+
+    trio = monitors(every_n_steps=1, summary=False, report_every_n_steps=3)
+    ranges = ActivationRangeObserver(channel_dim=-1, summary=False)
+    without, with_us = fit([]), fit([*trio, AttentionMonitor(every_n_steps=1, summary=False), ranges])
+    assert with_us.losses == without.losses
+    assert same_state(with_us, without)
+    assert not any(callback.faults.errors for callback in (*trio[:3], ranges))
+    called = [stats.calls for name, stats in trio[0].report.sites.items() if name.startswith("teacher")]
+    assert called
+    assert set(called) == {7}
