@@ -9,7 +9,8 @@ from typing import Any
 
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
+from lightning_hooks.run_report.lines import is_table, line, place, read_lines, with_columns
+from lightning_hooks.run_report.names import Names
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
@@ -56,37 +57,27 @@ def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
         report = event.get("report")
         size = 0
         if isinstance(report, dict):
-            size = len(json.dumps({name: report.pop(name) for name in TABLES if name in report}))
+            tables = [report.pop(name) for name in TABLES if name in report]
+            size = len(json.dumps([{**table, "name": ()} for table in tables if is_table(table)]))
         yield event, size
 
 
 def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
     """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
-    names: dict[tuple[Any, ...], list[str]] = {}
-    written: set[tuple[Any, ...]] = set()
+    names = Names()
     fields: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, what its lines so far hold
     waiting: dict[tuple[str, str], dict[str, set[str]]] = {}  # what is only in dropped lines: fields, of tables their columns
     for event in read_lines(file):
         kind, report = event["event"], event.get("report")
         if kind == "fit":
-            names, written, fields, waiting = {}, set(), {}, {}
+            fields, waiting = {}, {}
         if kind == "epoch" and place(event) in dropped:
             continue
         if kind == "report" and isinstance(report, dict):
             whole = (_key(event), place(event)) in kept
-            for name in TABLES:
-                table = report.get(name)
-                if not isinstance(table, dict):
-                    continue
-                mark = (*_key(event), name, table.get("names"))
-                if "name" in table:
-                    names[mark] = table["name"]
-                if not whole:
-                    del report[name]
+            for name in TABLES if not whole else ():
+                if report.pop(name, None) is not None:
                     event["thinned"] = True
-                elif "names" in table and mark not in written and mark in names:
-                    report[name] = {"name": names[mark], **table}
-                    written.add(mark)
             known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
             others = {name: value for name, value in report.items() if name not in TABLES}
             for name, value in others.items():
@@ -102,6 +93,11 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
                     whole_field = {column: values for column, values in whole_field.items() if column in there}
                 report[name] = whole_field
             missed.clear()
+        for field in ("report", "layers"):
+            if field in event:
+                event[field] = {name: names.of_plain(value) for name, value in event[field].items()}
+        new = names.new()
+        yield "" if new is None else line("names", new)
         yield json.dumps(event, separators=(",", ":")) + "\n"
 
 

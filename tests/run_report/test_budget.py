@@ -23,31 +23,26 @@ def alerts_of(epoch):
     return (root, *follows)
 
 
-def epoch_of(epoch, memories=None, names=NAMES):
+def epoch_of(epoch, memory=None, names=NAMES):
     """The lines of one epoch of three monitors."""
     made = (
         ("features", features(epoch, names, order=tuple(names), initial_gains=dict.fromkeys(names, 1.4142))),
         ("gradient_flow", flow(epoch, names, alerts=alerts_of(epoch))),
         ("gradient_clip", clips(epoch)),
     )
-    memory = {} if memories is None else memories
-    lines = [
-        report_line(prefix, "", report, 0.5, None if memories is None else memory.setdefault(prefix, Memory()))
-        for prefix, report in made
-    ]
+    lines = [report_line(prefix, "", report, 0.5, memory) for prefix, report in made]
     return "".join([*lines, line("epoch", {"epoch": epoch, "seconds": 1.0})])
 
 
 def simulate(folder, epochs, most, names=NAMES, start=0):
     """Write a fit as a recorder does; returns the file and its largest size."""
-    file, memories, largest = folder / FOLDER / REPORTS, {}, 0
+    file, memory, largest = folder / FOLDER / REPORTS, Memory(), 0
     append(file, line("fit", {**FIT, "epoch": start}))
     for epoch in range(start, epochs):
-        append(file, epoch_of(epoch, memories, names))
+        append(file, epoch_of(epoch, memory, names))
         largest = max(largest, file.stat().st_size)
         if thin(file, most):
-            for memory in memories.values():
-                memory.forget_names()
+            memory.forget_names()
     return file, largest
 
 
@@ -170,13 +165,12 @@ def test_a_torn_line_costs_only_what_it_held(tmp_path, cut):
 
 
 def test_modules_that_come_and_go(tmp_path):
-    file, memories = tmp_path / FOLDER / REPORTS, {}
+    file, memory = tmp_path / FOLDER / REPORTS, Memory()
     append(file, line("fit", FIT))
     for epoch in range(40):
-        append(file, epoch_of(epoch, memories, NAMES[epoch % 3 :]))
+        append(file, epoch_of(epoch, memory, NAMES[epoch % 3 :]))
         if thin(file, 200_000):
-            for memory in memories.values():
-                memory.forget_names()
+            memory.forget_names()
     (recorded,) = read_run(file).of("features")
     for epoch, tables in recorded.columns.items():
         assert list(tables["sites"][0]) == NAMES[epoch % 3 :]
