@@ -11,15 +11,15 @@ from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
 from lightning_hooks.run_report.lines import is_table, line, place, read_lines, with_columns
 from lightning_hooks.run_report.names import Names
+from lightning_hooks.run_report.run import MOST_EPOCHS
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
-LEAST = 4
-"""Tables that are kept of each monitor whatever their size: those of the first window and of the last ones."""
+STRIDES = tuple(2**power for power in range(21))
 
 
-def thin(file: Path, most: int = MOST_BYTES) -> bool:
-    """Thin a run's file if it is larger than ``most`` bytes; whether it was.
+def thin(file: Path, most: int = MOST_BYTES, windows: int | None = None) -> bool:
+    """Thin a run's file if it is larger than ``most`` bytes, or holds more windows than a reader keeps; whether it was.
 
     Of the windows of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
     that is not enough, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
@@ -27,26 +27,35 @@ def thin(file: Path, most: int = MOST_BYTES) -> bool:
     Args:
         file: The file.
         most: Its largest size; afterwards it has half of that, or little more than one epoch where that is larger.
+        windows: How many windows keep their tables, and half of how many keep their lines; None where only the size counts.
     """
-    if not file.exists() or file.stat().st_size <= most:
+    if not file.exists() or (windows is None and file.stat().st_size <= most):
         return False
+    limit = MOST_EPOCHS if windows is None else windows
     sizes = [(event, size) for event, size in _sized(file) if event.get("event") == "report"]
     last = {_key(event): place(event) for event, _ in sizes}
     first = {_key(event): place(event) for event, _ in reversed(sizes)}
     ends = {(key, epoch) for ends in (first, last) for key, epoch in ends.items()}
-    tables = [(_key(event), place(event), size) for event, size in sizes]
-    stride = 1
-    while stride < 1 << 20 and sum(s for key, epoch, s in tables if not epoch % stride or (key, epoch) in ends) > most // 2:
-        stride *= 2
+    tables = [(_key(event), place(event), size) for event, size in sizes if not event.get("thinned")]
+    places = {place(event) for event, _ in sizes}
+
+    def too_many(stride: int) -> bool:
+        whole = [(epoch, size) for key, epoch, size in tables if not epoch % stride or (key, epoch) in ends]
+        return sum(size for _, size in whole) > most // 2 or len({epoch for epoch, _ in whole}) > limit
+
+    stride = next((stride for stride in STRIDES if not too_many(stride)), STRIDES[-1])
     kept = {(key, epoch) for key, epoch, _ in tables if not epoch % stride} | ends
     if sum(size for key, epoch, size in tables if (key, epoch) in ends) > most:
         kept = set(last.items())
-    text = "".join(_rewritten(file, kept, set()))
-    scarce, before = 2, len(text) + 1
-    while most < len(text) < before:  # as long as that helps
-        plain = {epoch for _, epoch, _ in tables if epoch % scarce} - {epoch for _, epoch in kept}
-        before, scarce = len(text), 4 * scarce
-        text = "".join(_rewritten(file, kept, plain))
+    before = None
+    for scarce in STRIDES:
+        dropped = {epoch for epoch in places if epoch % scarce} - {epoch for _, epoch in kept}
+        if len(places) - len(dropped) > 2 * limit and scarce < STRIDES[-1]:
+            continue
+        text = "".join(_rewritten(file, kept, dropped))
+        if len(text) <= most or (before is not None and len(text) >= before):  # or as long as that helps
+            break
+        before = len(text)
     write_whole(file, text)
     return True
 

@@ -28,6 +28,8 @@ REPORTS = "reports.jsonl"
 ALERTS = "alerts.jsonl"
 VERSION = 3
 """Of the format; a reader takes older ones."""
+ALERTS_VERSION = 2
+"""Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
 KINDS: dict[str, type[PlainReport]] = {
     kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport, RouterReport)

@@ -79,6 +79,7 @@ class Run:
         monitors: What each monitor reported, in the trainer's order.
         timing: Epoch to the ``epoch`` event: what it took.
         end: The ``end`` event; None if training goes on, or was killed.
+        damaged: How many lines could not be read, and were left out.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class Run:
     monitors: list[MonitorRecord] = field(default_factory=list)
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+    damaged: int = 0
 
     @property
     def window(self) -> str:
@@ -137,6 +139,7 @@ def read_run(path: Path | str) -> Run:
         except (TypeError, ValueError, KeyError):
             bad.append(0)
     run.monitors = list(found.values())
+    run.damaged = len(bad)
     for key, record in found.items():
         with suppress(TypeError, ValueError, KeyError):
             last = report_of(known[key].latest)
@@ -176,11 +179,11 @@ def run_name(file: Path) -> str:
 
 
 def _epochs_written(file: Path) -> int:
-    """About how many epochs a file holds: its lines of one monitor."""
+    """About how many epochs a file holds in full: its lines of one monitor with tables."""
     counts: dict[bytes, int] = {}
     with file.open("rb") as lines:
         for text in lines:
-            if text.startswith(b'{"event":"report"'):
+            if text.startswith(b'{"event":"report"') and not text.endswith(b',"thinned":true}\n'):
                 key = text[text.find(b'"monitor"') :][:60]
                 counts[key] = counts.get(key, 0) + 1
     return max(counts.values(), default=0)
@@ -193,6 +196,7 @@ class _Known:
     alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
     fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
     latest: dict[str, Any] = field(default_factory=dict)  # the last line with tables
+    whole: int = 0  # lines with tables so far
 
 
 def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
@@ -217,7 +221,8 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
         if columns is None:
             return
         latest = next(reversed(record.columns), None)
-        number = len(record.alerts) - 2  # of the report before, from 0
+        memory.whole += 1
+        number = memory.whole - 2  # of the report before, from 0
         if latest is not None and number > 0 and number % stride:
             del record.columns[latest]  # it was the last, for as long as it was
         record.columns[epoch] = columns
@@ -257,9 +262,7 @@ def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> 
 
 def _columns(report: Mapping[str, Any]) -> Columns:
     tables = {name: value for name, value in report.items() if is_table(value)}
-    return {
-        name: (tuple(table["name"]), dict(_statistics(table, len(table["name"])))) for name, table in tables.items()
-    }
+    return {name: (tuple(table["name"]), dict(_statistics(table, len(table["name"])))) for name, table in tables.items()}
 
 
 def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np.ndarray]]:

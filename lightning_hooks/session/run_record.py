@@ -17,7 +17,7 @@ from lightning_hooks.collectors.warn import warn
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
-from lightning_hooks.run_report.run import read_run
+from lightning_hooks.run_report.run import MOST_EPOCHS, read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.described import layers, learning_rates, mean_loss
@@ -47,6 +47,7 @@ class RunRecord:
         self._fit: dict[str, Any] | None = _description(host)
         self._written: dict[int, Any] = {}  # id of a member -> the report that was written last
         self._most = MOST_BYTES
+        self._windows = 0  # in the file, about
         self._memory = Memory()
         self._began = time.perf_counter()
         self._broken = False
@@ -76,8 +77,11 @@ class RunRecord:
 
     def _append(self, text: str) -> None:
         append(self.file, text)
-        if thin(self.file, self._most):
+        self._windows += 1
+        many = self._windows > 2 * MOST_EPOCHS
+        if thin(self.file, self._most, MOST_EPOCHS if many else None):
             self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
+            self._windows = MOST_EPOCHS if many else self._windows
             self._memory.forget_names()
 
     def _of_training(self) -> dict[str, Any]:

@@ -175,3 +175,26 @@ def test_modules_that_come_and_go(tmp_path):
     for epoch, tables in recorded.columns.items():
         assert list(tables["sites"][0]) == NAMES[epoch % 3 :]
     assert list(recorded.last.sites) == NAMES[39 % 3 :]
+
+
+def test_a_file_holds_no_more_windows_than_a_reader_keeps(tmp_path):
+    """Short windows: size and lines stay as they are, however many there are; alerts are kept of all of them."""
+    file, memory, sizes, written = tmp_path / FOLDER / REPORTS, Memory(), [], 0
+    append(file, line("fit", FIT))
+    for window in range(1, 241):
+        report = features(0, NAMES[:5], step=10 * window, window=window, alerts=alerts_of(0) if window == 77 else ())
+        append(file, report_line("features", "", report, 0.5, memory) + line("epoch", {"epoch": 0, "at": 10 * window}))
+        written += 1
+        if written > 40 and thin(file, windows=20):
+            written = 20
+            memory.forget_names()
+        sizes.append(file.stat().st_size)
+    assert max(sizes[120:]) < 1.3 * max(sizes[:120])
+    run = read_run(file)
+    (recorded,) = run.monitors
+    assert (run.unit, recorded.epochs[0], recorded.epochs[-1]) == ("step", 10, 2400)
+    assert 10 <= len(recorded.columns) <= 60
+    assert len(recorded.epochs) <= 3 * 40
+    assert [alert.site for alert in recorded.alerts[770]] == [alert.site for alert in alerts_of(0)]
+    assert recorded.alerts[780] == ()
+    assert list(recorded.last.sites) == NAMES[:5]
