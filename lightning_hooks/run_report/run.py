@@ -136,7 +136,7 @@ def read_run(path: Path | str) -> Run:
     for event in read_lines(file, bad.append):
         try:
             _take(run, found, known, event, stride)
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             bad.append(0)
     run.monitors = list(found.values())
     run.damaged = len(bad)
@@ -281,7 +281,9 @@ def _numeric(column: list[Any]) -> bool:
 
 
 def _numbers(column: list[Any]) -> np.ndarray:
-    return np.array([np.inf if value is None else float(value) for value in column], dtype=np.float32)
+    values = np.array([np.inf if value is None else float(value) for value in column], dtype=np.float64)
+    largest = np.finfo(np.float32).max
+    return np.where(np.isfinite(values), values.clip(-largest, largest), values).astype(np.float32)
 
 
 def _forget(run: Run, found: Found, epoch: int) -> None:

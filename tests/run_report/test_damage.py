@@ -71,7 +71,7 @@ def write(folder: Path, lines: list[str]) -> Path:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_run_with_junk_in_it(data: st.DataObject, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = list(lines)
     for _ in range(data.draw(st.integers(1, 3))):
