@@ -22,7 +22,7 @@ FIELDS: dict[str, Any] = {
     "name": tuple[str, ...],
 }
 """Of all events; a field that is not known here is not looked at."""
-LAYERS = {"name": str, "type": str, "detail": str, "parameters": int}
+LAYERS: dict[str, Any] = {**dict.fromkeys(("name", "type", "detail"), tuple[str, ...]), "parameters": tuple[int, ...]}
 NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report"), "names": ("at", "name")}
 
 
@@ -69,8 +69,8 @@ def _checked(field: str, value: Any, names: KnownNames) -> Any:
     if field in FIELDS:
         from_plain(FIELDS[field], value)
     if field == "layers":
-        for column, each in LAYERS.items():
-            from_plain(tuple[each, ...], value[column])
+        for column, expected in LAYERS.items():
+            from_plain(expected, value[column])
     return value
 
 

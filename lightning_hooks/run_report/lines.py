@@ -177,7 +177,11 @@ def is_table(field: Any) -> bool:
 
 def with_columns(before: Any, field: Any) -> Any:
     """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
-    return {**before, **field} if is_table(before) and isinstance(field, dict) else field
+    if not is_table(before) or not isinstance(field, dict):
+        return field
+    length = len(field.get("name", before["name"]))
+    left = {name: column for name, column in before.items() if not isinstance(column, list) or len(column) == length}
+    return {**left, **field}  # of other names, of which there may be none, the columns are other ones too
 
 
 def report_of(event: Mapping[str, Any]) -> Any:
