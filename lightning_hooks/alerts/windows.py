@@ -52,6 +52,7 @@ class Ended:
     site: str
     first_epoch: int
     last_epoch: int
+    alert: Alert | None = None  # as it was passed on; None of one that was over before training was resumed
 
 
 class AlertWindow:
@@ -147,7 +148,7 @@ class AlertWindow:
             entry.absent += 1
             if entry.absent >= self.rearm:
                 del self._open[key]
-                self.cleared.append(Ended(key[0], entry.first.site, entry.first.epoch, entry.last_epoch))
+                self.cleared.append(Ended(key[0], entry.first.site, entry.first.epoch, entry.last_epoch, entry.first))
         self.ended = [*self.ended, *self.cleared][-ENDED:]
         return new
 

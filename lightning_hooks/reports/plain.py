@@ -110,11 +110,18 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if origin is tuple and isinstance(plain, (list, tuple)):
         each = inner[:1] * len(plain) if inner[1:] == (...,) else inner
         return tuple(from_plain(one, value) for one, value in zip(each, plain, strict=True))
-    if kind is float and (plain in NONFINITE or (isinstance(plain, (int, float)) and not isinstance(plain, bool))):
-        return NONFINITE[plain] if isinstance(plain, str) else float(plain)
-    if (kind in (int, str, bool) and type(plain) is kind) or (origin is Literal and plain in inner):
+    if kind is float and isinstance(plain, str) and plain in NONFINITE:
+        return NONFINITE[plain]
+    if kind is float and (type(plain) is float or _is_count(plain)):
+        return float(plain)
+    if _is_count(plain) if kind is int else (kind in (str, bool) and type(plain) is kind) or (origin is Literal and plain in inner):
         return plain
     raise TypeError(f"expected {kind}; got {plain!r}. Was this written by to_dict()?")
+
+
+def _is_count(plain: Any) -> bool:
+    """Whether a value is an integer that 64 bits hold, as all are that are counted."""
+    return type(plain) is int and -(1 << 63) <= plain < 1 << 63
 
 
 @cache

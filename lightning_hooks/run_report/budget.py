@@ -9,16 +9,17 @@ from typing import Any
 
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
+from lightning_hooks.run_report.lines import is_table, line, place, read_lines, with_columns
+from lightning_hooks.run_report.names import Names
+from lightning_hooks.run_report.run import MOST_EPOCHS
 
 MOST_BYTES = 8_000_000
 """A file that is larger is thinned to half of it."""
-LEAST = 4
-"""Tables that are kept of each monitor whatever their size: those of the first window and of the last ones."""
+STRIDES = tuple(2**power for power in range(21))
 
 
-def thin(file: Path, most: int = MOST_BYTES) -> bool:
-    """Thin a run's file if it is larger than ``most`` bytes; whether it was.
+def thin(file: Path, most: int = MOST_BYTES, windows: int | None = None) -> bool:
+    """Thin a run's file if it is larger than ``most`` bytes, or holds more windows than a reader keeps; whether it was.
 
     Of the windows of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Where
     that is not enough, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
@@ -26,26 +27,35 @@ def thin(file: Path, most: int = MOST_BYTES) -> bool:
     Args:
         file: The file.
         most: Its largest size; afterwards it has half of that, or little more than one epoch where that is larger.
+        windows: How many windows keep their tables, and half of how many keep their lines; None where only the size counts.
     """
-    if not file.exists() or file.stat().st_size <= most:
+    if not file.exists() or (windows is None and file.stat().st_size <= most):
         return False
+    limit = MOST_EPOCHS if windows is None else windows
     sizes = [(event, size) for event, size in _sized(file) if event.get("event") == "report"]
     last = {_key(event): place(event) for event, _ in sizes}
     first = {_key(event): place(event) for event, _ in reversed(sizes)}
     ends = {(key, epoch) for ends in (first, last) for key, epoch in ends.items()}
-    tables = [(_key(event), place(event), size) for event, size in sizes]
-    stride = 1
-    while stride < 1 << 20 and sum(s for key, epoch, s in tables if not epoch % stride or (key, epoch) in ends) > most // 2:
-        stride *= 2
+    tables = [(_key(event), place(event), size) for event, size in sizes if not event.get("thinned")]
+    places = {place(event) for event, _ in sizes}
+
+    def too_many(stride: int) -> bool:
+        whole = [(epoch, size) for key, epoch, size in tables if not epoch % stride or (key, epoch) in ends]
+        return sum(size for _, size in whole) > most // 2 or len({epoch for epoch, _ in whole}) > limit
+
+    stride = next((stride for stride in STRIDES if not too_many(stride)), STRIDES[-1])
     kept = {(key, epoch) for key, epoch, _ in tables if not epoch % stride} | ends
     if sum(size for key, epoch, size in tables if (key, epoch) in ends) > most:
         kept = set(last.items())
-    text = "".join(_rewritten(file, kept, set()))
-    scarce, before = 2, len(text) + 1
-    while most < len(text) < before:  # as long as that helps
-        plain = {epoch for _, epoch, _ in tables if epoch % scarce} - {epoch for _, epoch in kept}
-        before, scarce = len(text), 4 * scarce
-        text = "".join(_rewritten(file, kept, plain))
+    before = None
+    for scarce in STRIDES:
+        dropped = {epoch for epoch in places if epoch % scarce} - {epoch for _, epoch in kept}
+        if len(places) - len(dropped) > 2 * limit and scarce < STRIDES[-1]:
+            continue
+        text = "".join(_rewritten(file, kept, dropped))
+        if len(text) <= most or (before is not None and len(text) >= before):  # or as long as that helps
+            break
+        before = len(text)
     write_whole(file, text)
     return True
 
@@ -56,37 +66,27 @@ def _sized(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
         report = event.get("report")
         size = 0
         if isinstance(report, dict):
-            size = len(json.dumps({name: report.pop(name) for name in TABLES if name in report}))
+            tables = [report.pop(name) for name in TABLES if name in report]
+            size = len(json.dumps([{**table, "name": ()} for table in tables if is_table(table)]))
         yield event, size
 
 
 def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
     """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
-    names: dict[tuple[Any, ...], list[str]] = {}
-    written: set[tuple[Any, ...]] = set()
+    names = Names()
     fields: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, what its lines so far hold
     waiting: dict[tuple[str, str], dict[str, set[str]]] = {}  # what is only in dropped lines: fields, of tables their columns
     for event in read_lines(file):
         kind, report = event["event"], event.get("report")
         if kind == "fit":
-            names, written, fields, waiting = {}, set(), {}, {}
+            fields, waiting = {}, {}
         if kind == "epoch" and place(event) in dropped:
             continue
         if kind == "report" and isinstance(report, dict):
             whole = (_key(event), place(event)) in kept
-            for name in TABLES:
-                table = report.get(name)
-                if not isinstance(table, dict):
-                    continue
-                mark = (*_key(event), name, table.get("names"))
-                if "name" in table:
-                    names[mark] = table["name"]
-                if not whole:
-                    del report[name]
+            for name in TABLES if not whole else ():
+                if report.pop(name, None) is not None:
                     event["thinned"] = True
-                elif "names" in table and mark not in written and mark in names:
-                    report[name] = {"name": names[mark], **table}
-                    written.add(mark)
             known, missed = fields.setdefault(_key(event), {}), waiting.setdefault(_key(event), {})
             others = {name: value for name, value in report.items() if name not in TABLES}
             for name, value in others.items():
@@ -102,6 +102,11 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
                     whole_field = {column: values for column, values in whole_field.items() if column in there}
                 report[name] = whole_field
             missed.clear()
+        for field in ("report", "layers"):
+            if field in event:
+                event[field] = {name: names.of_plain(value) for name, value in event[field].items()}
+        new = names.new()
+        yield "" if new is None else line("names", new)
         yield json.dumps(event, separators=(",", ":")) + "\n"
 
 

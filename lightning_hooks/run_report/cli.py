@@ -73,13 +73,21 @@ def verdict_lines(run: Run) -> list[str]:
     return lines
 
 
+def _read(path: Path) -> Run:
+    run = read_run(path)
+    if run.damaged:
+        lines = f"{run.damaged} line{'s' * (run.damaged > 1)}"
+        print(f"note: {lines} of {path} could not be read, and what they hold is left out.", file=sys.stderr)  # noqa: T201
+    return run
+
+
 def _report(options: argparse.Namespace) -> list[str]:
-    run = read_run(options.run)
+    run = _read(options.run)
     written = write_health(run, options.output)
     return [*verdict_lines(run), "", *(f"Written: {path}" for path in written)]
 
 
 def _compare(options: argparse.Namespace) -> list[str]:
-    found = compare(read_run(options.run_a), read_run(options.run_b), options.epoch)
+    found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
     path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
     return [*compare_lines(found), "", f"Written: {path}"]

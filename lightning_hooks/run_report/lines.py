@@ -1,9 +1,9 @@
 """A run's file, ``lightning_hooks/reports.jsonl`` in its log directory: one JSON object a line.
 
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
-epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits; what
-has not changed since the line before is left out. What was written before a crash is whole. The file is appended to, and thinned
-when it grows too large (:mod:`lightning_hooks.run_report.budget`).
+epoch took), ``names`` (those that the next lines have numbers of), ``end``. Tables are written by columns, a column of equal values
+as one value, numbers in five significant digits; what has not changed since the line before is left out. What was written before a
+crash is whole. The file is appended to, and thinned when it grows too large (:mod:`lightning_hooks.run_report.budget`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,28 @@ from lightning_hooks.reports.attention import AttentionReport
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import PlainReport, to_plain
 from lightning_hooks.reports.routers import RouterReport
+from lightning_hooks.run_report.events import checked
+from lightning_hooks.run_report.names import LONG, KnownNames, Names
 
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
 ALERTS = "alerts.jsonl"
-VERSION = 2
+VERSION = 3
 """Of the format; a reader takes older ones."""
-
-LONG = 60
-"""Characters from which a value that has not changed is left out."""
+ALERTS_VERSION = 2
+"""Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
 KINDS: dict[str, type[PlainReport]] = {
     kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport, RouterReport)
 }
 
 
-def line(event: str, values: Mapping[str, Any]) -> str:
-    """Return one event as a line of strict JSON, with its newline."""
-    return _json({"event": event, **values}) + "\n"
+def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) -> str:
+    """Return one event as a line of strict JSON, with its newline; before it the names that are new to a memory's file."""
+    if memory is None:
+        return _json({"event": event, **values}) + "\n"
+    text = _json({"event": event, **{key: memory.names.of_plain(to_plain(value)) for key, value in values.items()}}) + "\n"
+    return memory.new_names() + text
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
@@ -52,16 +56,19 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     """
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
+    key = (monitor, modules)
     head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
-    head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(alerts))}
+    head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
     if getattr(fields.get("loss"), "recent", None):
         fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
-    parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
+    names = None if memory is None else memory.names
+    parts = {name: _table(value, names) if _is_table(value) else {"": _field(value, names)} for name, value in fields.items()}
     if memory is not None:
-        parts = memory.changed(parts)
+        parts = memory.changed(key, parts)
     tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
-    return f'{opened},"report":{{{",".join(tables)}}}}}\n'
+    before = "" if memory is None else memory.new_names()
+    return f'{before}{opened},"report":{{{",".join(tables)}}}}}\n'
 
 
 def position(report: Any) -> dict[str, int]:
@@ -69,69 +76,71 @@ def position(report: Any) -> dict[str, int]:
     return {"epoch": report.epoch, **({} if report.unit == "epoch" else {"at": report.at})}
 
 
+Key = tuple[str, str]
+"""Of a monitor: its prefix, and the modules that it observes."""
+
+
 class Memory:
-    """What the lines of one monitor in a file hold so far, so that it need not be written again."""
+    """What the lines of a file hold so far, so that it need not be written again."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str, str, int | None], int] = {}  # kind, site, severity and beginning -> the alert's number
-        self._causes: dict[int, str] = {}
-        self._latest: list[Any] | None = None
-        self._known: dict[tuple[str, str], int] = {}  # field and column -> hash of its text
-        self._names: dict[tuple[str, int], int] = {}  # table and hash of its names -> their number
-        self._count = 0  # of names so far: a number is given once
+        self.names = Names()
+        self._numbers: dict[Key, dict[tuple[str, str, str, int | None], int]] = {}  # kind, site, severity, beginning -> number
+        self._causes: dict[tuple[Key, int], str] = {}
+        self._latest: dict[Key, list[Any]] = {}
+        self._known: dict[tuple[Key, str, str], int] = {}  # field and column -> hash of its text
 
     def forget_names(self) -> None:
-        """The file was thinned: names are written again."""
-        self._names.clear()
+        """The file was thinned: names are written again, and what has numbers of them."""
+        self.names = Names()
+        self._known.clear()
 
-    def alerts(self, alerts: Sequence[Alert]) -> dict[str, Any]:
-        """The entry of the alerts: in full those that are new, else their numbers; none if all is as before."""
+    def new_names(self) -> str:
+        """The line of the names that the file does not hold yet; empty if there is none."""
+        event = self.names.new()
+        return "" if event is None else line("names", event)
+
+    def alerts(self, key: Key, alerts: Sequence[Alert]) -> dict[str, Any]:
+        """The entry of a monitor's alerts: in full those that are new, else their numbers; none if all is as before."""
+        numbers = self._numbers.setdefault(key, {})
         entries: list[Any] = []
         plain: list[Any] = []
         for alert in alerts:
-            key = (alert.kind, alert.site, alert.severity, alert.since_step)
-            number = self._numbers.get(key)
+            mark = (alert.kind, alert.site, alert.severity, alert.since_step)
+            number = numbers.get(mark)
             if number is None:
-                number = self._numbers[key] = len(self._numbers)
-                self._causes[number] = alert.cause
+                number = numbers[mark] = len(numbers)
+                self._causes[key, number] = alert.cause
                 entries.append({**to_plain(alert), "id": number})
             else:
                 last = entries[-1] if entries else None
-                if alert.cause == self._causes[number]:
+                if alert.cause == self._causes[key, number]:
                     entries.append(number)
                 elif isinstance(last, dict) and "of" in last and last["cause"] == alert.cause:
                     last["of"].append(number)
                 else:
                     entries.append({"cause": alert.cause, "of": [number]})
             plain.append([number, alert.cause])
-        same, self._latest = plain == self._latest, plain
+        same, self._latest[key] = plain == self._latest.get(key), plain
         return {} if same else {"alerts": entries}
 
-    def changed(self, parts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-        """Of each field's columns, as JSON, those that have changed; tables of statistics with the number of their names."""
+    def changed(self, key: Key, parts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        """Of each field's columns, as JSON, those that have changed; tables of statistics whole."""
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
             if name in TABLES and "name" in columns:
-                left[name] = self._numbered(name, columns)
+                left[name] = dict(columns)
                 continue
-            kept = {column: text for column, text in columns.items() if self._is_new(name, column, text)}
+            kept = {column: text for column, text in columns.items() if self._is_new(key, name, column, text)}
             if kept:
                 left[name] = kept
         return left
 
-    def _numbered(self, name: str, columns: Mapping[str, str]) -> dict[str, str]:
-        mark = (name, hash(columns["name"]))
-        if mark in self._names:
-            rest = {column: text for column, text in columns.items() if column != "name"}
-            return {"names": str(self._names[mark]), **rest}
-        self._count += 1
-        self._names[mark] = self._count
-        return {"names": str(self._count), **columns}
-
-    def _is_new(self, name: str, column: str, text: str) -> bool:
-        new = self._known.get((name, column)) != hash(text)
-        self._known[name, column] = hash(text)
-        return new or (len(text) < LONG and not column)
+    def _is_new(self, key: Key, name: str, column: str, text: str) -> bool:
+        mark = (key, name, column)
+        new = self._known.get(mark) != hash(text)
+        self._known[mark] = hash(text)
+        return new or (len(text) < LONG and not column and not text.startswith('{"names"'))
 
 
 def _object(columns: Mapping[str, str]) -> str:
@@ -148,7 +157,7 @@ def by_columns(table: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
     """Turn :func:`by_columns` back: name to field to value."""
-    fields = [field for field in columns if field not in ("name", "names")]
+    fields = [field for field in columns if field != "name"]
     names = columns["name"]
     rows = zip(*(spread(columns[field], len(names)) for field in fields), strict=True) if fields else [() for _ in names]
     return {name: dict(zip(fields, row, strict=True)) for name, row in zip(columns["name"], rows, strict=True)}
@@ -156,17 +165,23 @@ def by_names(columns: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
 
 def spread(column: Any, length: int) -> list[Any]:
     """A column as a list: one that was written as a single value holds it everywhere."""
-    return column if isinstance(column, list) else [column] * length
+    if isinstance(column, list):
+        return column
+    return [column["all"] if isinstance(column, dict) and set(column) == {"all"} else column] * length
 
 
 def is_table(field: Any) -> bool:
     """Whether a field of a report, as the lines so far hold it, is a table by columns."""
-    return isinstance(field, dict) and "name" in field
+    return isinstance(field, dict) and isinstance(field.get("name"), list)
 
 
 def with_columns(before: Any, field: Any) -> Any:
     """What a line makes of a field: of a table it may hold some columns only, and the others are as they were."""
-    return {**before, **field} if is_table(before) and isinstance(field, dict) else field
+    if not is_table(before) or not isinstance(field, dict):
+        return field
+    length = len(field.get("name", before["name"]))
+    left = {name: column for name, column in before.items() if not isinstance(column, list) or len(column) == length}
+    return {**left, **field}  # of other names, of which there may be none, the columns are other ones too
 
 
 def report_of(event: Mapping[str, Any]) -> Any:
@@ -178,7 +193,7 @@ def report_of(event: Mapping[str, Any]) -> Any:
     kind = KINDS.get(event["kind"])
     if kind is None:
         return None
-    fields = {name: by_names(value) if _is_columns(value) else value for name, value in event["report"].items()}
+    fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}
     return kind.from_dict({**fields, "alerts": event.get("alerts", [])})
 
 
@@ -194,17 +209,16 @@ def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[d
         path: The file.
         on_bad: Called with the number of each line that was passed over, from 1.
     """
+    names = KnownNames()
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             try:
-                event = json.loads(text)
-            except ValueError:
+                event = checked(json.loads(text), names)
+            except (TypeError, ValueError, KeyError, RecursionError):
                 on_bad(number)
                 continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
+            if event is not None:
                 yield event
-            else:
-                on_bad(number)
 
 
 def append(path: Path, text: str) -> None:
@@ -225,19 +239,29 @@ def _json(value: Any) -> str:
     return json.dumps(_rounded(to_plain(value)), allow_nan=False, separators=(",", ":"))
 
 
-def _table(table: Mapping[str, Any]) -> dict[str, str]:
-    return {field: _column(values, field) for field, values in by_columns(table).items()}
+def _table(table: Mapping[str, Any], names: Names | None) -> dict[str, str]:
+    return {field: _column(values, field, names) for field, values in by_columns(table).items()}
 
 
-def _column(values: list[Any], field: str) -> str:
+def _field(value: Any, names: Names | None) -> str:
+    plain = _rounded(to_plain(value))
+    return json.dumps(plain if names is None else names.of_plain(plain), allow_nan=False, separators=(",", ":"))
+
+
+def _column(values: list[Any], field: str, names: Names | None) -> str:
     """A column as JSON; of numbers alone in one go, which is ten times faster where there are thousands of layers."""
     kinds = set(map(type, values))
-    if len(values) > 1 and field != "name" and len(kinds) == 1 and kinds <= _SINGLE and _all_equal(values):
-        return _json(values[0])
+    if len(values) > 1 and field != "name" and len(kinds) == 1 and _all_equal(values):
+        if kinds <= _SINGLE:
+            return _json(values[0])
+        if kinds == {tuple}:
+            return _json({"all": values[0]})
     if kinds == {float}:
         text = (",%.5g" * len(values) % tuple(values))[1:]
         if "n" not in text:  # as nan and inf have
             return f"[{text}]"
+    if kinds == {str}:
+        return _field(values, names)
     return json.dumps(values, separators=(",", ":")) if kinds <= {int, str, bool, type(None)} else _json(values)
 
 
@@ -251,10 +275,6 @@ _SINGLE = {float, int, bool, str, type(None)}
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and all(dataclasses.is_dataclass(stats) for stats in value.values())
-
-
-def _is_columns(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), list)
 
 
 def _rounded(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from lightning_hooks.plots.series import Series
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, place, read_lines, report_of, spread, with_columns
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_of, spread, with_columns
 
 MOST_EPOCHS = 300
 """Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
@@ -79,6 +79,7 @@ class Run:
         monitors: What each monitor reported, in the trainer's order.
         timing: Epoch to the ``epoch`` event: what it took.
         end: The ``end`` event; None if training goes on, or was killed.
+        damaged: How many lines could not be read, and were left out.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class Run:
     monitors: list[MonitorRecord] = field(default_factory=list)
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
+    damaged: int = 0
 
     @property
     def window(self) -> str:
@@ -134,9 +136,10 @@ def read_run(path: Path | str) -> Run:
     for event in read_lines(file, bad.append):
         try:
             _take(run, found, known, event, stride)
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             bad.append(0)
     run.monitors = list(found.values())
+    run.damaged = len(bad)
     for key, record in found.items():
         with suppress(TypeError, ValueError, KeyError):
             last = report_of(known[key].latest)
@@ -176,11 +179,11 @@ def run_name(file: Path) -> str:
 
 
 def _epochs_written(file: Path) -> int:
-    """About how many epochs a file holds: its lines of one monitor."""
+    """About how many epochs a file holds in full: its lines of one monitor with tables."""
     counts: dict[bytes, int] = {}
     with file.open("rb") as lines:
         for text in lines:
-            if text.startswith(b'{"event":"report"'):
+            if text.startswith(b'{"event":"report"') and not text.endswith(b',"thinned":true}\n'):
                 key = text[text.find(b'"monitor"') :][:60]
                 counts[key] = counts.get(key, 0) + 1
     return max(counts.values(), default=0)
@@ -191,9 +194,9 @@ class _Known:
     """What one monitor's lines so far hold that later ones need not repeat."""
 
     alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
-    names: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # table and number to its names
     fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
     latest: dict[str, Any] = field(default_factory=dict)  # the last line with tables
+    whole: int = 0  # lines with tables so far
 
 
 def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
@@ -202,21 +205,24 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
         run.fit, run.end = dict(event), None
         _forget(run, found, int(event["epoch" if run.unit == "epoch" else "step"]))
         for memory in known.values():
-            memory.alerts, memory.names = {}, {}
+            memory.alerts = {}
     elif kind == "report":
         epoch = place(event)
-        key = (str(event["monitor"]), str(event["modules"]))
+        key = (event["monitor"], event["modules"])
         memory = known.setdefault(key, _Known())
         report = _whole(event["report"], memory)
-        record = found.setdefault(key, MonitorRecord(*key))
+        columns = None if event.get("thinned") else _columns(report)
+        record = found.get(key, MonitorRecord(*key))
+        alerts = _alerts(event, memory, record)
+        found[key] = record
         run.unit = record.unit = "step" if "at" in event else "epoch"
-        record.alerts[epoch] = _alerts(event, memory, record)
+        record.alerts[epoch] = alerts
         record.seconds[epoch] = float(event.get("seconds", "NaN"))
-        if event.get("thinned"):
+        if columns is None:
             return
         latest = next(reversed(record.columns), None)
-        columns = _columns(report)
-        number = len(record.alerts) - 2  # of the report before, from 0
+        memory.whole += 1
+        number = memory.whole - 2  # of the report before, from 0
         if latest is not None and number > 0 and number % stride:
             del record.columns[latest]  # it was the last, for as long as it was
         record.columns[epoch] = columns
@@ -229,20 +235,10 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
 
 def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:
     """The report of a line, with what the lines before hold."""
-    tables = {}
-    for name in TABLES:
-        table = report.get(name)
-        if not isinstance(table, dict):
-            continue
-        if "name" in table and "names" in table:
-            memory.names[name, int(table["names"])] = table["name"]
-        elif "names" in table:
-            table = {"name": memory.names[name, int(table["names"])], **table}
-        tables[name] = table
     for name, value in report.items():
         if name not in TABLES:
             memory.fields[name] = with_columns(memory.fields.get(name), value)
-    return {**memory.fields, **tables}
+    return {**memory.fields, **{name: value for name, value in report.items() if name in TABLES and isinstance(value, dict)}}
 
 
 def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> tuple[Alert, ...]:
@@ -265,28 +261,29 @@ def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> 
 
 
 def _columns(report: Mapping[str, Any]) -> Columns:
-    tables = {name: value for name, value in report.items() if isinstance(value, dict) and "name" in value}
-    return {
-        name: (
-            tuple(map(str, table["name"])),
-            {
-                stat: _numbers(spread(column, len(table["name"])))
-                for stat, column in table.items()
-                if stat not in ("name", "names") and _numeric(spread(column, 1))
-            },
-        )
-        for name, table in tables.items()
-    }
+    tables = {name: value for name, value in report.items() if is_table(value)}
+    return {name: (tuple(table["name"]), dict(_statistics(table, len(table["name"])))) for name, table in tables.items()}
 
 
-def _numeric(column: Any) -> bool:
-    return isinstance(column, list) and all(
+def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np.ndarray]]:
+    for stat, column in table.items():
+        values = spread(column, length)
+        if len(values) != length:
+            raise ValueError(f"{len(values)} values of {stat} for {length} names")
+        if stat != "name" and _numeric(values):
+            yield stat, _numbers(values)
+
+
+def _numeric(column: list[Any]) -> bool:
+    return all(
         value is None or isinstance(value, (int, float)) or (isinstance(value, str) and value in NONFINITE) for value in column
     )
 
 
 def _numbers(column: list[Any]) -> np.ndarray:
-    return np.array([np.inf if value is None else float(value) for value in column], dtype=np.float32)
+    values = np.array([np.inf if value is None else float(value) for value in column], dtype=np.float64)
+    largest = np.finfo(np.float32).max
+    return np.where(np.isfinite(values), values.clip(-largest, largest), values).astype(np.float32)
 
 
 def _forget(run: Run, found: Found, epoch: int) -> None:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.alerts.windows import Ended
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.run_report.lines import ALERTS, FOLDER, append
+from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.trackers import Trackers, coloured, some
@@ -78,9 +79,9 @@ class AlertDelivery:
             member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(alerts))
             fresh.update({(place, alert.name): alert for alert in window.new_alerts(report.alerts)})
             records += [
-                {"event": "cleared", "monitor": member.kind.prefix, **dataclasses.asdict(over)}
-                | {"epoch": report.epoch, "step": report.step}
+                _record("cleared", member, dataclasses.replace(over.alert, epoch=report.epoch, step=report.step), over)
                 for over in window.cleared
+                if over.alert is not None
             ]
             if member.early is not None:
                 member.early.reset()
@@ -136,7 +137,7 @@ class AlertDelivery:
 
     def _pass_on(self, notices: Sequence[Notice], writers: Sequence[Member], records: Sequence[dict[str, Any]] = ()) -> None:
         """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""
-        raised = [{"event": "raised", "monitor": member.kind.prefix, **alert.record()} for member, alert, _ in notices]
+        raised = [_record("raised", member, alert) for member, alert, _ in notices]
         for writer in writers:
             self._append(writer.folder, [*raised, *records])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
@@ -170,6 +171,13 @@ class AlertDelivery:
                     f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and this "
                     "warning is shown once."
                 )
+
+
+def _record(event: str, member: Member, alert: Alert, over: Ended | None = None) -> dict[str, Any]:
+    """A line of the file of alerts: the same fields for every event."""
+    first, last = (alert.epoch, alert.epoch) if over is None else (over.first_epoch, over.last_epoch)
+    head = {"version": ALERTS_VERSION, "event": event, "monitor": member.kind.prefix}
+    return {**head, **alert.record(), "first_epoch": first, "last_epoch": last}
 
 
 def _notices(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,7 @@ from lightning_hooks.collectors.warn import warn
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
-from lightning_hooks.run_report.run import read_run
+from lightning_hooks.run_report.run import MOST_EPOCHS, read_run
 from lightning_hooks.run_report.verdict import judge
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.described import layers, learning_rates, mean_loss
@@ -46,9 +46,9 @@ class RunRecord:
         self.members: list[Member] = []
         self._fit: dict[str, Any] | None = _description(host)
         self._written: dict[int, Any] = {}  # id of a member -> the report that was written last
-        self._at: dict[str, int] = {}  # where the last reports belong
         self._most = MOST_BYTES
-        self._memories: dict[int, Memory] = {}  # id of a member -> what its lines hold
+        self._windows = 0  # in the file, about
+        self._memory = Memory()
         self._began = time.perf_counter()
         self._broken = False
 
@@ -61,40 +61,43 @@ class RunRecord:
         self._try(self._write)
 
     def _write(self) -> None:
-        lines = self._lines()
-        if not lines:
+        reports = list(self._new_reports())
+        if not reports:
             return
-        event: dict[str, Any] = {**self._at, "seconds": time.perf_counter() - self._began}
+        start = self._start()
+        lines = [
+            report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory)
+            for member, report in reports
+        ]
+        event: dict[str, Any] = {**position(reports[-1][1]), "seconds": time.perf_counter() - self._began}
         event["bytes"] = sum(member.table_bytes for member in self.members if not member.live.unused)
         event |= self._of_training()
         self._began = time.perf_counter()
-        self._append("".join([*self._start(), *lines, line("epoch", event)]))
+        self._append("".join([*start, *lines, line("epoch", event)]))
 
     def _append(self, text: str) -> None:
         append(self.file, text)
-        if thin(self.file, self._most):
+        self._windows += 1
+        many = self._windows > 2 * MOST_EPOCHS
+        if thin(self.file, self._most, MOST_EPOCHS if many else None):
             self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
-            for memory in self._memories.values():
-                memory.forget_names()
+            self._windows = MOST_EPOCHS if many else self._windows
+            self._memory.forget_names()
 
     def _of_training(self) -> dict[str, Any]:
         loss = mean_loss(member.report for member in self.members)
         return {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
 
-    def _lines(self) -> list[str]:
-        lines = []
+    def _new_reports(self) -> Iterator[tuple[Member, Any]]:
         for member in self.members:
             report = member.report
             if report is not None and not member.live.unused and self._written.get(id(member)) is not report:
                 self._written[id(member)] = report
-                self._at = position(report)
-                memory = self._memories.setdefault(id(member), Memory())
-                lines.append(report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, memory))
-        return lines
+                yield member, report
 
     def _start(self) -> list[str]:
         fit, self._fit = self._fit, None
-        return [] if fit is None else [line("fit", fit)]
+        return [] if fit is None else [line("fit", fit, self._memory)]
 
     def close(self, how: str, error: BaseException | None = None) -> None:
         """Training is over: write the health report.

@@ -1,4 +1,4 @@
-"""A long run with one endless epoch: memory, the size of its files and the time of a window's end must not grow.
+"""A long run with one endless epoch: memory, the size of its files, the time of a step and of a window's end must not grow.
 
 ``python -m tests.benchmarks.long_run [--steps 100000] [--window 20]`` prints a line for each tenth of the run.
 """
@@ -52,6 +52,7 @@ class Watched(TrainingMonitor):
     def __init__(self, steps: int, folder: Path, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tenth, self.folder, self.ends = steps // 10, folder, [0.0]
+        self.began = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ends.append(sum(member.window_end_seconds for member in self.members))
@@ -60,8 +61,11 @@ class Watched(TrainingMonitor):
             memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
             end = statistics.median(value for value in self.ends if value == value)
             held = f"{memory / 1e6:7.1f} MB resident, files {size / 1e6:6.2f} MB"
-            print(f"{batch_idx + 1:>8} steps: {held}, window's end {end * 1e3:.2f} ms")
+            now = time.perf_counter()
+            step = (now - self.began) / self.tenth
+            print(f"{batch_idx + 1:>8} steps: {held}, step {step * 1e3:.2f} ms, of it window's end {end * 1e3:.2f} ms", flush=True)
             self.ends.clear()
+            self.began = now
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,37 @@ import pytest
 
 from tests.golden.record import OUTCOMES
 from tests.golden.trainings import TRAININGS, normalised
+from tests.support.reference import same_number, scale_of
 
 TOLERANCE = dict.fromkeys(TRAININGS, 1e-6) | {"amp": 5e-3}  # half precision differs between processors
 
 
-def differences(found: Any, stored: Any, tolerance: float, where: str = "") -> Iterator[str]:
-    """Where two outcomes differ."""
+def differences(found: Any, stored: Any, tolerance: float, where: str = "", scale: Any = 0.0) -> Iterator[str]:
+    """Where two outcomes differ; a number that cancels is held to the scale of what it is of."""
     if isinstance(stored, dict) and isinstance(found, dict):
         if list(found) != list(stored):
             yield f"{where}: keys {list(found)} instead of {list(stored)}"
-        for key in stored.keys() & found.keys():
-            yield from differences(found[key], stored[key], tolerance, f"{where}/{key}")
+        for key in [key for key in stored if key in found]:
+            scale = stored.get(scale_of(key), 0.0)
+            yield from differences(found[key], stored[key], tolerance, f"{where}/{key}", scale)
     elif isinstance(stored, list) and isinstance(found, list):
         if len(found) != len(stored):
             yield f"{where}: {len(found)} entries instead of {len(stored)}"
-        for index, (one, other) in enumerate(zip(found, stored, strict=False)):
-            yield from differences(one, other, tolerance, f"{where}[{index}]")
+        scales = scale if isinstance(scale, list) else [scale] * len(stored)
+        for index, (one, other, each) in enumerate(zip(found, stored, scales, strict=False)):
+            yield from differences(one, other, tolerance, f"{where}[{index}]", each)
     elif isinstance(stored, (int, float)) and isinstance(found, (int, float)) and not isinstance(stored, bool):
-        if not math.isclose(found, stored, rel_tol=tolerance, abs_tol=1e-9):
+        if not same_number(found, stored, tolerance, scale if isinstance(scale, (int, float)) else 0.0, tiny=1e-9):
             yield f"{where}: {found!r} instead of {stored!r}"
     elif found != stored:
         yield f"{where}: {found!r} instead of {stored!r}"
+
+
+def by_tag(outcome: dict[str, Any]) -> dict[str, Any]:
+    """An outcome whose logged values are next to the others of their site."""
+    logged = {f"{step} {tag}": value for step, tag, value in outcome["logged"]}
+    assert len(logged) == len(outcome["logged"])
+    return {**outcome, "logged": logged}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,7 @@ def differences(found: Any, stored: Any, tolerance: float, where: str = "") -> I
 def test_a_training_has_the_outcome_that_is_stored(name: str, tmp_path: Path) -> None:
     stored = json.loads((OUTCOMES / f"{name}.json").read_text())
     found = json.loads(json.dumps(normalised(TRAININGS[name](tmp_path))))
-    wrong = list(differences(found, stored, TOLERANCE[name]))
+    wrong = list(differences(by_tag(found), by_tag(stored), TOLERANCE[name]))
     assert not wrong, "\n".join(
         [f"{len(wrong)} differences; if they are meant, run: python -m tests.golden.record {name}", *wrong[:20]]
     )
@@ -51,3 +60,16 @@ def test_differences_are_found() -> None:
     stored = {"a": [1.0, {"b": "x"}], "c": 0}
     assert not list(differences({"a": [1.0 + 1e-9, {"b": "x"}], "c": 0}, stored, 1e-6))
     assert len(list(differences({"a": [1.1, {"b": "y"}, 3], "d": 0}, stored, 1e-6))) == 4
+
+
+@pytest.mark.parametrize(("scale", "differ"), [(1.0, 0), (1e-4, 1)])
+def test_a_mean_is_compared_on_the_scale_of_its_values(scale: float, differ: int) -> None:
+    """In a report, in the columns of a file, and as it is logged."""
+    for stored in (
+        {"mean": 1e-6, "rms": scale},
+        {"mean": [1.0, 1e-6], "rms": [1.0, scale]},
+        {"mean": [scale, 1e-6], "rms": scale},
+        {"3 features/net.0/mean": 1e-6, "3 features/net.0/rms": scale},
+    ):
+        found = json.loads(json.dumps(stored).replace("1e-06", "1.5e-06"))
+        assert len(list(differences(found, stored, 1e-6))) == differ

@@ -23,31 +23,26 @@ def alerts_of(epoch):
     return (root, *follows)
 
 
-def epoch_of(epoch, memories=None, names=NAMES):
+def epoch_of(epoch, memory=None, names=NAMES):
     """The lines of one epoch of three monitors."""
     made = (
         ("features", features(epoch, names, order=tuple(names), initial_gains=dict.fromkeys(names, 1.4142))),
         ("gradient_flow", flow(epoch, names, alerts=alerts_of(epoch))),
         ("gradient_clip", clips(epoch)),
     )
-    memory = {} if memories is None else memories
-    lines = [
-        report_line(prefix, "", report, 0.5, None if memories is None else memory.setdefault(prefix, Memory()))
-        for prefix, report in made
-    ]
+    lines = [report_line(prefix, "", report, 0.5, memory) for prefix, report in made]
     return "".join([*lines, line("epoch", {"epoch": epoch, "seconds": 1.0})])
 
 
 def simulate(folder, epochs, most, names=NAMES, start=0):
     """Write a fit as a recorder does; returns the file and its largest size."""
-    file, memories, largest = folder / FOLDER / REPORTS, {}, 0
+    file, memory, largest = folder / FOLDER / REPORTS, Memory(), 0
     append(file, line("fit", {**FIT, "epoch": start}))
     for epoch in range(start, epochs):
-        append(file, epoch_of(epoch, memories, names))
+        append(file, epoch_of(epoch, memory, names))
         largest = max(largest, file.stat().st_size)
         if thin(file, most):
-            for memory in memories.values():
-                memory.forget_names()
+            memory.forget_names()
     return file, largest
 
 
@@ -170,14 +165,36 @@ def test_a_torn_line_costs_only_what_it_held(tmp_path, cut):
 
 
 def test_modules_that_come_and_go(tmp_path):
-    file, memories = tmp_path / FOLDER / REPORTS, {}
+    file, memory = tmp_path / FOLDER / REPORTS, Memory()
     append(file, line("fit", FIT))
     for epoch in range(40):
-        append(file, epoch_of(epoch, memories, NAMES[epoch % 3 :]))
+        append(file, epoch_of(epoch, memory, NAMES[epoch % 3 :]))
         if thin(file, 200_000):
-            for memory in memories.values():
-                memory.forget_names()
+            memory.forget_names()
     (recorded,) = read_run(file).of("features")
     for epoch, tables in recorded.columns.items():
         assert list(tables["sites"][0]) == NAMES[epoch % 3 :]
     assert list(recorded.last.sites) == NAMES[39 % 3 :]
+
+
+def test_a_file_holds_no_more_windows_than_a_reader_keeps(tmp_path):
+    """Short windows: size and lines stay as they are, however many there are; alerts are kept of all of them."""
+    file, memory, sizes, written = tmp_path / FOLDER / REPORTS, Memory(), [], 0
+    append(file, line("fit", FIT))
+    for window in range(1, 241):
+        report = features(0, NAMES[:5], step=10 * window, window=window, alerts=alerts_of(0) if window == 77 else ())
+        append(file, report_line("features", "", report, 0.5, memory) + line("epoch", {"epoch": 0, "at": 10 * window}))
+        written += 1
+        if written > 40 and thin(file, windows=20):
+            written = 20
+            memory.forget_names()
+        sizes.append(file.stat().st_size)
+    assert max(sizes[120:]) < 1.3 * max(sizes[:120])
+    run = read_run(file)
+    (recorded,) = run.monitors
+    assert (run.unit, recorded.epochs[0], recorded.epochs[-1]) == ("step", 10, 2400)
+    assert 10 <= len(recorded.columns) <= 60
+    assert len(recorded.epochs) <= 3 * 40
+    assert [alert.site for alert in recorded.alerts[770]] == [alert.site for alert in alerts_of(0)]
+    assert recorded.alerts[780] == ()
+    assert list(recorded.last.sites) == NAMES[:5]

@@ -90,11 +90,10 @@ def test_a_report_of_the_users_own_is_written_and_passed_over():
     assert report_of(event) is None
 
 
-def test_a_long_text_is_written_again_after_a_short_one():
+def test_a_long_text_is_written_again_after_a_short_one(tmp_path):
     memory = Memory()
     long, short = tuple(layer_names(20)), ("a",)
-    read = []
     for epoch, silent in enumerate((long, short, long, long)):
-        event = json.loads(report_line("features", "", features(epoch, ["a"], silent=silent), 0.0, memory))
-        read.append(event["report"].get("silent"))
+        append(tmp_path / "reports.jsonl", report_line("features", "", features(epoch, ["a"], silent=silent), 0.0, memory))
+    read = [event["report"].get("silent") for event in read_lines(tmp_path / "reports.jsonl", pytest.fail)]
     assert read == [list(long), list(short), list(long), None]

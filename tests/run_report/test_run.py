@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from lightning_hooks.alerts import ParameterSetup
 from lightning_hooks.run_report import read_run
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, Memory, append, line, report_line
 from lightning_hooks.run_report.run import MOST_EPOCHS
 from tests.support.made_reports import FIT, clips, features, flow, layer_names
 
@@ -121,3 +122,16 @@ def test_seconds_that_are_missing_are_not_known(make_run):
     append(folder / FOLDER / REPORTS, text)
     (recorded,) = read_run(folder).of("features")
     assert math.isnan(recorded.seconds[0])
+
+
+def test_a_table_that_becomes_empty_takes_no_line_with_it(tmp_path):
+    file, memory = tmp_path / FOLDER / REPORTS, Memory()
+    setups = {name: ParameterSetup(100, 2, True, True, ("0-Adam",), lr=0.1 * place) for place, name in enumerate(NAMES)}
+    append(file, line("fit", FIT, memory))
+    for epoch, table in enumerate((setups, {}, dict(list(setups.items())[:3]))):
+        append(file, report_line("gradient_flow", "", flow(epoch, NAMES, setups=table), 0.5, memory))
+        run = read_run(file)
+        assert (run.damaged, run.epochs[-1]) == (0, epoch)
+        assert {name: setup.lr for name, setup in run.monitors[0].last.setups.items()} == pytest.approx(
+            {name: setup.lr for name, setup in table.items()}
+        )

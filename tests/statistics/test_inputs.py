@@ -15,6 +15,7 @@ from transformers import BatchEncoding
 from lightning_hooks.statistics.inputs import COMPARED, LEAST, InputTable, tensors_in
 from lightning_hooks.statistics.reduction import merge_ranks
 from lightning_hooks.statistics.rows import Clock
+from tests.support.reference import assert_stats, reference_stats
 
 
 def table() -> InputTable:
@@ -33,14 +34,7 @@ def test_moments_of_both_parts() -> None:
     read = inputs.read(inputs.pack())
     found, same = read["inputs"], read["same_samples"]
     for part, batches in (("training", train), ("validation", val)):
-        values = torch.cat(batches).double()
-        stats = found[part]
-        assert (stats.calls, stats.count) == (len(batches), values.numel())
-        assert [stats.mean, stats.std, stats.rms, stats.min, stats.max] == pytest.approx(
-            torch.stack(
-                (values.mean(), values.std(correction=0), values.square().mean().sqrt(), values.min(), values.max())
-            ).tolist()
-        )
+        assert_stats(found[part], reference_stats([batch.double().numpy() for batch in batches]))
     assert same is False
 
 

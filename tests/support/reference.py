@@ -74,16 +74,30 @@ def reference_stats(chunks: list[np.ndarray]) -> dict[str, float]:
     }
 
 
+SCALES = {"mean": "rms"}
+"""A statistic that cancels, so that near zero it is the rounding of what was added up, and the one that is its scale."""
+
+
+def scale_of(name: str) -> str:
+    """The name of the statistic that is the scale of another, such as ``features/net.0/rms``; empty if that one does not cancel."""
+    place, slash, stat = name.rpartition("/")
+    return f"{place}{slash}{SCALES[stat]}" if stat in SCALES else ""
+
+
+def same_number(found: float, expected: float, rel: float, scale: float = 0.0, tiny: float = 0.0) -> bool:
+    """Whether two numbers differ by at most ``rel`` of the larger, ``rel`` of ``scale``, or ``tiny``; NaN equals NaN."""
+    near = math.isclose(found, expected, rel_tol=rel, abs_tol=max(tiny, rel * scale if math.isfinite(scale) else 0.0))
+    return near or (math.isnan(found) and math.isnan(expected))
+
+
 def assert_stats(found: Any, expected: dict[str, float], rel: float = 1e-6, context: str = "") -> None:
     """Hold a statistics dataclass against the reference; a mean near zero is held to the scale of the values."""
     for stat, value in expected.items():
         got = getattr(found, stat)
         if stat in ("calls", "count"):
             assert got == value, (context, stat, got, value)
-            continue
-        scale = rel * expected["rms"] if stat == "mean" else 0.0
-        same = math.isclose(got, value, rel_tol=rel, abs_tol=scale) or (math.isnan(got) and math.isnan(value))
-        assert same, (context, stat, got, value)
+        else:
+            assert same_number(got, value, rel, expected.get(scale_of(stat), 0.0)), (context, stat, got, value)
 
 
 def total_norm(gradients: dict[str, np.ndarray | None]) -> float:
@@ -99,18 +113,17 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
 def assert_same(found: Any, expected: Any, where: str = "", rel: float = 1e-5, skip: Any = (), tiny: float = 1e-9) -> None:
     """Compare reports field by field, numbers within ``rel``; a mean near zero is held to the scale of the values."""
     if dataclasses.is_dataclass(expected):
-        least = {"mean": max(tiny, rel * getattr(expected, "rms", 0.0))}
         for entry in dataclasses.fields(expected):
             if entry.name not in skip and entry.compare:  # what is measured of time differs
                 one, other = getattr(found, entry.name), getattr(expected, entry.name)
-                assert_same(one, other, f"{where}.{entry.name}", rel, skip, least.get(entry.name, tiny))
+                least = max(tiny, rel * getattr(expected, scale_of(entry.name) or "-", 0.0))
+                assert_same(one, other, f"{where}.{entry.name}", rel, skip, least)
     elif isinstance(expected, dict):
         assert list(found) == list(expected), where
         for key, value in expected.items():
             assert_same(found[key], value, f"{where}[{key}]", rel, skip, tiny)
     elif isinstance(expected, float):
-        same = math.isclose(found, expected, rel_tol=rel, abs_tol=tiny) or (math.isnan(found) and math.isnan(expected))
-        assert same, (where, found, expected)
+        assert same_number(found, expected, rel, tiny=tiny), (where, found, expected)
     elif isinstance(expected, tuple):
         assert len(found) == len(expected), where
         for one, other in zip(found, expected, strict=True):

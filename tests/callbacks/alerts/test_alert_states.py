@@ -63,6 +63,18 @@ def test_fires_once_holds_clears_and_rearms(tmp_path: Path, caplog: pytest.LogCa
     assert len([r for r in caplog.records if "] dead at net.1" in r.message]) == 3
 
 
+def test_each_line_of_the_file_has_a_version_and_the_same_fields(tmp_path: Path) -> None:
+    waver(tmp_path, 5)
+    lines = [json.loads(line) for line in next(tmp_path.rglob("alerts.jsonl")).read_text().splitlines()]
+    raised, cleared = [line for line in lines if line["kind"] == "dead"][:2]
+    assert list(raised) == list(cleared)
+    assert {line["version"] for line in lines} == {2}
+    changed = {key: (raised[key], cleared[key]) for key in raised if raised[key] != cleared[key]}
+    steps = (raised["step"], cleared["step"])
+    assert changed == {"event": ("raised", "cleared"), "epoch": (0, 3), "step": steps, "last_epoch": (0, 1)}
+    assert steps[0] < steps[1]
+
+
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")
 @pytest.mark.parametrize("cut", [1, 2, 3, 6, 8])
 def test_and_a_resumed_run_does_as_one_that_was_not_interrupted(tmp_path: Path, cut: int) -> None:
