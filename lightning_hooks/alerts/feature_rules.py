@@ -60,8 +60,8 @@ class Dead(Rule):
                 yield self.alert(
                     report, site, stats.dead_fraction, limit, severity,
                     f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit {percent(limit)}): "
-                    "they pass no gradient and cannot recover. Common causes: a learning rate that is too high, or a large "
-                    "negative bias.",
+                    "they pass no gradient and cannot recover.",
+                    "Common causes: a learning rate that is too high, or a large negative bias.",
                 )  # fmt: skip
 
 
@@ -97,8 +97,8 @@ class Saturated(Rule):
                 yield self.alert(
                     report, site, stats.saturated_fraction, limit, severity,
                     f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
-                    f"{percent(limit)}), where the slope is almost zero and gradients vanish. Common causes: inputs that "
-                    "are too large, from unnormalised data or a wide initialisation.",
+                    f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
+                    "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
 
 
@@ -138,7 +138,8 @@ class Constant(Rule):
                 yield self.alert(
                     report, site, spread, self.threshold, "info" if gate or routing or hinge or meant else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
-                    f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
+                    f"{self.threshold:.1g}).",
+                    "Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
 
 
@@ -169,8 +170,9 @@ class NonfiniteFeatures(Rule):
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
-                    f"{_batch(stats, report)}. Common causes: such values in the input, weights that have diverged, or an "
-                    "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
+                    f"{_batch(stats, report)}.",
+                    "Common causes: such values in the input, weights that have diverged, or an operation with an invalid "
+                    "argument (log of 0, division by 0, overflow in half precision).",
                     batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 
@@ -195,7 +197,7 @@ class Silent(Rule):
                 continue
             yield self.alert(
                 report, site, 0.0, 1.0, "info",
-                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead). Common "
-                "causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights are used, "
-                "or a model that was compiled before the hooks were registered.",
+                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights "
+                "are used, or a model that was compiled before the hooks were registered.",
             )  # fmt: skip

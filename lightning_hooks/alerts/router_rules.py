@@ -45,8 +45,9 @@ class DeadExperts(Rule):
                 yield self.alert(
                     report, site, share, self.share, "warning" if share >= self.share else "info",
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
-                    f"of {stats.tokens} tokens, so that they do not train. Common causes: no loss for balance or one that weighs "
-                    "too little, a learning rate too high for the router, a router that started far from even.",
+                    f"of {stats.tokens} tokens, so that they do not train.",
+                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "
+                    "router that started far from even.",
                 )  # fmt: skip
 
 
@@ -91,8 +92,9 @@ class RouterCollapse(Rule):
             yield self.alert(
                 report, site, effective, stats.top_k + self.threshold * room, "warning",
                 f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
-                f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens. Common causes: no loss for "
-                "balance or one that weighs too little, a learning rate too high for the router, inputs to it that are alike.",
+                f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+                "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
+                "inputs to it that are alike.",
             )  # fmt: skip
 
     def _codebook(self, report: RouterReport, site: str, book: CodebookStats) -> Iterator[Alert]:
@@ -100,7 +102,7 @@ class RouterCollapse(Rule):
         if book.size >= self.least_codes and book.codes >= max(self.min_choices, 10 * limit) and book.perplexity <= limit:
             yield self.alert(
                 report, site, book.perplexity, limit, "warning",
-                f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices. "
+                f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
                 "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
                 "a learning rate too high.",
                 advice=(

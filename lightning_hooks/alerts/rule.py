@@ -67,7 +67,8 @@ class Rule:
         value: float,
         threshold: float,
         severity: Severity,
-        diagnosis: str,
+        message: str,
+        diagnosis: str = "",
         since_step: int | None = None,
         batch: int | None = None,
         advice: tuple[str, ...] = (),
@@ -80,14 +81,15 @@ class Rule:
             value: What was measured.
             threshold: The limit of the rule.
             severity: How severe it is, unless the user has set that.
-            diagnosis: What was seen and the likely cause.
+            message: What was measured, in one sentence with its numbers.
+            diagnosis: What it means and the likely causes, in one or two sentences.
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
             advice: What to try, where that depends on what was seen; empty for the rule's, or its kind's.
         """
         return Alert(
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
-            since_step=since_step, batch=batch, diagnosis=diagnosis, advice=advice or self.advice or advice_for(self.kind),
+            message, since_step, batch=batch, diagnosis=diagnosis.strip(), advice=advice or self.advice or advice_for(self.kind),
         )  # fmt: skip
 
 

@@ -233,7 +233,7 @@ def _problem(spells: Sequence[_Spell], lasts: bool, unit: str) -> Problem:
         spell.since,
         spell.until,
         lasts,
-        _capital(first.diagnosis),
+        _capital(first.seen),
         first.advice,
         tuple(spell.consequences),
         first,

@@ -207,8 +207,7 @@ def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
     rows: list[tuple[object, ...]] = [
-        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, str(a).partition(": ")[2])
-        for a in alerts[:MOST_SHOWN]
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, a.text) for a in alerts[:MOST_SHOWN]
     ]
     if len(alerts) > MOST_SHOWN:
         rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
@@ -217,5 +216,5 @@ def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     for alert in alerts:
         kinds.setdefault(alert.kind, []).append(alert)
     for kind, group in kinds.items():
-        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].message, group[0].severity)
+        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].text, group[0].severity)
     trackers.save()

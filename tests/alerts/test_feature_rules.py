@@ -36,7 +36,7 @@ def test_a_rule_at_its_threshold(features, rule, fine, faulty, value, threshold,
     (alert,) = rule(features({}, fine, faulty, {}))
     assert (alert.kind, alert.site, alert.severity) == (KINDS[type(rule)], "site2", severity)
     assert (alert.value, alert.threshold, alert.epoch, alert.step) == (pytest.approx(value), threshold, 3, 120)
-    assert remedy in alert.message
+    assert remedy in alert.text
 
 
 @pytest.mark.parametrize("rule", [Dead(), Saturated(), Constant(), NonfiniteFeatures(), Silent()], ids=repr)
@@ -117,8 +117,8 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
         ("silent", "branch", "info", 3),
         ("silent", "aux", "info", 3),
     ]
-    assert "not zero and not dead" in alerts[0].message
-    assert "torch.compiler.reset()" in alerts[0].message
+    assert "not zero and not dead" in alerts[0].text
+    assert "torch.compiler.reset()" in alerts[0].text
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
 )
 def test_messages_say_what_was_seen(features, rule, change, seen):
     (alert,) = rule(features(change))
-    assert alert.message.startswith(seen)
-    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.message}"
+    assert alert.text.startswith(seen)
+    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.text}"

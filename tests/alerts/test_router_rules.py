@@ -49,7 +49,7 @@ def test_dead_experts(found: RouterStats, severity: str | None) -> None:
 def test_dead_experts_are_named() -> None:
     (alert,) = DeadExperts()(report(routers={"gate": stats(*TWO_DEAD)}))
     assert (alert.site, alert.value, alert.threshold) == ("gate", pytest.approx(1 / 3), 0.25)
-    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.message
+    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ BOOK = CodebookStats(10, 10_000, 512, 0.01, 4.0, 0.6)
 def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
     alerts = [*RouterCollapse()(report(codebooks={"quantise": book}))]
     assert bool(alerts) is found
-    assert all("4 of its 512 codes in effect" in alert.message and "k-means" in alert.message for alert in alerts)
+    assert all("4 of its 512 codes in effect" in alert.text and "k-means" in alert.text for alert in alerts)
 
 
 def test_one_window_is_not_enough() -> None:

@@ -247,7 +247,7 @@ def test_a_collapse_is_found_in_the_second_window_and_dead_experts_follow_from_i
     (alert,) = found
     assert (alert.kind, alert.site, alert.severity, alert.epoch) == ("router_collapse", "net.mixture.gate", "warning", 1)
     assert alert.consequences == ("dead_experts at net.mixture.gate",)
-    assert "go to 2 experts in effect; one of them gets 100% of all tokens" in alert.diagnosis
+    assert "go to 2 experts in effect; one of them gets 100% of all tokens" in alert.seen
     assert routers.report is not None
     assert {entry.kind for entry in routers.report.alerts} == {"router_collapse", "dead_experts"}
     assert not routers.history[0].alerts
