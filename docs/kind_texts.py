@@ -61,7 +61,7 @@ MEANINGS: dict[str, str] = {
     "router_collapse": "A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
     "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a much "
     "smaller one.",
-    "dead_experts": "Some experts of a mixture get no tokens, or next to none, window after window. They do not train, and since they do "
+    "dead_experts": "Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they do "
     "not train the router has no reason to choose them.",
     "second_moment_stale": "Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so "
     "eps alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
@@ -237,10 +237,12 @@ FORMULAS: dict[str, str] = {
     "router_collapse": "effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
     "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
     "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least {RouterCollapse.least_codes} codes\n"
-    "in two windows in a row, of at least {RouterCollapse.min_choices} choices for each expert at an even load",
+    "in windows in a row of at least {RouterCollapse.min_batches} batches, each of at least {RouterCollapse.min_choices} choices for "
+    "each expert\nat an even load",
     "dead_experts": "alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"
     "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
-    "in two windows in a row, of at least {DeadExperts.min_choices} choices for each expert at an even load",
+    "in windows in a row of at least {DeadExperts.min_batches} batches ({DeadExperts.of_few} for less than half of the experts),\n"
+    "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
     "second_moment_stale": "stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
     "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"

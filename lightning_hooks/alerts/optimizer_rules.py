@@ -55,15 +55,16 @@ class SecondMomentStale(Rule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LrZero(Rule):
-    """Learning rates of zero, or next to it, while much of training is still to come.
+    """Learning rates of zero, or next to it, long before training ends.
 
     All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
-    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. How
+    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. It
+    then counts to the end of training, unless the rate rises again: few steps that are left do not undo those that were lost. How
     long training will be must be known (``max_steps`` or ``max_epochs``). It is no alert where training has converged. The limits
     are a cosine's: it is below 1e-4 of its peak in its last 0.6 %.
 
     Attributes:
-        left: Share of the planned steps that must be left.
+        left: Share of the planned steps that must be left when the rate has been low for ``held``.
         held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
         initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
             planned steps.
@@ -94,11 +95,11 @@ class LrZero(Rule):
                     "its learning rate is 0 and has never been above: it changes nothing.",
                     advice=("Set a learning rate, unless that is meant",),
                 )  # fmt: skip
-            elif planned and 0 < report.step < (1 - self.left) * planned and self._is_low(groups, planned):
+            elif planned and self._fell_early(groups, report.step, planned):
                 yield self.alert(
                     report, name, rate, 1e-4 * peak, "warning",
-                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} steps, "
-                    f"is {rate:.1e} now, and {percent(1 - report.step / planned)} of the planned {planned} steps are left.",
+                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
+                    f"{planned} planned steps, and is {rate:.1e} now.",
                     "Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
                     "training.",
                 )  # fmt: skip
@@ -111,8 +112,10 @@ class LrZero(Rule):
                     "Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch.",
                 )  # fmt: skip
 
-    def _is_low(self, groups: Sequence[GroupSettings], planned: int) -> bool:
-        return all(group.lr_peak and group.low_steps >= max(self.held * planned, 1) for group in groups)
+    def _fell_early(self, groups: Sequence[GroupSettings], step: int, planned: int) -> bool:
+        """Whether all rates have been low for long enough, and already were when enough steps were left."""
+        held, low = max(self.held * planned, 1), min(group.low_steps for group in groups)
+        return all(group.lr_peak for group in groups) and low >= held and step - low + held < (1 - self.left) * planned
 
     def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
         """Whether all groups are still at the foot of their warm-up: rising, or at zero since the start."""

@@ -68,6 +68,8 @@ LOW = replace(ADAM, lr=1e-8, low_steps=50)
         ((LOW,), {}, WARNING),
         ((LOW,), {"step": 899}, WARNING),
         ((LOW,), {"step": 900}, []),  # its end
+        ((replace(LOW, low_steps=51),), {"step": 900}, WARNING),  # as at step 899: nobody has repaired it
+        ((replace(LOW, low_steps=950),), {"step": 1000}, WARNING),
         ((replace(LOW, low_steps=49),), {}, []),  # the low point of a cycle
         ((LOW,), {"planned": None}, []),
         ((LOW, ADAM), {}, []),  # one group is frozen by its schedule
@@ -112,9 +114,8 @@ def test_a_rate_of_zero_that_is_meant() -> None:
 def test_lr_zero_messages() -> None:
     (alert,) = LrZero()(report(LOW))
     assert alert.seen == (
-        "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 steps, is 1.0e-08 now, and 50% of the planned 1000 "
-        "steps are left. Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
-        "training."
+        "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 of the 1000 planned steps, and is 1.0e-08 now. Common "
+        "causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the training."
     )
     (alert,) = LrZero()(report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
     assert alert.seen == (

@@ -155,7 +155,7 @@ def test_modules_with_one_setting_are_one_alert() -> None:
     )
     (momentum,) = ModuleSettings()(report(settings={"bn": {"momentum": 0.0}}))
     assert momentum.seen == (
-        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are, and validation uses them. "
+        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are. Validation uses them. "
         "Common cause: the momentum of another framework, where 1 means PyTorch's 0."
     )
 
