@@ -117,7 +117,7 @@ FORMULAS: dict[str, str] = {
     "alert if dead_fraction > {Dead.threshold}\n"
     "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
     "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
-    "of fewer than {Dead.min_units} units only if dead_fraction > {Dead.of_few}",
+    "of fewer than {Dead.min_units} units from {Dead.of_few} on",
     "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
     "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the first window",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"

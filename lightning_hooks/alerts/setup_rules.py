@@ -71,6 +71,7 @@ class EvalMode(Rule):
             yield self.alert(
                 report, single[0], len(single), 0, "info",
                 f"{_listed(single)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
+                "Common cause: an eval() in a hook of the model, such as on_train_batch_start, that no train() undoes.",
                 advice=("Call train() on it, unless its statistics are kept on purpose",),
             )  # fmt: skip
 

@@ -89,7 +89,10 @@ def test_what_eval_mode_says() -> None:
         "pretrained model, which is loaded in eval mode, or an eval() that no train() undoes."
     )
     assert warning.advice == ("Call net.body.train() before training", "Freeze it if it is not to learn")
-    assert info.seen == "net.drop is in eval mode within modules in training mode."
+    assert info.seen == (
+        "net.drop is in eval mode within modules in training mode. Common cause: an eval() in a hook of the model, such as "
+        "on_train_batch_start, that no train() undoes."
+    )
 
 
 def test_frozen_statistics() -> None:
