@@ -34,6 +34,9 @@ MEANINGS: dict[str, str] = {
     "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ, or has targets that the sigmoid, "
     "softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has targets below 0 or above 1, or `kl_div` is given "
     "probabilities instead of their logarithms.",
+    "id_out_of_range": "Training ended because an embedding was given an id that it has no row for. The alert names the id, the table and where in "
+    "the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the failed lookup has ended the "
+    "device's context, and nothing can be read: train on the CPU for a moment to see it.",
     "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
@@ -130,6 +133,7 @@ FORMULAS: dict[str, str] = {
     "nonfinite": "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
     "alert if a measured step of a parameter had a gradient that is not finite\n"
     "alert if any optimizer step, sampled or not, was taken with such a gradient",
+    "id_out_of_range": "alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
     "silent": "alert if calls = 0, or no output holds a floating-point tensor",
     "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
     "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
@@ -324,6 +328,7 @@ SEVERITIES: dict[str, str] = {
     "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, "
     "for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's model that was so from the start",
     "nonfinite": "critical",
+    "id_out_of_range": "critical",
     "silent": "info",
     "poor_init": "warning",
     "shared": "warning in a numbered list; info for modules with names of their own",

@@ -180,6 +180,7 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(
         (
+            "id_out_of_range",
             *("ranks_differ", "unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch"),
             *("settings", "frozen_statistics"),
             *("softmax_dim", "dropout_in_eval", "precision_not_applied"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import loss_falls
-from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 from lightning_hooks.statistics.initial import TEXTBOOK
@@ -125,7 +125,7 @@ class SameSamples(Rule):
         for site in _first_called(report) if report.same_samples else ():
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
-                f"all samples of a batch (its tensor at {report.input_place}) are identical: the model is given one sample again "
+                f"all samples of a batch ({in_batch(report.input_place)}) are identical: the model is given one sample again "
                 "and again, or zeros.",
                 "Common causes: a __getitem__ that ignores its index, or data that are lost before the model "
                 "(integer division, a mask).",
@@ -153,7 +153,7 @@ class TinyInput(Rule):
         for site in _first_called(report):
             yield self.alert(
                 report, site, stats.max, self.largest, "warning",
-                f"its input (the batch's tensor at {report.input_place}), images, has no number above {stats.max:.2g} (limit "
+                f"its input ({in_batch(report.input_place)}), images, has no number above {stats.max:.2g} (limit "
                 f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add.",
                 "Common cause: images that are divided by 255 twice, by ToTensor and by hand.",
                 advice=("Divide once, or standardise the input",),
@@ -243,7 +243,7 @@ class ValidationShift(Rule):
         for site in _first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
             yield self.alert(
                 report, site, ratio, self.factor, "warning",
-                f"its input (the batch's tensor at {report.input_place}) has a root mean square of {validation.rms:.3g} in "
+                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
                 "differently.",
                 "Common causes: one of them is not normalised, or has other units.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.rule import Rule, in_batch, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.statistics.outputs import OutputStats
@@ -101,6 +101,28 @@ class OutputRange(Rule):
             "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",
             advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdOutOfRange(Rule):
+    """An id that an embedding has no row for, with which training ended. It is looked for on the CPU, in one process."""
+
+    kind: ClassVar[str] = "id_out_of_range"
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the embedding."""
+        found = report.id_out_of_range
+        if found is not None:
+            where = in_batch(found.place) if found.place else "its input"
+            when = "" if found.batch is None else f", in training batch {found.batch} of the epoch"
+            yield self.alert(
+                report, found.site, found.id, found.rows, "critical",
+                f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
+                "Training ended at this lookup. Common causes: a vocabulary that is larger than the table, ids of another tokenizer, "
+                "a padding of -100 that reaches the model.",
+                batch=found.batch,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -96,6 +97,14 @@ class Rule:
 def percent(share: float) -> str:
     """A share in percent, in at most three significant digits: ``0.0123`` is ``1.23%``."""
     return f"{100 * share:.3g}%"
+
+
+def in_batch(place: str) -> str:
+    """A tensor of a batch in words, of its place: ``tensor 0 of the batch`` for ``[0]``."""
+    key = re.fullmatch(r"\[('[^']*'|\d+)\]", place)
+    if key is None:
+        return "the batch" if place in ("", "batch") else f"the tensor batch{place}"
+    return f"{'the ' * (not key[1].isdigit())}tensor {key[1]} of the batch"
 
 
 def check_share(value: Any, what: str) -> None:

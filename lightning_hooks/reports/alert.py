@@ -12,6 +12,7 @@ from lightning_hooks.reports.plain import to_plain
 FEATURE_KINDS = (
     *("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift"),
     *("representation_collapse", "output_range", "softmax_dim", "dropout_in_eval", "precision_not_applied", "labels_ignored"),
+    "id_out_of_range",
     *("activation_outliers", "residual_growth"),
 )
 GRADIENT_KINDS = (

@@ -123,7 +123,7 @@ def test_same_samples() -> None:
     assert names(SameSamples(), features(same_samples=False)) == names(SameSamples(), features()) == []
     assert names(SameSamples(), features(same_samples=True, sites={})) == []
     (alert,) = SameSamples()(features(same_samples=True))
-    assert alert.text.startswith("all samples of a batch (its tensor at [0]) are identical")
+    assert alert.text.startswith("all samples of a batch (tensor 0 of the batch) are identical")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_validation_shift(training: float, validation: float | None, found: floa
 def test_validation_shift_says_by_how_much() -> None:
     (alert,) = ValidationShift()(features(inputs={"training": FED, "validation": replace(FED, rms=255.0)}))
     assert alert.text.startswith(
-        "its input (the batch's tensor at [0]) has a root mean square of 255 in validation and 1 in training (limit: a factor of 5)"
+        "its input (tensor 0 of the batch) has a root mean square of 255 in validation and 1 in training (limit: a factor of 5)"
     )
 
 
