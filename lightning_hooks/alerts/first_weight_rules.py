@@ -118,7 +118,7 @@ class FrozenHead(Rule):
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
                 f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
-                f"parameters before it train ({trains[0]}, …): what it puts out is a random combination that never gets better.",
+                f"parameters before it train ({trains[0]}, …): its output is a random combination that never gets better.",
                 "Common causes: a new head that was frozen with the rest of a pretrained model, or is missing in peft's "
                 "modules_to_save.",
                 advice=("Call requires_grad_(True) on it, and give it to the optimizer",),

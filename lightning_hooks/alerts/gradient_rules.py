@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.past import all_scale_free, is_scale_free, loss_falls
+from lightning_hooks.alerts.past import all_scale_free, falls_within, is_scale_free, loss_falls
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.kinds import Severity, advice_for
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.initial import role_of
 
@@ -168,7 +168,7 @@ class Exploding(Rule):
     Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
     scale, as Adam's, and the loss falls, unless ``absolute`` differs from the default: a limit of the user's always applies. The
     alert's site is the module through which most of the growth happens; where it is gradual, the one nearest the loss with too
-    large a gradient.
+    large a gradient. It is critical unless the loss falls: what learns is not lost.
 
     Attributes:
         relative: RMS over that near the loss (the largest among the last eighth of the modules) above which a gradient explodes,
@@ -205,7 +205,9 @@ class Exploding(Rule):
             course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
             if culprit is not None and flow.sites.index(culprit) not in grown:
                 sites.insert(0, (culprit, flow.rms[grown[-1]]))
-        severity: Severity = "info" if self._spares_weights(report, [flow.sites[place] for place in grown]) else "critical"
+        spared = self._spares_weights(report, [flow.sites[place] for place in grown])
+        learns = loss_falls(report, history) if history else falls_within(report)
+        severity: Severity = "info" if spared else "warning" if learns else "critical"
         for site, rms in sites:
             ratio = rms / near_loss
             what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
@@ -231,11 +233,15 @@ class Exploding(Rule):
         course: str,
         severity: Severity,
     ) -> Alert:
+        start = 0.0 if report.loss is None else report.loss.start
+        scale = f"The loss started at {start:.1e}, as with targets that are not normalised. " if start > HUGE else ""
+        advice = ("Normalise the targets, or divide the loss by their variance",) if scale else ()
         return self.alert(
             report, site, value, threshold, severity,
             f"its gradient {what}: weights may become NaN.",
-            f"{course}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
+            f"{course}{scale}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
             "clipping.",
+            advice=(*advice, *advice_for(self.kind)),
         )  # fmt: skip
 
 

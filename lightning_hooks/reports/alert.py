@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_hooks.reports.kinds import Severity, title_of
 from lightning_hooks.reports.plain import to_plain
+from lightning_hooks.reports.site_names import readable
 
 FEATURE_KINDS = (
     *("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift"),
@@ -89,7 +90,7 @@ class Alert:
     @property
     def where(self) -> str:
         """The site, and how many more have the same problem."""
-        return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+        return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
 
     @property
     def seen(self) -> str:
@@ -119,7 +120,7 @@ def _grouped(names: Sequence[str], most: int = 3) -> str:
         sites.setdefault(kind, []).append(site)
     parts = []
     for kind, affected in sites.items():
-        shown = ", ".join(affected[:most]) + (", …" if len(affected) > most else "")
+        shown = ", ".join(map(readable, affected[:most])) + (", …" if len(affected) > most else "")
         parts.append(f"{kind} at {shown}" if len(affected) == 1 else f"{kind} at {len(affected)} sites ({shown})")
     return "; ".join(parts)
 

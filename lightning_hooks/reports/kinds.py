@@ -273,7 +273,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "not_zeroed": Kind(
-        "Gradients that are not zeroed, or too often",
+        "A zero_grad() that is missing or comes too early",
         ("Call zero_grad() before manual_backward()",),
     ),
 }

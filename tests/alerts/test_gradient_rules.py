@@ -354,3 +354,22 @@ def test_a_branch_may_stretch_further_under_adam(gradients):
     assert stretching(0.33) == []
     assert stretching(3.1) == ["site1"]
     assert stretching(0.33, loss=None) == stretching(0.33, setups={}) == ["site1"]
+
+
+def test_gradients_that_grow_are_not_critical_while_the_loss_falls(gradients):
+    report = gradients(*rms(6e3, 60.0, 1e-3))
+    falls, rises = (LossReport(40, mean, 0.3, 1.5, 2.5, 2.6, recent=(2.5,) * 10 + (mean,) * 30) for mean in (1.5, 3.0))
+    low, high = replace(report, loss=falls), replace(report, loss=rises)
+    assert {alert.severity for alert in Exploding()(report)} == {"critical"}
+    assert {alert.severity for alert in Exploding()(low)} == {"warning"}
+    assert "critical" in {alert.severity for alert in Exploding()(high)}
+    assert {alert.severity for alert in Exploding()(low, [high])} == {"warning"}
+    assert "critical" in {alert.severity for alert in Exploding()(high, [low])}
+
+
+@pytest.mark.parametrize(("start", "named"), [(2.5e9, True), (2.5, False)])
+def test_targets_that_are_not_normalised_are_named(gradients, start, named):
+    loss = LossReport(40, start, 0.0, start, start, start)
+    (alert,) = Exploding()(replace(gradients(*rms(2e3)), loss=replace(loss, start=start)))
+    assert ("The loss started at 2.5e+09, as with targets that are not normalised." in alert.diagnosis) is named
+    assert (alert.advice[0] == "Normalise the targets, or divide the loss by their variance") is named
