@@ -119,8 +119,8 @@ class IdOutOfRange(Rule):
             yield self.alert(
                 report, found.site, found.id, found.rows, "critical",
                 f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
-                "Training ended at this lookup. Common causes: a vocabulary larger than the table, ids of another tokenizer, a padding "
-                "of -100 that reaches the model.",
+                "Training ended at this lookup. Common causes: a vocabulary larger than the table, ids of another tokenizer, a "
+                "padding of -100 that reaches the model.",
                 batch=found.batch,
             )  # fmt: skip
 

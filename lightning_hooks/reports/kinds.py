@@ -273,7 +273,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "not_zeroed": Kind(
-        "A zero_grad() that is missing or comes too early",
+        "Gradients that are cleared too late or too early",
         ("Call zero_grad() before manual_backward()",),
     ),
 }
