@@ -34,6 +34,9 @@ MEANINGS: dict[str, str] = {
     "`smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes differ, or has targets that the sigmoid, "
     "softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has targets below 0 or above 1, or `kl_div` is given "
     "probabilities instead of their logarithms.",
+    "id_out_of_range": "Training ended because an embedding was given an id that it has no row for. The alert names the id, the table and where in "
+    "the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the failed lookup has ended the "
+    "device's context, and nothing can be read: train on the CPU for a moment to see it.",
     "softmax_dim": "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries of an attention "
     "whose mask is made for the keys.",
     "dropout_in_eval": "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module that "
@@ -61,7 +64,7 @@ MEANINGS: dict[str, str] = {
     "router_collapse": "A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
     "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a much "
     "smaller one.",
-    "dead_experts": "Some experts of a mixture get no tokens, or next to none, window after window. They do not train, and since they do "
+    "dead_experts": "Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they do "
     "not train the router has no reason to choose them.",
     "second_moment_stale": "Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so "
     "eps alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
@@ -117,7 +120,7 @@ FORMULAS: dict[str, str] = {
     "alert if dead_fraction > {Dead.threshold}\n"
     "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
     "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
-    "of fewer than {Dead.min_units} units only if dead_fraction > {Dead.of_few}",
+    "of fewer than {Dead.min_units} units from {Dead.of_few} on",
     "saturated": "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
     "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the first window",
     "constant": "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
@@ -130,6 +133,7 @@ FORMULAS: dict[str, str] = {
     "nonfinite": "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
     "alert if a measured step of a parameter had a gradient that is not finite\n"
     "alert if any optimizer step, sampled or not, was taken with such a gradient",
+    "id_out_of_range": "alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
     "silent": "alert if calls = 0, or no output holds a floating-point tensor",
     "poor_init": "gain = rms(weight) * sqrt(fan_in)\nratio = gain / median gain of the layers of the same role\n\n"
     "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
@@ -237,10 +241,12 @@ FORMULAS: dict[str, str] = {
     "router_collapse": "effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
     "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
     "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least {RouterCollapse.least_codes} codes\n"
-    "in two windows in a row, of at least {RouterCollapse.min_choices} choices for each expert at an even load",
+    "in windows in a row of at least {RouterCollapse.min_batches} batches, each of at least {RouterCollapse.min_choices} choices for "
+    "each expert\nat an even load",
     "dead_experts": "alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"
     "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
-    "in two windows in a row, of at least {DeadExperts.min_choices} choices for each expert at an even load",
+    "in windows in a row of at least {DeadExperts.min_batches} batches ({DeadExperts.of_few} for less than half of the experts),\n"
+    "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
     "second_moment_stale": "stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
     "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
     "lr_zero": "alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
@@ -322,6 +328,7 @@ SEVERITIES: dict[str, str] = {
     "constant": "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, "
     "for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's model that was so from the start",
     "nonfinite": "critical",
+    "id_out_of_range": "critical",
     "silent": "info",
     "poor_init": "warning",
     "shared": "warning in a numbered list; info for modules with names of their own",

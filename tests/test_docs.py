@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from docs import kind_pages, reference_pages
-from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule
+from lightning_hooks.alerts.rule import percent
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -97,8 +98,8 @@ def test_a_kinds_code_runs(kind: str) -> None:
 
 def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "> 0.7\n" in kind_pages.formula("dead")
-    monkeypatch.setitem(kind_pages.FORMULAS, "dead", "{Dead.growth}")
-    assert kind_pages.formula("dead") == "0.2"
+    monkeypatch.setitem(kind_pages.FORMULAS, "dead", "{Dead.of_few}")
+    assert kind_pages.formula("dead") == "0.8"
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -133,3 +134,13 @@ def test_the_false_alarm_record_is_that_of_the_zoo() -> None:
     results, healthy = kind_pages.zoo_results()
     assert healthy == "0 of 213"
     assert set(kind_pages.ZOO["expected"]) <= set(results)
+
+
+def test_the_limit_of_dead_units_is_the_rules_wherever_it_is_stated() -> None:
+    files = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb"), ROOT / "examples/cli/config.yaml"]
+    text = " ".join(" ".join(path.read_text(encoding="utf-8") for path in files).split())
+    quoted = re.findall(r"output zero for every sampled input \(limit (\d+%)\)", text)
+    in_prose = re.findall(r"default rule\]\(\.\./alerts/dead\.md\) warns above (\d+ %)|built-in rule starts at (\d+ %)", text)
+    assert len(quoted) >= 3
+    assert len(in_prose) == 2
+    assert {*quoted, *("".join(found).replace(" ", "") for found in in_prose)} == {percent(Dead().threshold)}

@@ -22,6 +22,7 @@ from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import DecayDominates, LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.output_rules import (
     DropoutInEval,
+    IdOutOfRange,
     LabelsIgnoredByLoss,
     OutputRange,
     PrecisionNotApplied,
@@ -93,6 +94,7 @@ __all__ = [
     "GroupSettings",
     "GrowthWithoutGain",
     "HeadStats",
+    "IdOutOfRange",
     "LabelCounts",
     "LabelsIgnored",
     "LabelsIgnoredByLoss",

@@ -41,13 +41,13 @@ class AttentionLogits(Rule):
             if stats.half_precision and stats.max_logit > self.threshold:
                 yield self.alert(
                     report, site, stats.max_logit, self.threshold, "warning",
-                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}). Rounding "
-                    f"to bfloat16 changes probabilities by 10% there, and such logits tend to grow. Common causes: {_CAUSES}",
+                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}).",
+                    f"Rounding to bfloat16 changes probabilities by 10% there. Common causes: {_CAUSES}",
                 )  # fmt: skip
             elif end > max(self.growth * max(begin, 1.0), self.least):
                 yield self.alert(
                     report, site, end, max(self.growth * max(begin, 1.0), self.least), "warning",
-                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times). "
+                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times).",
                     f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
                 )  # fmt: skip
 
@@ -90,8 +90,9 @@ class AttentionCollapse(Rule):
                 yield self.alert(
                     report, site, stats.entropy, limit, "warning",
                     f"{collapsed} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
-                    f"{percent(limit)} of its maximum{everywhere}. The softmax is saturated (largest logit {stats.max_logit:.3g}) "
-                    f"and passes almost no gradient. Common causes: {_CAUSES}",
+                    f"{percent(limit)} of its maximum{everywhere}.",
+                    f"The softmax is saturated (largest logit {stats.max_logit:.3g}) and passes almost no gradient. Common "
+                    f"causes: {_CAUSES}",
                 )  # fmt: skip
 
     def _collapsed(self, stats: AttentionStats, limit: float) -> int:
@@ -125,8 +126,9 @@ class AttentionUniform(Rule):
                 yield self.alert(
                     report, site, stats.entropy, self.threshold, "info",
                     f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
-                    f"{percent(self.threshold)} of its maximum. Common causes: a layer that has not begun to learn, queries or "
-                    "keys that are next to zero, or keys that are all the same.",
+                    f"{percent(self.threshold)} of its maximum.",
+                    "Common causes: a layer that has not begun to learn, queries or keys that are next to zero, or keys that are "
+                    "all the same.",
                 )  # fmt: skip
 
 
@@ -151,23 +153,23 @@ class MaskedRows(Rule):
         for site, stats in report.sites.items():
             if not stats.masked_rows > 0:
                 continue
-            severity, diagnosis = self._judged(stats)
-            yield self.alert(report, site, stats.masked_rows, self.threshold, severity, diagnosis)
+            yield self.alert(report, site, stats.masked_rows, self.threshold, *self._judged(stats))
 
-    def _judged(self, stats: AttentionStats) -> tuple[Severity, str]:
+    def _judged(self, stats: AttentionStats) -> tuple[Severity, str, str]:
         rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
         if stats.masked_nonfinite_rows > 0:
-            return "critical", (
-                f"{rows}, and their softmax over minus infinity alone is NaN. Common causes: a mask with the opposite meaning "
-                "(True for what is hidden, or for what is seen), or samples that are all padding."
-            )
+            return "critical", f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS
         if stats.masked_samples > self.threshold:
-            return "warning", (
-                f"{rows}; in {percent(stats.masked_samples)} of the samples none may. They attend to nothing, or to all keys "
-                "alike. Common causes: a mask with the opposite meaning (True for what is hidden, or for what is seen), or samples "
-                "that are all padding."
-            )
-        return "info", (
-            f"{rows}. This does no harm where their outputs are not used, as those of padding before a causal sequence. Other "
-            "causes: a mask with the opposite meaning, or one that leaves out the diagonal."
+            seen = f"{rows}; in {percent(stats.masked_samples)} of the samples none may."
+            return "warning", seen, f"They attend to nothing, or to all keys alike. {_MASKS}"
+        return (
+            "info",
+            f"{rows}.",
+            (
+                "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other causes: a "
+                "mask with the opposite meaning, or one that leaves out the diagonal."
+            ),
         )
+
+
+_MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."

@@ -38,7 +38,7 @@ class LabelsIgnored(Rule):
         yield self.alert(
             report, THE_DATA, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
             f"all targets are ignore_index in {labels.ignored_batches} of {labels.batches} sampled batches "
-            f"({percent(labels.ignored / labels.targets)} of all targets): cross entropy averages over nothing, which is NaN. "
+            f"({percent(labels.ignored / labels.targets)} of all targets): cross entropy averages over nothing, which is NaN.",
             "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
         )  # fmt: skip
 
@@ -69,8 +69,9 @@ class BatchRepeated(Rule):
         yield self.alert(
             report, THE_DATA, batches.repeated / batches.compared, self.threshold, "warning",
             f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
-            f"is (limit {percent(self.threshold)}): the model sees few different samples. Common causes: workers of an "
-            "IterableDataset that all yield the same data, loader workers with equal seeds, a buffer that is not filled again.",
+            f"is (limit {percent(self.threshold)}): the model sees few different samples.",
+            "Common causes: workers of an IterableDataset that all yield the same data, loader workers with equal seeds, a buffer "
+            "that is not filled again.",
         )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ class RanksSameBatch(Rule):
             yield self.alert(
                 report, THE_DATA, 1.0, 1.0, "warning",
                 f"all {batches.ranks} ranks got the same batch in {batches.same_on_ranks} of {batches.rank_batches} sampled "
-                "batches: their gradients are the same, and training is as with one rank. Common causes: "
-                "use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not look at its rank.",
+                "batches: their gradients are the same, and training is as with one rank.",
+                "Common causes: use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not "
+                "look at its rank.",
             )  # fmt: skip

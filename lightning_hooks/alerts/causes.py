@@ -93,7 +93,7 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
         alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
         earlier = _earlier_step(node, reports)
         if earlier:
-            alert = dataclasses.replace(alert, diagnosis=alert.diagnosis + earlier, message="")
+            alert = dataclasses.replace(alert, diagnosis=f"{alert.diagnosis}{earlier}".strip())
         ordered[node.report].append(alert)
         roots.append((node.report, alert))
     for node in nodes:
@@ -180,6 +180,7 @@ _RANK = {
     kind: rank
     for rank, kind in enumerate(
         (
+            "id_out_of_range",
             *("ranks_differ", "unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch"),
             *("settings", "frozen_statistics"),
             *("softmax_dim", "dropout_in_eval", "precision_not_applied"),

@@ -47,15 +47,14 @@ class AlwaysClipped(Rule):
                 grown = stats.norm_before > self.growth * first
                 harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
                 usual = f"{stats.norm_before:.3g}"
-                since = (
-                    f" In the first two epochs the norm before clipping was at most {first:.3g}: gradients grow." if grown else ""
-                )
+                since = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows." if grown else ""
                 yield self.alert(
                     report, site, stats.rate, self.threshold,
                     "warning" if harmful else "info",
                     f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
                     f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
-                    f"learning rate, sets the step size.{since}",
+                    "learning rate, sets the step size.",
+                    since,
                     advice=(f"Raise the clipping threshold above the usual norm ({usual}), or lower the learning rate",),
                 )  # fmt: skip
 
@@ -80,8 +79,9 @@ class ClipIneffective(Rule):
                 yield self.alert(
                     report, site, stats.norm_after_max, stats.limit, "warning",
                     f"a step was taken with a gradient norm of {stats.norm_after_max:.3g}, although clipping is configured with a "
-                    f"limit of {stats.limit:.3g}. Common causes: a configure_gradient_clipping override that does not clip, or "
-                    "gradients that change after clipping.",
+                    f"limit of {stats.limit:.3g}.",
+                    "Common causes: a configure_gradient_clipping override that does not clip, or gradients that change after "
+                    "clipping.",
                 )  # fmt: skip
 
 

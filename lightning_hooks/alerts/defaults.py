@@ -25,6 +25,7 @@ from lightning_hooks.alerts.model_rules import (
 from lightning_hooks.alerts.optimizer_rules import DecayDominates, LrZero, OptimizerSettings, SecondMomentStale
 from lightning_hooks.alerts.output_rules import (
     DropoutInEval,
+    IdOutOfRange,
     LabelsIgnoredByLoss,
     OutputRange,
     PrecisionNotApplied,
@@ -56,6 +57,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {
             SoftmaxDim(),
             DropoutInEval(),
             PrecisionNotApplied(),
+            IdOutOfRange(),
             LabelsIgnoredByLoss(),
         ),
         *(PairedTargets(), UnreachableTargets(), SameTargets()),

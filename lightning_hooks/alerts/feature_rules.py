@@ -27,12 +27,12 @@ class Dead(Rule):
     (56 %) and the mobile nets of ReLU6 and hard-swish (65 %).
 
     Attributes:
-        threshold: Share of a rectifier's units, in [0, 1].
-        dying: Share that counts where it has grown by ``growth`` since training's first epoch.
+        threshold: Share of a rectifier's units, in [0, 1]: the limit that alerts and figures state.
+        dying: Share that is enough where it has grown by ``growth`` since training's first epoch.
         growth: As a share of the units.
         min_samples: Values seen of each unit, below which only a layer without any unit that fired is judged.
-        min_units: Units below which ``of_few`` is the limit: of 32 units 20 may be dead by chance.
-        of_few: That limit.
+        min_units: Units below which a layer is judged only above ``of_few``: a few more of 32 units may be dead by chance.
+        of_few: That share.
     """
 
     kind: ClassVar[str] = "dead"
@@ -51,17 +51,18 @@ class Dead(Rule):
         for site, stats in report.sites.items():
             first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
             grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
-            limit = min(self.dying, self.threshold) if grown else self.threshold
+            enough = min(self.dying, self.threshold) if grown else self.threshold
             units = stats.count / stats.unit_samples if stats.unit_samples else math.inf
-            limit = limit if units >= self.min_units else max(limit, self.of_few)
+            enough = enough if units >= self.min_units else max(enough, self.of_few)
             few = stats.unit_samples is not None and stats.unit_samples < self.min_samples and stats.dead_fraction != 1.0
-            if stats.dead_fraction is not None and stats.dead_fraction > limit and not few:
+            if stats.dead_fraction is not None and stats.dead_fraction > enough and not few:
                 severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
+                below = f"; {percent(first)} at first" if first is not None and stats.dead_fraction <= self.threshold else ""
                 yield self.alert(
-                    report, site, stats.dead_fraction, limit, severity,
-                    f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit {percent(limit)}): "
-                    "they pass no gradient and cannot recover. Common causes: a learning rate that is too high, or a large "
-                    "negative bias.",
+                    report, site, stats.dead_fraction, self.threshold, severity,
+                    f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit "
+                    f"{percent(self.threshold)}{below}): they pass no gradient and cannot recover.",
+                    "Common causes: a learning rate that is too high, or a large negative bias.",
                 )  # fmt: skip
 
 
@@ -97,8 +98,8 @@ class Saturated(Rule):
                 yield self.alert(
                     report, site, stats.saturated_fraction, limit, severity,
                     f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
-                    f"{percent(limit)}), where the slope is almost zero and gradients vanish. Common causes: inputs that "
-                    "are too large, from unnormalised data or a wide initialisation.",
+                    f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
+                    "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
 
 
@@ -138,7 +139,8 @@ class Constant(Rule):
                 yield self.alert(
                     report, site, spread, self.threshold, "info" if gate or routing or hinge or meant else "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
-                    f"{self.threshold:.1g}). Common causes: a constant input, weights that are all zero, or dead layers before it.",
+                    f"{self.threshold:.1g}).",
+                    "Common causes: a constant input, weights that are all zero, or dead layers before it.",
                 )  # fmt: skip
 
 
@@ -169,8 +171,9 @@ class NonfiniteFeatures(Rule):
                 yield self.alert(
                     report, site, stats.nonfinite_fraction, self.threshold, "critical",
                     f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
-                    f"{_batch(stats, report)}. Common causes: such values in the input, weights that have diverged, or an "
-                    "operation with an invalid argument (log of 0, division by 0, overflow in half precision).",
+                    f"{_batch(stats, report)}.",
+                    "Common causes: such values in the input, weights that have diverged, or an operation with an invalid "
+                    "argument (log of 0, division by 0, overflow in half precision).",
                     batch=stats.first_nonfinite_batch,
                 )  # fmt: skip
 
@@ -195,7 +198,7 @@ class Silent(Rule):
                 continue
             yield self.alert(
                 report, site, 0.0, 1.0, "info",
-                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead). Common "
-                "causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights are used, "
-                "or a model that was compiled before the hooks were registered.",
+                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights "
+                "are used, or a model that was compiled before the hooks were registered.",
             )  # fmt: skip

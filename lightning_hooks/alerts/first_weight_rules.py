@@ -48,7 +48,8 @@ class ConstantWeights(Rule):
             report, site, float(len(constant)), float(self.layers), "warning",
             f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
             f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
-            "stay the same. Common cause: nn.init.constant_ or ones_ on weights.",
+            "stay the same.",
+            "Common cause: nn.init.constant_ or ones_ on weights.",
             advice=("Initialise weights at random, as PyTorch does by default",),
         )  # fmt: skip
 
@@ -58,8 +59,8 @@ class ConstantWeights(Rule):
             yield self.alert(
                 report, name, value, 0.0, "warning",
                 f"the time-step bias of this state-space layer is {value:.3g} for all heads: they all forget at the same rate, "
-                f"with time steps of {math.log1p(math.exp(value)):.2g} where 0.001 to 0.1 are usual. Common cause: an "
-                "initialisation that was skipped, or overwritten by one for biases.",
+                f"with time steps of {math.log1p(math.exp(value)):.2g} where 0.001 to 0.1 are usual.",
+                "Common cause: an initialisation that was skipped, or overwritten by one for biases.",
                 advice=("Draw the time steps log-uniformly from 0.001 to 0.1, and set the bias to the inverse of their softplus",),
             )  # fmt: skip
 
@@ -88,7 +89,8 @@ class OneSignWeights(Rule):
                 report, site, float(len(found)), float(self.layers), "warning",
                 f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
                 f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
-                "and grow from layer to layer. Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
+                "and grow from layer to layer.",
+                "Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
                 advice=(
                     "Initialise weights around 0, as PyTorch does by default",
                     "Where weights are to keep one sign, mute this with rules=['-poor_init']",
@@ -116,7 +118,7 @@ class FrozenHead(Rule):
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
                 f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
-                f"parameters before it train ({trains[0]}, …): what it puts out is a random combination that never gets better. "
+                f"parameters before it train ({trains[0]}, …): its output is a random combination that never gets better.",
                 "Common causes: a new head that was frozen with the rest of a pretrained model, or is missing in peft's "
                 "modules_to_save.",
                 advice=("Call requires_grad_(True) on it, and give it to the optimizer",),

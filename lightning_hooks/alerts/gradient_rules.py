@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from lightning_hooks.alerts.past import all_scale_free, is_scale_free, loss_falls
+from lightning_hooks.alerts.past import all_scale_free, falls_within, is_scale_free, loss_falls
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.kinds import Severity, advice_for
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.initial import role_of
 
@@ -140,7 +140,7 @@ class Vanishing(Rule):
         frontier, value, threshold, _ = lost[-1]
         largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
         course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
-        course = f" It falls {course}." if largest > frontier else ""
+        course = f"It falls {course}. " if largest > frontier else ""
         if culprit is not None and culprit not in flow.sites[: frontier + 1] and course:
             yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
         for place, value, threshold, what in lost:
@@ -155,8 +155,8 @@ class Vanishing(Rule):
     def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
         return self.alert(
             report, site, value, threshold, "warning",
-            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn."
-            f"{course} Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
+            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
+            f"{course}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
             "connections.",
         )  # fmt: skip
 
@@ -168,7 +168,7 @@ class Exploding(Rule):
     Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
     scale, as Adam's, and the loss falls, unless ``absolute`` differs from the default: a limit of the user's always applies. The
     alert's site is the module through which most of the growth happens; where it is gradual, the one nearest the loss with too
-    large a gradient.
+    large a gradient. It is critical unless the loss falls: what learns is not lost.
 
     Attributes:
         relative: RMS over that near the loss (the largest among the last eighth of the modules) above which a gradient explodes,
@@ -205,11 +205,13 @@ class Exploding(Rule):
             course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
             if culprit is not None and flow.sites.index(culprit) not in grown:
                 sites.insert(0, (culprit, flow.rms[grown[-1]]))
-        severity: Severity = "info" if self._spares_weights(report, [flow.sites[place] for place in grown]) else "critical"
+        spared = self._spares_weights(report, [flow.sites[place] for place in grown])
+        learns = loss_falls(report, history) if history else falls_within(report)
+        severity: Severity = "info" if spared else "warning" if learns else "critical"
         for site, rms in sites:
             ratio = rms / near_loss
             what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
-            yield self._found(report, site, ratio, self.relative, what, f" It grows {course}.", severity)
+            yield self._found(report, site, ratio, self.relative, what, f"It grows {course}. ", severity)
         large = [(flow.sites[place], flow.rms[place]) for place in huge]
         large += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
         for site, rms in large:  # a warning: it may be in the units of the loss
@@ -231,10 +233,15 @@ class Exploding(Rule):
         course: str,
         severity: Severity,
     ) -> Alert:
+        start = 0.0 if report.loss is None else report.loss.start
+        scale = f"The loss started at {start:.1e}, as with targets that are not normalised. " if start > HUGE else ""
+        advice = ("Normalise the targets, or divide the loss by their variance",) if scale else ()
         return self.alert(
             report, site, value, threshold, severity,
-            f"its gradient {what}: weights may become NaN.{course} Common causes: a learning rate or an initialisation that is too "
-            "large, or a recurrent network without clipping.",
+            f"its gradient {what}: weights may become NaN.",
+            f"{course}{scale}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
+            "clipping.",
+            advice=(*advice, *advice_for(self.kind)),
         )  # fmt: skip
 
 
@@ -278,7 +285,8 @@ class Stretching(Rule):
                 yield self.alert(
                     report, site, norm / arriving, threshold, "warning",
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
-                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}. {self._CAUSES}",
+                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
+                    self._CAUSES,
                 )  # fmt: skip
         for site, stats in report.parameters.items():
             output = report.modules.get(site.rpartition(".")[0])
@@ -287,7 +295,8 @@ class Stretching(Rule):
                 yield self.alert(
                     report, site, growth, self.inside, "warning",
                     f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
-                    f"{self.inside:.0e}): it grows inside. {self._CAUSES}",
+                    f"{self.inside:.0e}): it grows inside.",
+                    self._CAUSES,
                 )  # fmt: skip
 
 
@@ -320,7 +329,8 @@ class NonfiniteGradients(Rule):
     def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
         return self.alert(
             report, site, value, 0.0, "critical",
-            f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN. Common causes: a loss or an "
-            "operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or weights that have diverged.",
+            f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN.",
+            "Common causes: a loss or an operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or "
+            "weights that have diverged.",
             **when,
         )  # fmt: skip

@@ -41,8 +41,8 @@ class LossNonfinite(Rule):
         yield self.alert(
             report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
             f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
-            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}. "
-            + (
+            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}.",
+            (
                 "The loss scaler skips such steps, and the loss is finite in others."
                 if skipped
                 else "One step with it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an "
@@ -92,7 +92,8 @@ class LossSpiking(Rule):
             report, SITE, spike.ratio, self.ratio, "warning",
             f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard deviations "
             f"above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as their largest "
-            f"(limit {self.ratio:.3g}). Common causes: a learning rate that is too large, or a corrupt batch.",
+            f"(limit {self.ratio:.3g}).",
+            "Common causes: a learning rate that is too large, or a corrupt batch.",
             batch=spike.batch if spike.batch >= 0 else None,
         )  # fmt: skip
 
@@ -135,9 +136,9 @@ class LossDiverging(Rule):
             yield self.alert(
                 report, SITE, rise / fall, self.lost, "warning",
                 f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
-                f"{loss.start:.3g} at the start. {percent(min(rise / fall, 1.0))} of the fall is undone "
-                f"(limit {percent(self.lost)}). Common causes: a learning rate that is too large or grows, a part of "
-                "the loss without a bound, or other data.",
+                f"{loss.start:.3g} at the start.",
+                f"{percent(min(rise / fall, 1.0))} of the fall is undone (limit {percent(self.lost)}). Common causes: a learning "
+                "rate that is too large or grows, a part of the loss without a bound, or other data.",
             )  # fmt: skip
 
 
@@ -161,8 +162,9 @@ class LossMaximized(Rule):
                 how = f"{name} has maximize=True" if climbs else "there is a minus before it"
                 yield self.alert(
                     report, SITE, float(report.loss_sign), 0.0, "warning",
-                    f"it is a distance of outputs from targets, and is maximized: {how}. Outputs get worse with every step. "
-                    "Common causes: a setting for rewards, the sign of a gain or of a log-likelihood on a loss.",
+                    f"it is a distance of outputs from targets, and is maximized: {how}.",
+                    "Outputs get worse with every step. Common causes: a setting for rewards, the sign of a gain or of a "
+                    "log-likelihood on a loss.",
                     advice=("Remove maximize=True" if climbs else "Remove the minus",),
                 )  # fmt: skip
 
@@ -200,8 +202,8 @@ class LossPlateau(Rule):
             yield self.alert(
                 report, SITE, spread / loss.start, self.threshold, "info",
                 f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
-                f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}. Common "
-                "causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
+                f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}.",
+                "Common causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
             )  # fmt: skip
 
 
@@ -235,8 +237,8 @@ class Overfitting(Rule):
             yield self.alert(
                 report, VALIDATION_SITE, rise, self.threshold, "info",
                 f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
-                f"training loss fell from {first.training:.3g} to {now.training:.3g}. The model learns the training samples by "
-                "heart.",
+                f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
+                "The model learns the training samples by heart.",
             )  # fmt: skip
 
 

@@ -54,7 +54,8 @@ class Zero(Rule):
                 yield self.alert(
                     report, site, gradient.zero_fraction, self.threshold, severity,
                     f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
-                    f"connected to the loss but does not learn. {why}",
+                    "connected to the loss but does not learn.",
+                    why,
                 )  # fmt: skip
 
     def _share(self, report: GradientFlowReport) -> float:
@@ -101,13 +102,14 @@ class Missing(Rule):
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
                 last = next((earlier.epoch for earlier in history[::-1] if _had_gradient(earlier, site)), None)
                 spare = report.setups[site].spare if site in report.setups and last is None else ""
-                known = f" This seems intended: it is {spare}." if spare else ""
-                known = f" It last had one in epoch {last}." if last is not None else known
+                known = f"This seems intended: it is {spare}. " if spare else ""
+                known = f"It last had one in epoch {last}. " if last is not None else known
                 severity: Severity = "info" if spare or another_expert_learns(report, site) else "warning"
                 yield self.alert(
                     report, site, gradient.missing_steps, 0.0, severity,
                     "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
-                    f"on it.{known} Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
+                    "on it.",
+                    f"{known}Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
                     "breaks the path.",
                 )  # fmt: skip
 

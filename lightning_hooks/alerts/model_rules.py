@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.alerts.past import loss_falls
-from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.alerts.rule import Judges, Rule, in_batch, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 from lightning_hooks.statistics.initial import TEXTBOOK
@@ -75,7 +75,8 @@ class PoorInit(Rule):
                     report, site, gain / usual, self.factor, "warning",
                     f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
                     f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
-                    "this factor. Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
+                    "this factor.",
+                    "Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
                 )  # fmt: skip
 
 
@@ -92,8 +93,8 @@ class Shared(Rule):
             numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
             yield self.alert(
                 report, site, len(others) + 1, 1, "warning" if numbered else "info",
-                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights. Common cause: a list "
-                "that was multiplied ([layer] * n repeats one layer).",
+                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights.",
+                "Common cause: a list that was multiplied ([layer] * n repeats one layer).",
             )  # fmt: skip
 
 
@@ -124,8 +125,9 @@ class SameSamples(Rule):
         for site in _first_called(report) if report.same_samples else ():
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
-                f"all samples of a batch (its tensor at {report.input_place}) are identical: the model is given one sample again "
-                "and again, or zeros. Common causes: a __getitem__ that ignores its index, or data that are lost before the model "
+                f"all samples of a batch ({in_batch(report.input_place)}) are identical: the model is given one sample again "
+                "and again, or zeros.",
+                "Common causes: a __getitem__ that ignores its index, or data that are lost before the model "
                 "(integer division, a mask).",
                 advice=("Check a batch as the model receives it",),
             )  # fmt: skip
@@ -151,8 +153,8 @@ class TinyInput(Rule):
         for site in _first_called(report):
             yield self.alert(
                 report, site, stats.max, self.largest, "warning",
-                f"its input (the batch's tensor at {report.input_place}), images, has no number above {stats.max:.2g} (limit "
-                f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add. "
+                f"its input ({in_batch(report.input_place)}), images, has no number above {stats.max:.2g} (limit "
+                f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add.",
                 "Common cause: images that are divided by 255 twice, by ToTensor and by hand.",
                 advice=("Divide once, or standardise the input",),
             )  # fmt: skip
@@ -194,8 +196,9 @@ class ConstantTargets(Rule):
         yield self.alert(
             report, site, agreement, self.threshold, "warning" if (cancels and not report.loss_aligns) or stuck else "info",
             f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
-            f"{percent(self.threshold)}), batch after batch: the target does not depend on the input. Common causes: constant "
-            "labels (one class only, a wrong column), data that are not shuffled, or targets of a regression that are far from 0.",
+            f"{percent(self.threshold)}), batch after batch: the target does not depend on the input.",
+            "Common causes: constant labels (one class only, a wrong column), data that are not shuffled, or targets of a "
+            "regression that are far from 0.",
             advice=("Check the targets of a batch", "Standardise the targets of a regression"),
         )  # fmt: skip
 
@@ -240,9 +243,10 @@ class ValidationShift(Rule):
         for site in _first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
             yield self.alert(
                 report, site, ratio, self.factor, "warning",
-                f"its input (the batch's tensor at {report.input_place}) has a root mean square of {validation.rms:.3g} in "
+                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
                 f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
-                "differently. Common causes: one of them is not normalised, or has other units.",
+                "differently.",
+                "Common causes: one of them is not normalised, or has other units.",
             )  # fmt: skip
 
 

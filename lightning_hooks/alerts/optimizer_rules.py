@@ -48,21 +48,23 @@ class SecondMomentStale(Rule):
                 report, name, stats.stale_fraction, limit, "warning",
                 f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
                 f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
-                "the learning rate says. Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
+                "the learning rate says.",
+                "Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LrZero(Rule):
-    """Learning rates of zero, or next to it, while much of training is still to come.
+    """Learning rates of zero, or next to it, long before training ends.
 
     All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
-    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. How
+    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. It
+    then counts to the end of training, unless the rate rises again: few steps that are left do not undo those that were lost. How
     long training will be must be known (``max_steps`` or ``max_epochs``). It is no alert where training has converged. The limits
     are a cosine's: it is below 1e-4 of its peak in its last 0.6 %.
 
     Attributes:
-        left: Share of the planned steps that must be left.
+        left: Share of the planned steps that must be left when the rate has been low for ``held``.
         held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
         initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
             planned steps.
@@ -93,24 +95,27 @@ class LrZero(Rule):
                     "its learning rate is 0 and has never been above: it changes nothing.",
                     advice=("Set a learning rate, unless that is meant",),
                 )  # fmt: skip
-            elif planned and 0 < report.step < (1 - self.left) * planned and self._is_low(groups, planned):
+            elif planned and self._fell_early(groups, report.step, planned):
                 yield self.alert(
                     report, name, rate, 1e-4 * peak, "warning",
-                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} steps, "
-                    f"is {rate:.1e} now, and {percent(1 - report.step / planned)} of the planned {planned} steps are left. Common "
-                    "causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the training.",
+                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
+                    f"{planned} planned steps, and is {rate:.1e} now.",
+                    "Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
+                    "training.",
                 )  # fmt: skip
             elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
                 initial = max(group.lr_initial or 0.0 for group in groups)
                 yield self.alert(
                     report, name, rate, self.initial * initial, "warning",
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
-                    f"is made for, after {percent(report.step / planned)} of the planned {planned} steps. Common causes: a "
-                    "warm-up that is longer than the training, or one made for steps and taken once per epoch.",
+                    f"is made for, after {percent(report.step / planned)} of the planned {planned} steps.",
+                    "Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch.",
                 )  # fmt: skip
 
-    def _is_low(self, groups: Sequence[GroupSettings], planned: int) -> bool:
-        return all(group.lr_peak and group.low_steps >= max(self.held * planned, 1) for group in groups)
+    def _fell_early(self, groups: Sequence[GroupSettings], step: int, planned: int) -> bool:
+        """Whether all rates have been low for long enough, and already were when enough steps were left."""
+        held, low = max(self.held * planned, 1), min(group.low_steps for group in groups)
+        return all(group.lr_peak for group in groups) and low >= held and step - low + held < (1 - self.left) * planned
 
     def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
         """Whether all groups are still at the foot of their warm-up: rising, or at zero since the start."""
@@ -152,11 +157,12 @@ class OptimizerSettings(Rule):
             if eps >= self.eps and is_scale_free(name):
                 known = stats.stale_fraction
                 decides = known is not None and known > self.stale
-                measured = "" if known is None else f" {percent(known)} of its second moments are below eps²."
+                measured = "" if known is None else f"{percent(known)} of its second moments are below eps². "
                 yield self.alert(
                     report, name, eps, self.eps, "warning" if decides else "info",
-                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual).{measured} Where it is above the size of the "
-                    "gradients, it sets the step, which is then that of plain gradient descent.",
+                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual).",
+                    f"{measured}Where it is above the size of the gradients, it sets the step, which is then that of plain "
+                    "gradient descent.",
                     advice=("Set eps=1e-8, unless that is meant",),
                 )  # fmt: skip
             # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
@@ -165,7 +171,8 @@ class OptimizerSettings(Rule):
                 yield self.alert(
                     report, name, one, two, "warning",
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
-                    "are divided by the size of other gradients than they are made of. Common cause: betas in the wrong order.",
+                    "are divided by the size of other gradients than they are made of.",
+                    "Common cause: betas in the wrong order.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
             momentum = max((group.momentum for group in stats.groups if group.momentum is not None), default=0.0)
@@ -173,7 +180,8 @@ class OptimizerSettings(Rule):
                 yield self.alert(
                     report, name, momentum, self.momentum, "warning",
                     f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
-                    "thousand steps. Common cause: the decay rate of an average, passed as momentum.",
+                    "thousand steps.",
+                    "Common cause: the decay rate of an average, passed as momentum.",
                     advice=("Set momentum=0.9",),
                 )  # fmt: skip
 
@@ -214,6 +222,7 @@ class DecayDominates(Rule):
                     report, name, ratio, self.factor, "warning",
                     f"its weight decay of {max(decay for decay, _ in decayed):g} is added to the gradient, of which it is "
                     f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
-                    "not the loss. Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
+                    "not the loss.",
+                    "Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip

@@ -37,14 +37,15 @@ class RanksDiffer(Rule):
         number = found.gradients if found.what == "gradients" else found.weights
         share = f"{percent(found.difference)} (limit {percent(self.threshold)}), at {number} of {found.compared} parameters"
         if found.what == "gradients":
-            text = (
-                f"after the reduction over ranks its gradient still differs between them, by {share}: each rank trains a model of "
-                "its own. Common causes: loss.backward() in manual optimisation, a model called past DDP, parameters unfrozen in "
-                "training, no_sync at the last batch of an accumulation."
+            message = f"its gradient still differs between ranks after the reduction, by {share}: each trains a model of its own."
+            causes = (
+                "Common causes: loss.backward() in manual optimisation, a model called past DDP, parameters unfrozen in training, "
+                "no_sync at the last batch of an accumulation."
             )
         else:
-            text = (
-                f"its weights differ between ranks, by about {share}; gradients agree, as far as they were measured. Common "
-                "causes: weights written or loaded on one rank only, clipping on one rank only, optimizers whose settings differ."
+            message = f"its weights differ between ranks, by about {share}; gradients agree, as far as they were measured."
+            causes = (
+                "Common causes: weights written or loaded on one rank only, clipping on one rank only, optimizers whose settings "
+                "differ."
             )
-        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", text)
+        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message, causes)

@@ -68,7 +68,8 @@ class RepresentationCollapse(Rule):
                 report, site, ratio, self.threshold, severity,
                 f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
                 f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
-                f"{self._first(report, site, history):.2g}. {_OF_CLASSES if report.outputs else _CAUSES}",
+                f"{self._first(report, site, history):.2g}.",
+                _OF_CLASSES if report.outputs else _CAUSES,
             )  # fmt: skip
 
     def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
@@ -116,7 +117,8 @@ class SameOutputs(Rule):
             yield self.alert(
                 report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
                 f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend "
-                "on the input. Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
+                "on the input.",
+                "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
                 "is read after the padding, a mask that hides the input.",
                 advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
             )  # fmt: skip

@@ -77,12 +77,12 @@ class ActivationOutliers(Rule):
             near = overflowing(found)
             name = near or next(iter(found))
             stats = found[name]
-            others = f" So it is behind {len(found)} of {len(blocks)} blocks." if len(found) > 1 else ""
+            others = f"So it is behind {len(found)} of {len(blocks)} blocks. " if len(found) > 1 else ""
             yield self.alert(
                 report, name, stats.channel_ratio, self.threshold, "warning" if near else "info",
                 f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
-                f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).{others} "
-                f"{_room(stats) if near else 'Large language models often have such channels; quantisation loses the others.'}",
+                f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).",
+                f"{others}{_room(stats) if near else 'Language models often have such channels; quantisation loses the others.'}",
             )  # fmt: skip
 
 
@@ -120,8 +120,8 @@ class ResidualGrowth(Rule):
             yield self.alert(
                 report, name, stats.rms / first.rms, self.threshold, "warning" if near else "info",
                 f"the residual stream behind it has an RMS of {stats.rms:.3g}, {stats.rms / first.rms:.3g} times that behind the "
-                f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}. Common "
-                "causes: branches without a normalisation, or whose last layer starts too large. "
+                f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}.",
+                "Common causes: branches without a normalisation, or whose last layer starts too large. "
                 f"{_room(stats) if near else ''}".rstrip(),
             )  # fmt: skip
 
@@ -158,6 +158,7 @@ class ResidualDoubling(Rule):
                     report, [*blocks][1], factor, self.factor, "warning",
                     f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "
                     f"limit {self.factor:g}), from {sizes[0]:.3g} to {sizes[-1]:.3g} in all: every block multiplies what is handed "
-                    "on. Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
+                    "on.",
+                    "Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
                     advice=("Add the input of a block once", "Normalise the input of each block"),
                 )  # fmt: skip

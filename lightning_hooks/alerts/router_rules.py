@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Judges, Rule, percent
@@ -23,6 +24,10 @@ class DeadExperts(Rule):
         threshold: Load of an expert at or below which it is dead, as a share of an even load, in [0, 1].
         share: Share of the experts from which it is a warning; of fewer it is an info, as the others have room for what they do.
         min_choices: Choices that each expert would have had at an even load, below which a router is not judged.
+        min_batches: Training batches, in windows in a row, in all of which they got so little, where they are half of the experts
+            or more.
+        of_few: The same where they are fewer: in a healthy training one expert of four gets nothing for 24 batches, and is found
+            again.
     """
 
     kind: ClassVar[str] = "dead_experts"
@@ -32,22 +37,30 @@ class DeadExperts(Rule):
     threshold: float = 0.01
     share: float = 0.25
     min_choices: int = 100
-    times: int = field(default=2, kw_only=True)  # in two windows in a row: an expert may be found again
-    of: int = field(default=2, kw_only=True)
+    min_batches: int = 20
+    of_few: int = 60
 
-    def __call__(self, report: RouterReport) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
         """Yield an alert per router with such experts."""
         for site, stats in report.routers.items():
-            dead = [number for number, share in enumerate(stats.load) if share * stats.experts <= self.threshold]
-            if dead and _is_judged(stats, self.min_choices):
-                shown = ", ".join(map(str, dead[:8])) + (", …" if len(dead) > 8 else "")
+            dead = self._dead(report, site)
+            needed = self.min_batches if 2 * len(dead) >= stats.experts else self.of_few
+            if dead and _batches_in_a_row(report, history, lambda window, s=site, d=dead: d <= self._dead(window, s)) >= needed:
+                shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
                 share = len(dead) / stats.experts
                 yield self.alert(
                     report, site, share, self.share, "warning" if share >= self.share else "info",
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
-                    f"of {stats.tokens} tokens, so that they do not train. Common causes: no loss for balance or one that weighs "
-                    "too little, a learning rate too high for the router, a router that started far from even.",
+                    f"of {stats.tokens} tokens, so that they do not train.",
+                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "
+                    "router that started far from even.",
                 )  # fmt: skip
+
+    def _dead(self, report: RouterReport, site: str) -> set[int]:
+        stats = report.routers.get(site)
+        if stats is None or not _is_judged(stats, self.min_choices):
+            return set()
+        return {number for number, share in enumerate(stats.load) if share * stats.experts <= self.threshold}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +77,8 @@ class RouterCollapse(Rule):
         min_choices: Choices that each expert would have had at an even load, or that are made of codes in all, below which nothing
             is judged.
         least_codes: Codes below which a codebook is not judged.
+        min_batches: Training batches, in windows in a row, in all of which it must have collapsed: a router may start from few
+            choices.
     """
 
     kind: ClassVar[str] = "router_collapse"
@@ -74,41 +89,58 @@ class RouterCollapse(Rule):
     codes: float = 0.01
     min_choices: int = 100
     least_codes: int = 16
-    times: int = field(default=2, kw_only=True)  # in two windows in a row: a router may start from few choices
-    of: int = field(default=2, kw_only=True)
+    min_batches: int = 20
 
-    def __call__(self, report: RouterReport) -> Iterator[Alert]:
+    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
         for site, stats in report.routers.items():
-            if _is_judged(stats, self.min_choices):
-                yield from self._router(report, site, stats)
+            if _batches_in_a_row(report, history, lambda window, s=site: self._router(window.routers.get(s))) >= self.min_batches:
+                yield self._of_router(report, site, stats)
         for site, book in report.codebooks.items():
-            yield from self._codebook(report, site, book)
+            if _batches_in_a_row(report, history, lambda window, s=site: self._book(window.codebooks.get(s))) >= self.min_batches:
+                yield self._of_book(report, site, book)
 
-    def _router(self, report: RouterReport, site: str, stats: RouterStats) -> Iterator[Alert]:
-        effective, room = stats.experts**stats.balance, stats.experts - stats.top_k
-        if effective - stats.top_k <= self.threshold * room:
-            yield self.alert(
-                report, site, effective, stats.top_k + self.threshold * room, "warning",
-                f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
-                f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens. Common causes: no loss for "
-                "balance or one that weighs too little, a learning rate too high for the router, inputs to it that are alike.",
-            )  # fmt: skip
+    def _router(self, stats: RouterStats | None) -> bool:
+        return stats is not None and _is_judged(stats, self.min_choices) and stats.experts**stats.balance <= self._least(stats)
 
-    def _codebook(self, report: RouterReport, site: str, book: CodebookStats) -> Iterator[Alert]:
-        limit = 1 + self.codes * (book.size - 1)
-        if book.size >= self.least_codes and book.codes >= max(self.min_choices, 10 * limit) and book.perplexity <= limit:
-            yield self.alert(
-                report, site, book.perplexity, limit, "warning",
-                f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices. "
-                "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
-                "a learning rate too high.",
-                advice=(
-                    "Start codes that are not used again from outputs of the encoder",
-                    "Learn the codebook by moving averages, or codes of fewer dimensions",
-                    "Initialise it by k-means of a batch",
-                ),
-            )  # fmt: skip
+    def _least(self, stats: RouterStats) -> float:
+        return stats.top_k + self.threshold * (stats.experts - stats.top_k)
+
+    def _book(self, book: CodebookStats | None) -> bool:
+        if book is None or book.size < self.least_codes:
+            return False
+        return book.codes >= max(self.min_choices, 10 * self._fewest(book)) and book.perplexity <= self._fewest(book)
+
+    def _fewest(self, book: CodebookStats) -> float:
+        return 1 + self.codes * (book.size - 1)
+
+    def _of_router(self, report: RouterReport, site: str, stats: RouterStats) -> Alert:
+        effective = stats.experts**stats.balance
+        return self.alert(
+            report, site, effective, self._least(stats), "warning",
+            f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
+            f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+            "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
+            "inputs to it that are alike.",
+        )  # fmt: skip
+
+    def _of_book(self, report: RouterReport, site: str, book: CodebookStats) -> Alert:
+        return self.alert(
+            report, site, book.perplexity, self._fewest(book), "warning",
+            f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
+            "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
+            "a learning rate too high.",
+            advice=(
+                "Start codes that are not used again from outputs of the encoder",
+                "Learn the codebook by moving averages, or codes of fewer dimensions",
+                "Initialise it by k-means of a batch",
+            ),
+        )  # fmt: skip
+
+
+def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], holds: Callable[[RouterReport], bool]) -> int:
+    """The training batches of the last windows in a row in which something holds."""
+    return sum(window.batches for window in takewhile(holds, (report, *reversed(history))))
 
 
 def _is_judged(stats: RouterStats, min_choices: int) -> bool:

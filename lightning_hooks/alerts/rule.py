@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -67,7 +68,8 @@ class Rule:
         value: float,
         threshold: float,
         severity: Severity,
-        diagnosis: str,
+        message: str,
+        diagnosis: str = "",
         since_step: int | None = None,
         batch: int | None = None,
         advice: tuple[str, ...] = (),
@@ -80,20 +82,29 @@ class Rule:
             value: What was measured.
             threshold: The limit of the rule.
             severity: How severe it is, unless the user has set that.
-            diagnosis: What was seen and the likely cause.
+            message: What was measured, in one sentence with its numbers.
+            diagnosis: What it means and the likely causes, in one or two sentences.
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
             advice: What to try, where that depends on what was seen; empty for the rule's, or its kind's.
         """
         return Alert(
             self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
-            since_step=since_step, batch=batch, diagnosis=diagnosis, advice=advice or self.advice or advice_for(self.kind),
+            message, since_step, batch=batch, diagnosis=diagnosis.strip(), advice=advice or self.advice or advice_for(self.kind),
         )  # fmt: skip
 
 
 def percent(share: float) -> str:
     """A share in percent, in at most three significant digits: ``0.0123`` is ``1.23%``."""
     return f"{100 * share:.3g}%"
+
+
+def in_batch(place: str) -> str:
+    """A tensor of a batch in words, of its place: ``tensor 0 of the batch`` for ``[0]``."""
+    key = re.fullmatch(r"\[('[^']*'|\d+)\]", place)
+    if key is None:
+        return "the batch" if place in ("", "batch") else f"the tensor batch{place}"
+    return f"{'the ' * (not key[1].isdigit())}tensor {key[1]} of the batch"
 
 
 def check_share(value: Any, what: str) -> None:

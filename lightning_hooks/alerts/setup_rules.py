@@ -52,20 +52,18 @@ class EvalMode(Rule):
         for part, sites in parts.items():
             yield self.alert(
                 report, part or THE_MODEL, len(sites), 0, "warning",
-                f"it trains in eval mode: {_listed(sites)} {'behave' if len(sites) > 1 else 'behaves'} as in validation. Dropout "
-                "then drops nothing, batch norm uses its running statistics and does not update them, and spectral norm does not "
-                "follow its weight. Common causes: a pretrained model, which is loaded in eval mode, or an eval() that no train() "
-                "undoes.",
+                f"it trains in eval mode: {_listed(sites)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
+                "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
+                "which is loaded in eval mode, or an eval() that no train() undoes.",
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
         unestimated = [site for site in report.model_setup.unestimated if site in single]
         if unestimated:
-            more = f" So {'have' if len(unestimated) > 2 else 'has'} {_listed(unestimated[1:])}." if len(unestimated) > 1 else ""
+            more = f"So has {_listed(unestimated[1:])}. " if len(unestimated) > 1 else ""
             yield self.alert(
                 report, unestimated[0], len(unestimated), 0, "warning",
-                "batch norm in eval mode whose running mean and variance are still 0 and 1, as they were made: it has seen no "
-                f"data, and normalises nothing.{more} Common causes: norm_eval=True or an eval() on a net that was not pretrained, "
-                "a checkpoint without buffers.",
+                "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing.",
+                f"{more}Common causes: norm_eval=True or an eval() on a net that was not pretrained, a checkpoint without buffers.",
                 advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
             )  # fmt: skip
             single = [site for site in single if site not in unestimated]
@@ -73,6 +71,7 @@ class EvalMode(Rule):
             yield self.alert(
                 report, single[0], len(single), 0, "info",
                 f"{_listed(single)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
+                "Common cause: an eval() in a hook of the model, such as on_train_batch_start, that no train() undoes.",
                 advice=("Call train() on it, unless its statistics are kept on purpose",),
             )  # fmt: skip
 
@@ -109,8 +108,9 @@ class FrozenStatistics(Rule):
                 report, part or THE_MODEL, moved, self.threshold, "warning" if moved > self.threshold else "info",
                 f"it is frozen, but {_listed(sites)} {'are' if len(sites) > 1 else 'is'} in training mode and "
                 f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
-                f"{moved:.2g} standard deviations (limit {self.threshold:.2g}). In validation it computes something else than its "
-                "weights were trained for. requires_grad_(False) does not stop batch norm.",
+                f"{moved:.2g} standard deviations (limit {self.threshold:.2g}).",
+                "In validation it computes something else than its weights were trained for. requires_grad_(False) does not stop "
+                "batch norm.",
             )  # fmt: skip
 
 
@@ -140,8 +140,9 @@ class ModuleSettings(Rule):
             least = min(few.values())
             yield self._alert(
                 report, [*few], least, self.values,
-                f"batch norm with {least:.3g} values per channel and batch (limit {self.values:.3g}): its mean and variance are "
-                "noise, and unlike those of validation. Common cause: very small batches.",
+                f"batch norm has {least:.3g} values per channel and batch (limit {self.values:.3g}): its mean and variance are "
+                "noise, and unlike those of validation.",
+                "Common cause: very small batches.",
                 ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
             )  # fmt: skip
         known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
@@ -156,8 +157,8 @@ class ModuleSettings(Rule):
         if still:
             yield self._alert(
                 report, still, 0.0, 0.0,
-                "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are, and validation uses "
-                "them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
+                "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are.",
+                "Validation uses them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
                 ("Set momentum=0.1, PyTorch's default",),
             )  # fmt: skip
 
@@ -166,30 +167,37 @@ class ModuleSettings(Rule):
             stages = known[train[0]]["frozen_stages"]
             yield self._alert(
                 report, train, stages, 1.0,
-                f"its frozen_stages is {stages:.0f}, but all its parameters require a gradient: no stage is frozen. Common cause: "
-                "a backbone that freezes its stages in train(), which Lightning does not call when fit starts.",
+                f"its frozen_stages is {stages:.0f}, but all its parameters require a gradient: no stage is frozen.",
+                "Common cause: a backbone that freezes its stages in train(), which Lightning does not call when fit starts.",
                 ("Call train() on it in on_train_start", "Set frozen_stages=-1 if all of it is to learn"),
             )  # fmt: skip
 
     def _alert(
-        self, report: GradientFlowReport, sites: list[str], value: float, limit: float, text: str, advice: tuple[str, ...]
+        self,
+        report: GradientFlowReport,
+        sites: list[str],
+        value: float,
+        limit: float,
+        message: str,
+        diagnosis: str,
+        advice: tuple[str, ...],
     ) -> Alert:
-        more = f" So {'have' if len(sites) > 2 else 'has'} {_listed(sites[1:])}." if len(sites) > 1 else ""
-        return self.alert(report, sites[0], value, limit, "warning", text + more, advice=advice)
+        more = f"The same: {_listed(sites[1:])}. " if len(sites) > 1 else ""
+        return self.alert(report, sites[0], value, limit, "warning", message, more + diagnosis, advice=advice)
 
 
-def _dropout(value: float, limit: float) -> tuple[str, tuple[str, ...]]:
+def _dropout(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
     return (
-        f"dropout, or stochastic depth, that drops {percent(value)} of its input (limit {percent(limit)}): little of the signal "
-        "is left. Common cause: the share to keep was given, where PyTorch takes the share to drop.",
+        f"dropout, or stochastic depth, drops {percent(value)} of its input (limit {percent(limit)}): little of it is left.",
+        "Common cause: the share to keep was given, where PyTorch takes the share to drop.",
         ("Set p between 0.1 and 0.5",),
     )
 
 
-def _eps(value: float, limit: float) -> tuple[str, tuple[str, ...]]:
+def _eps(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
     return (
-        f"eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations: what it normalises becomes "
-        "small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order.",
+        f"eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations.",
+        "What it normalises becomes small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order.",
         ("Set eps=1e-5",),
     )
 
@@ -253,16 +261,18 @@ class Unregistered(Rule):
                     yield self.alert(
                         report, site, float(held.elements), 0.0, "warning",
                         f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
-                        "after the first step: each step creates them, and they never learn. Common causes: a layer or "
-                        "nn.Parameter that is created in forward, a copy of a module that gets the gradients.",
+                        "after the first step: each step creates them, and they never learn.",
+                        "Common causes: a layer or nn.Parameter that is created in forward, a copy of a module that gets the "
+                        "gradients.",
                         advice=("Create it once, in __init__, and assign it to self",),
                     )  # fmt: skip
             elif held.reached and not held.modules:
                 yield self.alert(
                     report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
                     f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
-                    "parameters: parameters(), state_dict() and to() leave them out"
-                    f"{'' if held.optimized else ', no optimizer holds them'}, and checkpoints do not hold them.",
+                    "parameters.",
+                    f"parameters(), state_dict() and to() leave them out{'' if held.optimized else ', no optimizer holds them'}, "
+                    "and checkpoints do not hold them.",
                     advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
                 )  # fmt: skip
             elif held.reached and held.training:
@@ -270,8 +280,8 @@ class Unregistered(Rule):
                 yield self.alert(
                     report, site, float(held.elements), 0.0, "warning",
                     f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
-                    "gradients, but the model does not know them: parameters(), state_dict() and to() leave them out"
-                    f"{trained}, and checkpoints do not hold them.",
+                    "gradients, but the model does not know them.",
+                    f"parameters(), state_dict() and to() leave them out{trained}, and checkpoints do not hold them.",
                 )  # fmt: skip
 
 

@@ -41,8 +41,9 @@ class Spike(Rule):
                     f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
                     f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
                     f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
-                    f"{events.jump_parameter}. Common causes: a batch unlike the others (not normalised, corrupt), or a step just "
-                    "before that changed the weights too much.",
+                    f"{events.jump_parameter}.",
+                    "Common causes: a batch unlike the others (not normalised, corrupt), or a step just before that changed the "
+                    "weights too much.",
                     batch=events.jump_batch,
                 )  # fmt: skip
 
@@ -71,9 +72,9 @@ class Diverging(Rule):
                 yield self.alert(
                     report, site, events.growth, self.threshold, "critical",
                     f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
-                    f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}). Training "
-                    "diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a recurrent "
-                    "network without clipping.",
+                    f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
+                    "Training diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a "
+                    "recurrent network without clipping.",
                     batch=events.growth_batch,
                 )  # fmt: skip
 
@@ -100,8 +101,9 @@ class NonfiniteSteps(Rule):
                 yield self.alert(
                     report, last, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
-                    "backward pass fails between this layer and the next. Common cause: an operation with an infinite slope but a "
-                    "finite value (sqrt at 0, norm of zeros, power below 1, division).",
+                    "backward pass fails between this layer and the next.",
+                    "Common cause: an operation with an infinite slope but a finite value (sqrt at 0, norm of zeros, power below "
+                    "1, division).",
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
@@ -109,7 +111,8 @@ class NonfiniteSteps(Rule):
                 yield self.alert(
                     report, site, events.nonfinite_share, 0.0, "critical",
                     f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
-                    "pass before it. The weights are lost from this step on.",
+                    "pass before it.",
+                    "The weights are lost from this step on.",
                     advice=(
                         "Check that batch and the arguments of the loss (log of 0, division by 0)",
                         "Check the steps before for a learning rate that is too large",
@@ -137,8 +140,9 @@ class NotZeroed(Rule):
                 yield self.alert(
                     report, site, events.unzeroed_steps, self.threshold, "warning",
                     f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
-                    "before: each step follows the sum of all gradients so far. Common causes: a manual loop without "
-                    "optimizer.zero_grad(), or an optimizer_zero_grad override that does nothing.",
+                    "before: each step follows the sum of all gradients so far.",
+                    "Common causes: a manual loop without optimizer.zero_grad(), or an optimizer_zero_grad override that does "
+                    "nothing.",
                 )  # fmt: skip
 
 
@@ -168,8 +172,8 @@ class Discarded(Rule):
                 yield self.alert(
                     report, site, lost / batches, self.share, "warning",
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
-                    "were zeroed before the next batch, without a step: nothing was learned from these batches. Common cause: "
-                    "zero_grad() before each backward of an accumulation.",
+                    "were zeroed before the next batch, without a step: nothing was learned from these batches.",
+                    "Common cause: zero_grad() before each backward of an accumulation.",
                     advice=("Call optimizer.zero_grad() only after optimizer.step()",),
                 )  # fmt: skip
 
@@ -193,7 +197,8 @@ class WastedClip(Rule):
                 yield self.alert(
                     report, site, events.wasted_clips, self.threshold, "warning",
                     f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
-                    "zero_grad: the change had no effect. Common cause: clip_grad_norm_ is called in training_step, where the "
-                    "gradients are still those of the last step.",
+                    "zero_grad: the change had no effect.",
+                    "Common cause: clip_grad_norm_ is called in training_step, where the gradients are still those of the last "
+                    "step.",
                     advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
                 )  # fmt: skip

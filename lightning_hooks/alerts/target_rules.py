@@ -30,7 +30,8 @@ class PairedTargets(Rule):
                     report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
                     f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
                     f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
-                    "with every target, and the best output is their mean. Common cause: outputs of shape (n, 1), targets of (n,).",
+                    "with every target, and the best output is their mean.",
+                    "Common cause: outputs of shape (n, 1), targets of (n,).",
                     advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
                 )  # fmt: skip
 
@@ -66,25 +67,25 @@ class UnreachableTargets(Rule):
             values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
             measured = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
             if stats.bound == BINARY_CROSS_ENTROPY:
+                message = f"{measured}: it expects probabilities."
                 diagnosis = (
-                    f"{measured}: it expects probabilities. Outside of them it has no lowest value and falls without end. Common "
-                    "causes: labels of -1 and 1, class numbers, pictures that are standardised."
+                    "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class "
+                    "numbers, pictures that are standardised."
                 )
                 advice: tuple[str, ...] = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
             else:
-                diagnosis = (
-                    f"{measured}, and a {stats.bound} comes right before it: no weights reach these targets, and outputs are "
-                    "driven to its bound, where its gradient vanishes."
-                )
+                message = f"{measured}, and a {stats.bound} comes right before it."
+                diagnosis = "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes."
                 advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
-            yield self.alert(report, site, share, self.share, "warning", diagnosis, advice=advice)
+            yield self.alert(report, site, share, self.share, "warning", message, diagnosis, advice=advice)
 
     def _of_divergence(self, report: FeatureReport, site: str, share: float) -> Alert:
         return self.alert(
             report, site, share, self.share, "warning",
             f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
-            "probabilities never are. It takes no logarithm itself: what it compares is no divergence, may be below 0, and its "
-            "gradient does not depend on the input. Common causes: softmax instead of log_softmax, logits.",
+            "probabilities never are.",
+            "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax "
+            "instead of log_softmax, logits.",
             advice=("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
         )  # fmt: skip
 
@@ -112,8 +113,8 @@ class SameTargets(Rule):
                 yield self.alert(
                     report, site, 0.0, 0.0, "warning",
                     f"its target is the same for all samples, and the same again in each of {stats.compared} sampled calls, to the "
-                    "bit, while the samples of a batch differ: the target does not depend on the input. Common causes: noise that "
-                    "is drawn once, a __getitem__ that ignores its index, a target that is overwritten.",
+                    "bit, while the samples of a batch differ: the target does not depend on the input.",
+                    "Common causes: noise that is drawn once, a __getitem__ that ignores its index, a target that is overwritten.",
                     advice=(
                         "Check the targets of a batch",
                         "Where all samples are to become one template, mute this with rules=['-constant']",

@@ -85,8 +85,9 @@ class UpdateTooSmall(Rule):
                 yield self.alert(
                     report, optimizer, ratios[largest], limit, "warning",
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
-                    f"{limit:.0e}){planned}. About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The "
-                    f"learning rate is {rate:.1e}.",
+                    f"{limit:.0e}){planned}.",
+                    "About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The learning rate is "
+                    f"{rate:.1e}.",
                 )  # fmt: skip
 
 
@@ -139,8 +140,8 @@ class NotUpdated(Rule):
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",
                 f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
-                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}. Common causes: code that restores "
-                "the weights after the step, or a step that is smaller than their rounding.",
+                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
+                "Common causes: code that restores the weights after the step, or a step that is smaller than their rounding.",
             )  # fmt: skip
 
     def _could_move(self, report: GradientFlowReport, name: str) -> bool:
@@ -185,7 +186,7 @@ class NeverStepped(Rule):
             what = "what they hold does not learn" if stepping else "nothing is learned"
             yield self.alert(
                 report, still[0], 0.0, 0.0, "warning",
-                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}. "
+                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
                 "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
                 advice=("Call optimizer.step() after manual_backward()",),
             )  # fmt: skip
@@ -243,8 +244,8 @@ class UpdateTooLarge(Rule):
             yield self.alert(
                 report, optimizer, decay, self.decay, "warning",
                 f"its weight decay removes {percent(decay)} of every weight at each step (learning rate times weight_decay; limit "
-                f"{percent(self.decay)}): weights are forgotten faster than they are learned. Common cause: a weight_decay that "
-                "was meant for another optimizer or learning rate.",
+                f"{percent(self.decay)}): weights are forgotten faster than they are learned.",
+                "Common cause: a weight_decay that was meant for another optimizer or learning rate.",
                 advice=("Try weight_decay=0.01",),
             )  # fmt: skip
         if only_the_first_step(report):
@@ -267,8 +268,8 @@ class UpdateTooLarge(Rule):
                 yield self.alert(
                     report, name, ratios[name], self.threshold, "warning",
                     f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
-                    f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten. Its learning rate "
-                    f"is {rate or 0.0:.2g}.",
+                    f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
+                    f"Its learning rate is {rate or 0.0:.2g}.",
                 )  # fmt: skip
 
 
@@ -305,7 +306,7 @@ class NotOptimized(Rule):
         if report.setups and not held and others:
             yield self.alert(
                 report, "the model", float(len(others)), 0.0, "warning",
-                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's. "
+                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
                 "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
                 advice=("Create the optimizer from self.parameters() in configure_optimizers",),
             )  # fmt: skip
@@ -323,8 +324,9 @@ class NotOptimized(Rule):
             if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
                 yield self.alert(
                     report, optimizer, float(len(names)), 0.0, "warning",
-                    f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing. Common "
-                    "causes: a layer that was frozen after the optimizer was created, or the wrong part of the model passed to it.",
+                    f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
+                    "Common causes: a layer that was frozen after the optimizer was created, or the wrong part of the model "
+                    "passed to it.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
         left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
@@ -334,8 +336,9 @@ class NotOptimized(Rule):
         for name, setup in left_out.items():
             yield self.alert(
                 report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                "it requires a gradient, but no optimizer holds it: it does not change. Common causes: configure_optimizers "
-                f"that passes only a part of the parameters, or a layer that was unfrozen after the optimizer was created.{most}",
+                "it requires a gradient, but no optimizer holds it: it does not change.",
+                "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen "
+                f"after the optimizer was created.{most}",
             )  # fmt: skip
 
 

@@ -55,8 +55,9 @@ class UpdatesLost(Rule):
             yield self.alert(
                 report, name, lost[name], self.threshold, "warning",
                 f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
-                f"{percent(self.threshold)}; 50 to 80% is usual with such weights). Cause: it is in half precision, and the step "
-                f"(learning rate {setup.lr:.1e}) is smaller than the rounding of its values (about 0.4% in bfloat16).",
+                f"{percent(self.threshold)}; 50 to 80% is usual with such weights).",
+                f"Cause: it is in half precision, and the step (learning rate {setup.lr:.1e}) is smaller than the rounding of its "
+                "values (about 0.4% in bfloat16).",
             )  # fmt: skip
 
 
@@ -92,8 +93,9 @@ class UpdateSpike(Rule):
                 yield self.alert(
                     report, name, tops[name], self.factor * usual, "warning",
                     f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
-                    f"{self.factor:g} times that), and its learning rate has not risen. Common causes: a batch of bad data, a "
-                    "gradient that is not clipped, or code of your own that writes the weight.",
+                    f"{self.factor:g} times that), and its learning rate has not risen.",
+                    "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
+                    "weight.",
                 )  # fmt: skip
 
     def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
@@ -156,8 +158,9 @@ class WeightsGrowing(Rule):
             yield self.alert(
                 report, name, found[name], self.factor, "warning",
                 f"its norm grew {found[name]:.2g} times in this window, from {_norm(last, name):.3g} to {_norm(report, name):.3g} "
-                f"(limit {self.factor:g} times; {_norm(last, name) / _norm(before, name):.2g} times in the window before). Common "
-                "causes: a learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing holds back.",
+                f"(limit {self.factor:g} times; {_norm(last, name) / _norm(before, name):.2g} times in the window before).",
+                "Common causes: a learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing "
+                "holds back.",
             )  # fmt: skip
 
 
@@ -200,8 +203,9 @@ class GrowthWithoutGain(Rule):
             yield self.alert(
                 report, name, found[name], self.factor, "warning",
                 f"its norm grew {found[name]:.3g} times over three windows (limit {self.factor:g} times), no more slowly from one "
-                f"to the next, and the loss rises: it was {report.loss.lowest:.3g} at its lowest. {len(found)} of the weights grow "
-                "so. Common causes: a learning rate that is too high or grows, or weight decay with the wrong sign.",
+                f"to the next, and the loss rises: it was {report.loss.lowest:.3g} at its lowest.",
+                f"{len(found)} of the weights grow so. Common causes: a learning rate that is too high or grows, or weight decay "
+                "with the wrong sign.",
             )  # fmt: skip
 
 

@@ -35,7 +35,8 @@ class ModuleModes:
 
     A module is in eval mode in a batch if it is when the batch starts and when backward starts: a part that is switched for a
     moment within ``training_step`` is not. It is in eval mode in a window if it is in all of its sampled batches, or in its last
-    three: somebody called ``eval()`` in between.
+    three: somebody called ``eval()`` in between. What is switched within the first sampled batch of training does not count in that
+    batch: the model's own hooks at its start run after the monitors'.
 
     Args:
         model: The model.
@@ -56,6 +57,7 @@ class ModuleModes:
         self._levels = [UNSEEN] * len(self.names)
         self._at_start = self._levels
         self._last: deque[list[float]] = deque(maxlen=LAST)
+        self._first = True
         self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
         self._known = [module for module in self.norms.values() if _channels(module)]  # others are lazy
         of = {id(module): place for place, module in enumerate(self.norms.values())}
@@ -73,7 +75,11 @@ class ModuleModes:
 
     def before_backward(self) -> None:
         """Backward of a sampled batch starts."""
-        levels = [min(pair) for pair in zip(self._at_start, self._now(), strict=True)] if any(self._at_start) else self._at_start
+        now = self._now() if self._first or any(self._at_start) else self._at_start
+        levels = [min(pair) for pair in zip(self._at_start, now, strict=True)]
+        if self._first:
+            levels = [UNSEEN if now[place] > level == 0 else level for place, level in enumerate(levels)]
+            self._first = False
         self._levels = [min(pair) for pair in zip(self._levels, levels, strict=True)]
         self._last.append(levels)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from lightning_hooks.reports.kinds import Severity, title_of
 from lightning_hooks.reports.plain import to_plain
+from lightning_hooks.reports.site_names import readable
 
 FEATURE_KINDS = (
     *("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift"),
     *("representation_collapse", "output_range", "softmax_dim", "dropout_in_eval", "precision_not_applied", "labels_ignored"),
+    "id_out_of_range",
     *("activation_outliers", "residual_growth"),
 )
 GRADIENT_KINDS = (
@@ -43,14 +45,14 @@ class Alert:
         step: The global step at the end of that epoch.
         severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
             something changes).
-        message: What was seen, the likely cause, and what to try: the diagnosis and the advice, unless given otherwise.
+        message: What was measured, in one sentence with its numbers.
         since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
             end of the epoch that showed it first. None in what a rule returns; set when the alert is accepted.
         cause: The root cause of this one, as ``kind at site``; empty for a root cause.
         consequences: Of a root cause: its consequences, as ``kind at site``.
         batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
         title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.reports.kinds.KINDS`.
-        diagnosis: What was seen and the likely cause; empty for the message.
+        diagnosis: What it means and the likely causes, in one or two sentences; empty where the message says all that is known.
         advice: What to try, as short imperatives, the most likely remedy first.
         also: Of a root cause: the other sites with the same problem that do not follow from it.
     """
@@ -76,10 +78,9 @@ class Alert:
         set_field = object.__setattr__  # frozen for everybody else
         if not self.title:
             set_field(self, "title", title_of(self.kind))
-        if not self.message:
-            set_field(self, "message", " ".join([self.diagnosis, *(f"{step}." for step in self.advice)]).strip())
-        if not self.diagnosis:
-            set_field(self, "diagnosis", self.message)
+        if not self.message or (self.diagnosis and self.message.startswith(self.diagnosis)):  # as written by earlier versions
+            set_field(self, "message", self.diagnosis)
+            set_field(self, "diagnosis", "")
 
     @property
     def name(self) -> str:
@@ -89,13 +90,21 @@ class Alert:
     @property
     def where(self) -> str:
         """The site, and how many more have the same problem."""
-        return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+        return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+
+    @property
+    def seen(self) -> str:
+        """What was measured, and why."""
+        return f"{self.message} {self.diagnosis}".strip()
+
+    @property
+    def text(self) -> str:
+        """What was measured, why, and what to try, in one line, whoever wrote them."""
+        return " ".join(" ".join([self.seen, *(f"{step}." for step in self.advice)]).split())
 
     def __str__(self) -> str:
         follows = f" Consequences: {_grouped(self.consequences)}." if self.consequences else ""
-        return " ".join(
-            f"[{self.severity}] {self.kind} at {self.where}: {self.message}{follows}".split()
-        )  # one line, whoever wrote the message
+        return f"[{self.severity}] {self.kind} at {self.where}: {self.text}{follows}"
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
@@ -111,7 +120,7 @@ def _grouped(names: Sequence[str], most: int = 3) -> str:
         sites.setdefault(kind, []).append(site)
     parts = []
     for kind, affected in sites.items():
-        shown = ", ".join(affected[:most]) + (", …" if len(affected) > most else "")
+        shown = ", ".join(map(readable, affected[:most])) + (", …" if len(affected) > most else "")
         parts.append(f"{kind} at {shown}" if len(affected) == 1 else f"{kind} at {len(affected)} sites ({shown})")
     return "; ".join(parts)
 

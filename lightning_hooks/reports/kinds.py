@@ -273,7 +273,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "not_zeroed": Kind(
-        "Gradients that are not zeroed, or too often",
+        "Gradients that are cleared too late or too early",
         ("Call zero_grad() before manual_backward()",),
     ),
 }

@@ -5,6 +5,14 @@ from __future__ import annotations
 from lightning_hooks.reports.kind import Kind
 
 OF_OUTPUTS: dict[str, Kind] = {
+    "id_out_of_range": Kind(
+        "An id beyond the table of an embedding",
+        (
+            "Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
+            "Encode the data with the tokenizer that the table was made for",
+            "Replace padding such as -100 before the model is called",
+        ),
+    ),
     "representation_collapse": Kind(
         "Outputs that are the same for every sample",
         (

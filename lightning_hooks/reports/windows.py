@@ -33,6 +33,7 @@ from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.replicas import RankDifference
 from lightning_hooks.statistics.representation import RepresentationStats
 from lightning_hooks.statistics.residual import ResidualStats
+from lightning_hooks.statistics.table_ids import IdOutOfRange
 from lightning_hooks.statistics.targets import TargetStats
 
 
@@ -68,6 +69,7 @@ class FeatureReport(PlainReport):
             only modules with the samples along the first dimension of their output.
         softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
+        id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
@@ -99,6 +101,7 @@ class FeatureReport(PlainReport):
     softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
     dropout: dict[str, DropoutUse] = field(default_factory=dict)
     precision: PrecisionStats | None = None
+    id_out_of_range: IdOutOfRange | None = None
     targets: dict[str, TargetStats] = field(default_factory=dict)
 
 

@@ -12,6 +12,7 @@ from lightning_hooks.plots.names import shortened
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.kinds import gravity, inside_a_sentence, page_of
+from lightning_hooks.reports.site_names import readable
 from lightning_hooks.run_report.run import MonitorRecord, Run
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
@@ -84,7 +85,7 @@ class Problem:
     @property
     def where(self) -> str:
         """The first site, and how many more."""
-        return shortened(self.sites[0], 60) + (f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else "")
+        return shortened(readable(self.sites[0]), 60) + (f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else "")
 
     @property
     def when(self) -> str:
@@ -233,7 +234,7 @@ def _problem(spells: Sequence[_Spell], lasts: bool, unit: str) -> Problem:
         spell.since,
         spell.until,
         lasts,
-        _capital(first.diagnosis),
+        _capital(first.seen),
         first.advice,
         tuple(spell.consequences),
         first,

@@ -14,9 +14,11 @@ from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.windows import Ended
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
+from lightning_hooks.statistics.table_ids import IdOutOfRange, id_out_of_range
 from lightning_hooks.trackers import Trackers, coloured, some
 
 COLUMNS = (
@@ -87,7 +89,7 @@ class AlertDelivery:
                 member.early.reset()
         self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records)
 
-    def judge_urgent(self, members: Sequence[Member], last: bool = False) -> bool:
+    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: IdOutOfRange | None = None) -> bool:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
 
         It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.
@@ -95,6 +97,7 @@ class AlertDelivery:
         Args:
             members: Those that check within a window.
             last: Whether the run ends here, and the window under way with it.
+            lookup: The lookup of an embedding that ended it.
 
         Returns:
             Whether the run is to stop.
@@ -104,6 +107,8 @@ class AlertDelivery:
         """
         tables = merged(*(member.live for member in members))
         whole = [member.so_far(table) for member, table in zip(members, tables, strict=True)]
+        if lookup is not None:
+            whole = [dataclasses.replace(r, id_out_of_range=lookup) if isinstance(r, FeatureReport) else r for r in whole]
         reports: list[Any] = []
         for member, report in zip(members, whole, strict=True):
             alerts = member.urgent(report)
@@ -126,14 +131,22 @@ class AlertDelivery:
         self._pass_on(notices, [notices[0].member])
         return any("stop" in notice.actions for notice in notices)
 
-    def last_look(self, members: Sequence[Member]) -> None:
-        """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN.
+    def last_look(self, members: Sequence[Member], error: BaseException, batch_idx: int | None, batch: Any) -> None:
+        """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN, or an id too large.
 
         Other ranks may not come here, so that one with others does not look.
+
+        Args:
+            members: All.
+            error: The exception.
+            batch_idx: The index of the training batch under way; None outside of one.
+            batch: That batch.
         """
         if members and self._host.world_size == 1:
             with suppress(Exception, KeyboardInterrupt):  # the run ends anyway, and its device may be what failed
-                self.judge_urgent([member for member in members if member.sampled_batches], last=True)
+                found = id_out_of_range(error, self._host.model, batch, batch_idx)
+                observed = [member for member in members if member.sampled_batches or found is not None]
+                self.judge_urgent(observed, last=True, lookup=found)
 
     def _pass_on(self, notices: Sequence[Notice], writers: Sequence[Member], records: Sequence[dict[str, Any]] = ()) -> None:
         """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""
@@ -215,8 +228,7 @@ def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
     rows: list[tuple[object, ...]] = [
-        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, str(a).partition(": ")[2])
-        for a in alerts[:MOST_SHOWN]
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, a.text) for a in alerts[:MOST_SHOWN]
     ]
     if len(alerts) > MOST_SHOWN:
         rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))
@@ -225,5 +237,5 @@ def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     for alert in alerts:
         kinds.setdefault(alert.kind, []).append(alert)
     for kind, group in kinds.items():
-        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].message, group[0].severity)
+        trackers.alert(f"{kind} at {some([alert.site for alert in group], 1)}", group[0].text, group[0].severity)
     trackers.save()

@@ -52,6 +52,7 @@ class Session:
         self.publisher = Publisher(host)
         self._records: dict[Path, RunRecord] = {}
         self._warned_of_ending = self._explained_skipped = self._closed = False
+        self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -106,6 +107,7 @@ class Session:
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
+        self._batch = batch_idx, batch
         self.probe.batch_start()
         self.hooks.restore()
         for member in self.members:
@@ -155,6 +157,7 @@ class Session:
         Raises:
             AlertError: As :meth:`epoch_end`.
         """
+        self._batch = None, None
         self.calls.batch_end(member.live for member in self.members)
         for member in self.members:
             member.batch_end(outputs)
@@ -263,8 +266,9 @@ class Session:
             return
         self._closed = True
         members: Sequence[Member] = self.members
-        if how == "exception" and not isinstance(error, AlertError):
-            self.delivery.last_look(members)
+        if error is not None and how == "exception" and not isinstance(error, AlertError):
+            self.delivery.last_look(members, error, *self._batch)
+        self._batch = None, None
         self.calls.stop()
         with suppress(ReferenceError):  # a model that is gone has no hooks left
             self.hooks.remove_all(self.host.model)

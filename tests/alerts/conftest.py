@@ -29,8 +29,9 @@ CLIP = ClipStats(
 
 
 @pytest.fixture(autouse=True)
-def short_diagnoses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test makes a rule raise: its diagnosis has at most 60 words, and no number more than three significant digits."""
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test makes a rule raise: its message is one sentence of at most 40 words, its diagnosis is as short, neither
+    repeats the other or the advice, and no number has more than three significant digits."""
     made: list[Alert] = []
     alert = Rule.alert
 
@@ -40,10 +41,15 @@ def short_diagnoses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Rule, "alert", kept)
     yield
-    for diagnosis in (one.diagnosis for one in made):
-        assert len(diagnosis.split()) <= 60, diagnosis
-        for number in re.findall(r"(?<![\w.])\d+\.\d+(?!\.)", diagnosis):
-            assert len(number.replace(".", "").lstrip("0")) <= 3, f"{number} in: {diagnosis}"
+    for one in made:
+        assert len(one.message.split()) <= 40, one.message
+        assert re.search(r"\. [A-Z]|[^.]$", one.message) is None, f"not one sentence: {one.message}"
+        assert len(one.diagnosis.split()) <= 40, one.diagnosis
+        assert len(re.findall(r"[.?!](?: |$)", one.diagnosis)) <= 3, f"more than three sentences: {one.diagnosis}"
+        assert one.diagnosis not in one.message or not one.diagnosis, one.message
+        assert not any(step in f"{one.message} {one.diagnosis}" for step in one.advice), one
+        for number in re.findall(r"(?<![\w.])\d+\.\d+(?!\.)", f"{one.message} {one.diagnosis}"):
+            assert len(number.replace(".", "").lstrip("0")) <= 3, f"{number} in: {one}"
 
 
 @pytest.fixture

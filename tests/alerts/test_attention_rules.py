@@ -79,13 +79,13 @@ def test_attention_logits_messages() -> None:
     (alert,) = AttentionLogits()(report(max_logit=81.25, half_precision=True))
     assert (alert.value, alert.threshold, alert.site) == (81.25, 50.0, "block.attn/sdpa")
     causes = "queries and keys without a norm at a high learning rate, or logits not divided by the root of a head's width."
-    assert alert.diagnosis == (
-        "its largest logit is 81.2 in half precision (limit 50). Rounding to bfloat16 changes probabilities by 10% there, and such "
-        f"logits tend to grow. Common causes: {causes}"
+    assert alert.seen == (
+        "its largest logit is 81.2 in half precision (limit 50). Rounding to bfloat16 changes probabilities by 10% there. "
+        f"Common causes: {causes}"
     )
     (alert,) = AttentionLogits()(report(begin_max_logit=11.0, end_max_logit=60.0))
     assert (alert.value, alert.threshold) == (60.0, 33.0)
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "its largest logit grew from 11 to 60 within this window (limit 3 times). Attention goes to single keys, and training may "
         f"diverge. Common causes: {causes}"
     )
@@ -117,13 +117,13 @@ def test_where_all_layers_attend_to_few_keys_more_heads_count(entropies: tuple[f
     stats = [replace(STATS, heads=heads(value, value), entropy=value, max_logit=70.0) for value in entropies]
     given = AttentionReport(0, 24, dict(zip("ab", stats, strict=False)), 10, 100)
     assert [alert.site for alert in AttentionCollapse()(given)] == sites
-    assert all("in all attention layers" in alert.diagnosis for alert in AttentionCollapse()(given)) or len(sites) < 2
+    assert all("in all attention layers" in alert.seen for alert in AttentionCollapse()(given)) or len(sites) < 2
 
 
 def test_attention_collapse_message() -> None:
     (alert,) = AttentionCollapse()(report(heads=heads(0.01, 0.02, 0.03, 0.9), entropy=0.24, max_logit=120.0))
     assert (alert.value, alert.threshold) == (0.24, 0.05)
-    assert alert.diagnosis.startswith(
+    assert alert.seen.startswith(
         "3 of its 4 heads attend to a single key: their entropy is below 5% of its maximum. The softmax is saturated (largest "
         "logit 120) and passes almost no gradient. Common causes: queries and keys without a norm"
     )
@@ -156,7 +156,7 @@ def test_masked_rows(changes: Any, severity: str) -> None:
 
 def test_masked_rows_message() -> None:
     (alert,) = MaskedRows()(report(masked_rows=0.3, masked_samples=0.25))
-    assert alert.diagnosis.startswith("30% of its queries may attend to no key; in 25% of the samples none may.")
+    assert alert.seen.startswith("30% of its queries may attend to no key; in 25% of the samples none may.")
 
 
 def test_a_collapse_follows_from_large_logits() -> None:

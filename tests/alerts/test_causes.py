@@ -176,7 +176,7 @@ def test_a_step_that_names_no_layer_is_reported_with_the_first_that_is_found(mod
         " A step with such a gradient was taken at training batch 3, before this site was sampled: the fault may have begun "
         "elsewhere. Set every_n_steps=1 to find out."
     )
-    assert root.message == "seen" + (earlier if batch == 3 else "")
+    assert root.text == "seen" + (earlier if batch == 3 else "")
 
 
 def test_no_warning_follows_from_an_info(model: Any) -> None:

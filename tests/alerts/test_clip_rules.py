@@ -30,11 +30,11 @@ def test_always_clipped(clips, change, severity):
 
 def test_always_clipped_names_the_cause_and_the_remedy(clips):
     (alert,) = AlwaysClipped()(clips({"rate": 1.0, "coefficient": 0.25, "norm_before": 3.21}))
-    assert alert.message.startswith("100% of its steps were clipped (limit 95%), on average to 25% of their norm, mostly")
-    assert "because of head.weight: " in alert.message
-    assert "Raise the clipping threshold above the usual norm (3.21), or lower the learning rate" in alert.message
+    assert alert.text.startswith("100% of its steps were clipped (limit 95%), on average to 25% of their norm, mostly")
+    assert "because of head.weight: " in alert.text
+    assert "Raise the clipping threshold above the usual norm (3.21), or lower the learning rate" in alert.text
     (unknown,) = AlwaysClipped()(clips({"rate": 1.0, "top_parameters": ()}))
-    assert "because of ?: " in unknown.message
+    assert "because of ?: " in unknown.text
 
 
 @pytest.mark.parametrize("optimizer", ["0-Adam", "0-AdamW", "1-RMSprop", "0-Adafactor", "0-Lion", "0-AdamW8bit"])
@@ -52,7 +52,7 @@ def test_a_step_that_does_not_depend_on_the_gradients_size_may_be_clipped(clips,
     assert [alert.severity for alert in AlwaysClipped()(later(21.0), [later(0.1)])] == ["info"]  # from branches that start at zero
     (grown,) = AlwaysClipped()(later(21.0), [later(0.1), adam, later(20.0)])
     assert grown.severity == "warning"
-    assert "In the first two epochs the norm before clipping was at most 2: gradients grow." in grown.message
+    assert "In the first two epochs the norm before clipping was at most 2: it grows." in grown.text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_clip_ineffective(clips, change, found):
     alerts = list(ClipIneffective()(clips({}, change)))
     expected = [("clip_ineffective", "1-SGD", change["norm_after_max"], 1.0, "warning")] if found else []
     assert [(alert.kind, alert.site, alert.value, alert.threshold, alert.severity) for alert in alerts] == expected
-    assert all("Call self.clip_gradients(optimizer, gradient_clip_val" in alert.message for alert in alerts)
+    assert all("Call self.clip_gradients(optimizer, gradient_clip_val" in alert.text for alert in alerts)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_steps_skipped(clips, steps, skipped, found):
     )
     for alert in alerts:
         assert alert.value == pytest.approx(skipped / (steps + skipped))
-        assert alert.message.startswith(f"{skipped} of {steps + skipped} optimizer steps")
-        assert "precision='bf16-mixed' or a lower learning rate" in alert.message
+        assert alert.text.startswith(f"{skipped} of {steps + skipped} optimizer steps")
+        assert "precision='bf16-mixed' or a lower learning rate" in alert.text
 
 
 @pytest.mark.parametrize("rule", [AlwaysClipped(), ClipIneffective(), StepsSkipped()], ids=repr)

@@ -36,7 +36,7 @@ def test_a_rule_at_its_threshold(features, rule, fine, faulty, value, threshold,
     (alert,) = rule(features({}, fine, faulty, {}))
     assert (alert.kind, alert.site, alert.severity) == (KINDS[type(rule)], "site2", severity)
     assert (alert.value, alert.threshold, alert.epoch, alert.step) == (pytest.approx(value), threshold, 3, 120)
-    assert remedy in alert.message
+    assert remedy in alert.text
 
 
 @pytest.mark.parametrize("rule", [Dead(), Saturated(), Constant(), NonfiniteFeatures(), Silent()], ids=repr)
@@ -86,7 +86,17 @@ def test_units_that_were_hardly_seen_are_not_called_dead(features, samples, shar
 @pytest.mark.parametrize(("units", "share", "found"), [(63, 0.79, False), (63, 0.81, True), (64, 0.71, True)])
 def test_of_few_units_more_may_be_dead(features, units, share, found):
     given = features({"dead_fraction": share, "unit_samples": 100, "count": 100 * units})
-    assert bool(list(Dead()(given))) is found
+    alerts = list(Dead()(given))
+    assert [alert.threshold for alert in alerts] == [0.7] * found  # one limit in all messages and figures
+    assert all("(limit 70%)" in alert.message for alert in alerts)
+
+
+def test_units_that_die_in_training_count_earlier_and_the_limit_is_the_same(features):
+    first, now = features({"dead_fraction": 0.3}), features({"dead_fraction": 0.65})
+    assert not list(Dead()(now))
+    (alert,) = Dead()(now, [first])
+    assert alert.threshold == 0.7
+    assert "(limit 70%; 30% at first)" in alert.message
 
 
 @pytest.mark.parametrize(("began", "now", "found"), [(0.5, 0.9, False), (0.5, 0.91, True), (0.51, 0.52, True), (None, 0.51, True)])
@@ -117,8 +127,8 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
         ("silent", "branch", "info", 3),
         ("silent", "aux", "info", 3),
     ]
-    assert "not zero and not dead" in alerts[0].message
-    assert "torch.compiler.reset()" in alerts[0].message
+    assert "not zero and not dead" in alerts[0].text
+    assert "torch.compiler.reset()" in alerts[0].text
 
 
 @pytest.mark.parametrize(
@@ -136,5 +146,5 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
 )
 def test_messages_say_what_was_seen(features, rule, change, seen):
     (alert,) = rule(features(change))
-    assert alert.message.startswith(seen)
-    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.message}"
+    assert alert.text.startswith(seen)
+    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.text}"

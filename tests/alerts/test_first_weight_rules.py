@@ -26,7 +26,7 @@ def report(setups: dict[str, ParameterSetup], epoch: int = 0, order: tuple[str, 
 def test_constant_weights(constant: dict[str, float], epoch: int, found: list[Any]) -> None:
     alerts = list(ConstantWeights()(report({}, epoch, constant_weights=constant)))
     assert [(alert.site, alert.value) for alert in alerts] == found
-    assert all(alert.severity == "warning" and "are 0.5, and those of b are one number" in alert.diagnosis for alert in alerts)
+    assert all(alert.severity == "warning" and "are 0.5, and those of b are one number" in alert.seen for alert in alerts)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[An
     alerts = list(OneSignWeights()(report({}, epoch, one_sign_weights=means)))
     assert [(alert.site, alert.value) for alert in alerts] == found
     text = "all its initial weights are below 0 (mean -0.5), and so are those of 1 more of its layers"
-    assert all(alert.severity == "warning" and alert.diagnosis.startswith(text) for alert in alerts)
+    assert all(alert.severity == "warning" and alert.seen.startswith(text) for alert in alerts)
 
 
 def test_one_time_step_for_all_heads() -> None:
     (alert,) = ConstantWeights()(report({}, constant_weights={"a": 0.5, "mixer.dt_bias": 1.0}))
     assert (alert.site, alert.value) == ("mixer.dt_bias", 1.0)
-    assert "with time steps of 1.3 where" in alert.diagnosis
+    assert "with time steps of 1.3 where" in alert.seen
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_text_of_a_spike() -> None:
     losses[250:255] = 3.0
     ((_, alert),) = found(LossSpiking(), reports(losses, 300))
     before = losses[122:250]
-    assert alert.diagnosis == (
+    assert alert.seen == (
         f"at training batch 250 of the epoch the loss leapt to at least 3 for 3 batches: {(3 - before.mean()) / before.std():.3g} "
         f"standard deviations above the mean of 128 batches before ({before.mean():.3g}), {alert.value:.3g} times as far as their "
         "largest (limit 2). Common causes: a learning rate that is too large, or a corrupt batch."
@@ -137,7 +137,7 @@ def test_the_text_of_a_rising_loss() -> None:
     ((_, alert),) = found(LossDiverging(), reports(losses, 350))
     now, start = np.median(losses[-32:]), np.median(losses[:8])
     assert alert.value == pytest.approx((now - 1) / (start - 1))
-    assert alert.diagnosis == (
+    assert alert.seen == (
         f"the loss rises: its median over 32 batches is {now:.3g} now, and was 1 at its lowest and {start:.3g} at the start. "
         "100% of the fall is undone (limit 30%). Common causes: a learning rate that is too large or grows, a part of the loss "
         "without a bound, or other data."
@@ -202,14 +202,14 @@ def test_a_distance_that_is_made_larger(sign: int, maximize: bool, optimized: bo
     both = {"0-Adam": OptimizerStats(groups=(GroupSettings(maximize=True), GroupSettings()))}  # a min-max problem
     assert not list(LossMaximized()(replace(report, loss_sign=sign, optimizers=both)))
     assert [(alert.kind, alert.site, alert.severity) for alert in made] == [("loss_diverging", "loss", "warning")] * alerts
-    assert all(("0-Adam has maximize=True" if maximize else "there is a minus before it") in alert.diagnosis for alert in made)
+    assert all(("0-Adam has maximize=True" if maximize else "there is a minus before it") in alert.seen for alert in made)
 
 
 def test_a_loss_that_is_not_finite() -> None:
     losses = [1.0] * 7 + [NAN] + [1.0] * 5 + [math.inf] * 2
     ((_, alert),) = found(LossNonfinite(), reports(losses, 15))
     assert (alert.kind, alert.severity, alert.batch, alert.since_step, alert.value) == ("loss_nonfinite", "critical", 7, 7, 3)
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "the loss was NaN or infinite in 3 of 15 training batches, first in batch 7 of the epoch, at global step 7. One step with "
         "it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an empty mask, or outputs of "
         "the model that are not finite."
@@ -226,7 +226,7 @@ def test_under_a_loss_scaler_it_is_an_info_if_the_loss_is_finite_as_often(losses
     assert report.loss is not None
     ((_, alert),) = found(LossNonfinite(), [replace(report, loss=replace(report.loss, scaled=True))])
     assert alert.severity == severity
-    assert ("The loss scaler skips such steps, and the loss is finite in others." in alert.diagnosis) is (severity == "info")
+    assert ("The loss scaler skips such steps, and the loss is finite in others." in alert.seen) is (severity == "info")
 
 
 # Infos.
@@ -265,7 +265,7 @@ def test_overfitting(validations: list[float], training: list[float], expected: 
         return
     assert [(a.kind, a.site, a.severity) for a in alerts] == [("overfitting", "validation loss", "info")]
     assert alerts[0].value == pytest.approx(expected)
-    assert alerts[0].diagnosis == (
+    assert alerts[0].seen == (
         "the validation loss rose 3 times in a row, from 0.5 to 0.7, while the training loss fell from 0.5 to 0.2. The model "
         "learns the training samples by heart."
     )

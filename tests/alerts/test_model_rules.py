@@ -76,11 +76,11 @@ def test_layers_are_compared_within_their_role() -> None:
 
 def test_poor_init_says_how_large() -> None:
     (large,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 5.0}, initial_roles=dict.fromkeys("abc", "fc")))
-    assert large.message.startswith(
+    assert large.text.startswith(
         "its initial weights are 10 times the size of those of the layers of the same role (gain 5, median 0.5, limit: a"
     )
     (small,) = PoorInit()(features(initial_gains={"a": 0.5, "b": 0.5, "c": 0.05}, initial_roles=dict.fromkeys("abc", "fc")))
-    assert small.message.startswith(
+    assert small.text.startswith(
         "its initial weights are 1/10 of the size of those of the layers of the same role (gain 0.05, median 0.5, limit"
     )
 
@@ -89,7 +89,7 @@ def test_shared() -> None:
     report = features(shared={"layers.0": ("layers.1",), "blocks.0": tuple(f"blocks.{i}" for i in range(1, 6))})
     assert names(Shared(), report) == [("shared", "layers.0", 2, "warning"), ("shared", "blocks.0", 6, "warning")]
     assert names(Shared(), features(shared={"net.theta_b": ("net.theta_f",)})) == [("shared", "net.theta_b", 2, "info")]
-    one, many = (alert.message for alert in Shared()(report))
+    one, many = (alert.text for alert in Shared()(report))
     assert one.startswith("layers.1 is the same module, with the same weights.")
     assert many.startswith("blocks.1, blocks.2, blocks.3, … are the same module")
     assert one.endswith("mute this with rules=['-shared'].")
@@ -100,7 +100,7 @@ def test_double_softmax() -> None:
     assert list(DoubleSoftmax()(report)) == []
     (alert,) = DoubleSoftmax()(replace(report, squashed_twice="net.softmax"))
     assert (alert.kind, alert.site, alert.severity) == ("double_softmax", "net.softmax", "warning")
-    assert "cross_entropy and binary_cross_entropy_with_logits expect logits" in alert.message
+    assert "cross_entropy and binary_cross_entropy_with_logits expect logits" in alert.text
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_same_samples() -> None:
     assert names(SameSamples(), features(same_samples=False)) == names(SameSamples(), features()) == []
     assert names(SameSamples(), features(same_samples=True, sites={})) == []
     (alert,) = SameSamples()(features(same_samples=True))
-    assert alert.message.startswith("all samples of a batch (its tensor at [0]) are identical")
+    assert alert.text.startswith("all samples of a batch (tensor 0 of the batch) are identical")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_validation_shift(training: float, validation: float | None, found: floa
 
 def test_validation_shift_says_by_how_much() -> None:
     (alert,) = ValidationShift()(features(inputs={"training": FED, "validation": replace(FED, rms=255.0)}))
-    assert alert.message.startswith(
-        "its input (the batch's tensor at [0]) has a root mean square of 255 in validation and 1 in training (limit: a factor of 5)"
+    assert alert.text.startswith(
+        "its input (tensor 0 of the batch) has a root mean square of 255 in validation and 1 in training (limit: a factor of 5)"
     )
 
 
@@ -184,7 +184,7 @@ def test_constant_targets() -> None:
     assert names(ConstantTargets(), flow(1.0, parameters={})) == []
     assert names(ConstantTargets(), flow(1.0, modules={})) == []
     (alert,) = ConstantTargets()(flow(1.0))
-    assert alert.message.startswith(
+    assert alert.text.startswith(
         "the gradient at its output has the same direction for all samples (100% of full agreement, limit 90%)"
     )
 

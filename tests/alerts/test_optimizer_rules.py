@@ -52,7 +52,7 @@ def test_in_training_s_first_window_small_second_moments_may_still_grow(stale: f
 
 def test_second_moment_stale_message() -> None:
     (alert,) = SecondMomentStale()(report(ADAM, stale_fraction=0.873), [report(ADAM)])
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "87.3% of its second moments are below eps² (eps is 1.0e-08; limit 50%): eps, not the gradient, decides the size of these "
         "steps, and they are smaller than the learning rate says. Common causes: gradients that are tiny (a loss that is divided "
         "twice), or a large eps."
@@ -68,6 +68,8 @@ LOW = replace(ADAM, lr=1e-8, low_steps=50)
         ((LOW,), {}, WARNING),
         ((LOW,), {"step": 899}, WARNING),
         ((LOW,), {"step": 900}, []),  # its end
+        ((replace(LOW, low_steps=51),), {"step": 900}, WARNING),  # as at step 899: nobody has repaired it
+        ((replace(LOW, low_steps=950),), {"step": 1000}, WARNING),
         ((replace(LOW, low_steps=49),), {}, []),  # the low point of a cycle
         ((LOW,), {"planned": None}, []),
         ((LOW, ADAM), {}, []),  # one group is frozen by its schedule
@@ -111,13 +113,12 @@ def test_a_rate_of_zero_that_is_meant() -> None:
 
 def test_lr_zero_messages() -> None:
     (alert,) = LrZero()(report(LOW))
-    assert alert.diagnosis == (
-        "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 steps, is 1.0e-08 now, and 50% of the planned 1000 "
-        "steps are left. Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
-        "training."
+    assert alert.seen == (
+        "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 of the 1000 planned steps, and is 1.0e-08 now. Common "
+        "causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the training."
     )
     (alert,) = LrZero()(report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "its learning rate is 9.0e-05, below 10% of the 1.0e-03 that its scheduler is made for, after 60% of the planned 1000 "
         "steps. Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch."
     )
@@ -147,7 +148,7 @@ def test_optimizer_settings(group: GroupSettings, name: str, stale: float | None
 
 def test_optimizer_settings_messages() -> None:
     alerts = list(OptimizerSettings()(report(replace(ADAM, eps=0.1, betas=(0.999, 0.9), momentum=0.999), stale_fraction=0.9)))
-    assert [alert.diagnosis for alert in alerts] == [
+    assert [alert.seen for alert in alerts] == [
         "its eps is 0.1 (limit 0.01; 1e-8 is usual). 90% of its second moments are below eps². Where it is above the size of the "
         "gradients, it sets the step, which is then that of plain gradient descent.",
         "beta1 (0.999) is larger than beta2 (0.9): the second moment forgets faster than the first, so steps are divided by the "

@@ -85,7 +85,7 @@ def test_what_nll_loss_is_given(numbers: dict[str, Any], words: str | None) -> N
     for site in ("nll_loss", "loss/nll_loss_1"):
         alerts = list(OutputRange()(of_loss(site, **numbers)))
         assert severities(alerts) == ([(site, "warning")] if words else [])
-        assert all(words and words in alert.diagnosis for alert in alerts)
+        assert all(words and words in alert.seen for alert in alerts)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_logarithms_normalised_along_another_dimension(numbers: dict[str, Any], 
 
 def test_what_bounded_logits_reach() -> None:
     (alert,) = OutputRange()(of_loss(min_logit=-1.0, max_logit=1.0))
-    assert "none can get more than 45.1%" in alert.diagnosis
+    assert "none can get more than 45.1%" in alert.seen
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_dropout_in_eval(use: DropoutUse, words: str | None) -> None:
     for name in ("net/dropout", "net/sdpa"):
         alerts = list(DropoutInEval()(FeatureReport(0, 10, {}, dropout={name: use})))
         assert severities(alerts) == ([(name, "warning")] if words else [])
-        assert all(words and words in alert.diagnosis for alert in alerts)
+        assert all(words and words in alert.seen for alert in alerts)
         assert all(("dropout_p" in alert.advice[0]) == (name == "net/sdpa") for alert in alerts)
 
 
@@ -161,7 +161,7 @@ def test_dropout_in_eval(use: DropoutUse, words: str | None) -> None:
 def test_precision_not_applied(precision: PrecisionStats | None, found: bool) -> None:
     alerts = list(PrecisionNotApplied()(FeatureReport(0, 10, {}, precision=precision)))
     assert severities(alerts) == ([("a", "warning")] if found else [])
-    assert all("(a, b, c, …)" in alert.diagnosis for alert in alerts)
+    assert all("(a, b, c, …)" in alert.seen for alert in alerts)
 
 
 # Representations: the ratio of each site, in the order of calls; None for one that is not measured.
@@ -217,7 +217,7 @@ def test_calls_of_functions_are_no_end() -> None:
 def test_a_classifier_that_knows_only_frequencies_is_an_info() -> None:
     (alert,) = judged({"head": LOW}, outputs={"cross_entropy": WELL})
     assert alert.severity == "info"
-    assert "how frequent labels are" in alert.diagnosis
+    assert "how frequent labels are" in alert.seen
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ def test_ranks_that_differ() -> None:
     assert (alert.kind, alert.site, alert.value, alert.threshold, alert.severity) == (
         *("ranks_differ", "net.0.weight", 0.25, 1e-5, "critical"),
     )
-    assert alert.diagnosis == (
-        "after the reduction over ranks its gradient still differs between them, by 25% (limit 0.001%), at 3 of 8 parameters: each "
-        "rank trains a model of its own. Common causes: loss.backward() in manual optimisation, a model called past DDP, "
+    assert alert.seen == (
+        "its gradient still differs between ranks after the reduction, by 25% (limit 0.001%), at 3 of 8 parameters: each "
+        "trains a model of its own. Common causes: loss.backward() in manual optimisation, a model called past DDP, "
         "parameters unfrozen in training, no_sync at the last batch of an accumulation."
     )
     (alert,) = RanksDiffer()(replace(REPORT, ranks_differ=replace(found, what="weights")))
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "its weights differ between ranks, by about 25% (limit 0.001%), at 8 of 8 parameters; gradients agree, as far as they were "
         "measured. Common causes: weights written or loaded on one rank only, clipping on one rank only, optimizers whose settings "
         "differ."

@@ -41,8 +41,8 @@ def test_a_large_channel_is_an_info_at_the_first_block_that_has_it() -> None:
     made = report({}, {"channel_rms": 180.0}, {"channel_rms": 900.0, "channel": 3})
     assert found(ActivationOutliers(), made) == [("blocks.1", "info", 200.0)]
     (alert,) = ActivationOutliers()(made)
-    assert "channel 7 of its output has an RMS of 180, the median channel 0.9 (ratio 200, limit 100)" in alert.diagnosis
-    assert "behind 2 of 3 blocks" in alert.diagnosis
+    assert "channel 7 of its output has an RMS of 180, the median channel 0.9 (ratio 200, limit 100)" in alert.seen
+    assert "behind 2 of 3 blocks" in alert.seen
     assert found(ActivationOutliers(threshold=300.0), made) == [("blocks.2", "info", 1000.0)]
 
 
@@ -54,7 +54,7 @@ def test_a_channel_that_is_about_to_overflow_is_a_warning_at_its_block() -> None
     overflown = {"channel_rms": 9000.0, "nonfinite_fraction": 1e-4}
     (alert,) = ActivationOutliers()(report(overflown))
     assert alert.severity == "warning"
-    assert "NaN or infinite" in alert.diagnosis
+    assert "NaN or infinite" in alert.seen
 
 
 def test_a_median_channel_of_zero_says_nothing() -> None:
@@ -68,7 +68,7 @@ def test_growth_is_an_info_at_the_first_block_and_a_warning_near_the_end_of_its_
     made = report({"rms": 0.1, **half}, {"rms": 40.0, **half}, {"rms": 9000.0, "largest": 30_000.0, **half})
     assert found(ResidualGrowth(), made) == [("blocks.2", "warning", pytest.approx(90_000.0))]
     (alert,) = ResidualGrowth()(made)
-    assert "its type ends at 6.55e+04: it is about to overflow." in alert.diagnosis
+    assert "its type ends at 6.55e+04: it is about to overflow." in alert.seen
 
 
 def test_few_blocks_and_a_first_one_of_zeros_are_not_judged() -> None:

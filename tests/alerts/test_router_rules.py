@@ -19,14 +19,15 @@ def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:
     return RouterStats(10, tokens, len(load), top_k, load, dead, max(load) * len(load), balance, 0.5, 0.1, 0.0, 0.0)
 
 
-def report(epoch: int = 0, **tables: Any) -> RouterReport:
-    return RouterReport(epoch, epoch, **{"routers": {}, **tables})
+def report(batches: int = 60, **tables: Any) -> RouterReport:
+    return RouterReport(0, 0, batches=batches, **{"routers": {}, **tables})
 
 
 EVEN = (0.25,) * 4
 ONE_DEAD = (0.2,) * 5 + (0.0,)
 TWO_DEAD = (0.25,) * 4 + (0.0, 0.0)
 COLLAPSED = (0.97, 0.01, 0.01, 0.01)
+HALF_DEAD, FIRST_DEAD = (0.0, 0.0, 0.5, 0.5), (0.0, 0.3, 0.3, 0.4)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_dead_experts(found: RouterStats, severity: str | None) -> None:
 def test_dead_experts_are_named() -> None:
     (alert,) = DeadExperts()(report(routers={"gate": stats(*TWO_DEAD)}))
     assert (alert.site, alert.value, alert.threshold) == ("gate", pytest.approx(1 / 3), 0.25)
-    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.message
+    assert "2 of its 6 experts (4, 5) got at most 1% of an even share of 4000 tokens" in alert.text
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,25 @@ BOOK = CodebookStats(10, 10_000, 512, 0.01, 4.0, 0.6)
 def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
     alerts = [*RouterCollapse()(report(codebooks={"quantise": book}))]
     assert bool(alerts) is found
-    assert all("4 of its 512 codes in effect" in alert.message and "k-means" in alert.message for alert in alerts)
+    assert all("4 of its 512 codes in effect" in alert.text and "k-means" in alert.text for alert in alerts)
 
 
-def test_one_window_is_not_enough() -> None:
-    assert all((rule.times, rule.of) == (2, 2) for rule in (RouterCollapse(), DeadExperts()))
+@pytest.mark.parametrize(
+    ("now", "history", "found"),
+    [
+        ((20, HALF_DEAD), [], {"dead_experts", "router_collapse"}),  # a run of one epoch
+        ((19, HALF_DEAD), [], set()),
+        ((10, HALF_DEAD), [(10, HALF_DEAD)], {"dead_experts", "router_collapse"}),
+        ((19, HALF_DEAD), [(60, HALF_DEAD), (60, EVEN)], set()),  # it has just begun
+        ((59, FIRST_DEAD), [], set()),  # one of four, as in a healthy training
+        ((60, FIRST_DEAD), [], {"dead_experts"}),
+        ((10, FIRST_DEAD), [(50, HALF_DEAD)], {"dead_experts"}),  # the other was found again
+        ((10, HALF_DEAD), [(50, FIRST_DEAD)], set()),
+    ],
+)
+def test_batches_count_and_not_windows(now: Any, history: list[Any], found: set[str]) -> None:
+    last, *earlier = (report(batches, routers={"gate": stats(*load, top_k=2)}) for batches, load in (now, *history[::-1]))
+    assert {alert.kind for rule in (RouterCollapse(), DeadExperts()) for alert in rule(last, earlier[::-1])} == found
 
 
 def parameters(**found: ParameterGradientStats) -> GradientFlowReport:

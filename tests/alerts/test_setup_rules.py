@@ -83,13 +83,16 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(modes: dict[str, int], severi
 
 def test_what_eval_mode_says() -> None:
     (warning, info) = EvalMode()(report(BODY, eval_modes={"net.body.bn": 2, "net.body.drop": 2, "net.drop": 1}))
-    assert warning.diagnosis == (
-        "it trains in eval mode: net.body.bn, net.body.drop behave as in validation. Dropout then drops nothing, batch norm uses "
-        "its running statistics and does not update them, and spectral norm does not follow its weight. Common causes: a "
+    assert warning.seen == (
+        "it trains in eval mode: net.body.bn, net.body.drop behave as in validation. Dropout drops nothing there, and batch norm "
+        "does not update its statistics. Common causes: a "
         "pretrained model, which is loaded in eval mode, or an eval() that no train() undoes."
     )
     assert warning.advice == ("Call net.body.train() before training", "Freeze it if it is not to learn")
-    assert info.diagnosis == "net.drop is in eval mode within modules in training mode."
+    assert info.seen == (
+        "net.drop is in eval mode within modules in training mode. Common cause: an eval() in a hook of the model, such as "
+        "on_train_batch_start, that no train() undoes."
+    )
 
 
 def test_frozen_statistics() -> None:
@@ -98,7 +101,7 @@ def test_frozen_statistics() -> None:
     assert brief(rule, report(setups, updating={"net.a.bn": 0.5})) == [("frozen_statistics", "net.a", 0.5, "info")]
     (alert,) = rule(report(setups, updating={"net.a.bn": 0.51}))
     assert (alert.site, alert.severity) == ("net.a", "warning")
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "it is frozen, but net.a.bn is in training mode and updates its running statistics: those of net.a.bn have moved by 0.51 "
         "standard deviations (limit 0.5). In validation it computes something else than its weights were trained for. "
         "requires_grad_(False) does not stop batch norm."
@@ -132,30 +135,30 @@ def test_modules_with_one_setting_are_one_alert() -> None:
     settings = {f"n{index}": {"eps": 1e5} for index in range(6)}
     (alert,) = ModuleSettings()(report(settings=settings))
     assert alert.site == "n0"
-    assert alert.diagnosis == (
-        "eps is 1e+05 (limit 1), as large as the variance of ordinary activations: what it normalises becomes small. Common "
-        "causes: a typing error such as 1e5 for 1e-5, arguments in another order. So have n1, n2, n3 and 2 more."
+    assert alert.seen == (
+        "eps is 1e+05 (limit 1), as large as the variance of ordinary activations. The same: n1, n2, n3 and 2 more. What it "
+        "normalises becomes small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order."
     )
     (one, two) = ModuleSettings()(report(settings={"a": {"p": 0.95}, "b": {"p": 0.99}}))
-    assert one.diagnosis == (
-        "dropout, or stochastic depth, that drops 95% of its input (limit 90%): little of the signal is left. Common cause: the "
+    assert one.seen == (
+        "dropout, or stochastic depth, drops 95% of its input (limit 90%): little of it is left. Common cause: the "
         "share to keep was given, where PyTorch takes the share to drop."
     )
     assert (two.site, one.advice) == ("b", ("Set p between 0.1 and 0.5",))
     (few,) = ModuleSettings()(report(values_per_channel={"bn": 2.0, "bn2": 2.0}))
-    assert few.diagnosis == (
-        "batch norm with 2 values per channel and batch (limit 4): its mean and variance are noise, and unlike those of "
-        "validation. Common cause: very small batches. So has bn2."
+    assert few.seen == (
+        "batch norm has 2 values per channel and batch (limit 4): its mean and variance are noise, and unlike those of "
+        "validation. The same: bn2. Common cause: very small batches."
     )
     (stages,) = ModuleSettings()(report(settings={"backbone": {"frozen_stages": 2.0}}))
     assert stages.site == "backbone"
-    assert stages.diagnosis == (
+    assert stages.seen == (
         "its frozen_stages is 2, but all its parameters require a gradient: no stage is frozen. Common cause: a backbone that "
         "freezes its stages in train(), which Lightning does not call when fit starts."
     )
     (momentum,) = ModuleSettings()(report(settings={"bn": {"momentum": 0.0}}))
-    assert momentum.diagnosis == (
-        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are, and validation uses them. "
+    assert momentum.seen == (
+        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are. Validation uses them. "
         "Common cause: the momentum of another framework, where 1 means PyTorch's 0."
     )
 
@@ -165,13 +168,11 @@ def test_optimizer_choices_are_infos() -> None:
     assert brief(rule, report(vector_decay={"0-AdamW": VectorDecay(0.01, 7)})) == []  # AdamW's default
     (alert,) = rule(report(vector_decay={"0-AdamW": VectorDecay(0.1, 7)}))
     assert (alert.site, alert.value, alert.severity) == ("0-AdamW", 0.1, "info")
-    assert alert.diagnosis == (
-        "its weight decay of 0.1 also applies to 7 biases and scales of norms, which most recipes leave out."
-    )
+    assert alert.seen == ("its weight decay of 0.1 also applies to 7 biases and scales of norms, which most recipes leave out.")
     both = replace(TRAINS, optimizers=("0-Adam", "1-SGD"))
     (alert,) = rule(report({"a": both, "b": both, "c": replace(TRAINS, optimizers=("0-Adam", "0-Adam"))}))
     assert (alert.site, alert.value, alert.severity) == ("a", 2.0, "info")
-    assert alert.diagnosis == "a, b are held by several optimizers (0-Adam, 1-SGD): each updates what the other has set."
+    assert alert.seen == "a, b are held by several optimizers (0-Adam, 1-SGD): each updates what the other has set."
 
 
 @pytest.mark.parametrize(
@@ -185,12 +186,12 @@ def test_unregistered(change: dict[str, Any], found: bool) -> None:
 def test_what_unregistered_says() -> None:
     held = UnregisteredModules(3, 1200, reached=True)
     (alert,) = Unregistered()(report(unregistered={"net.blocks": held}))
-    assert alert.diagnosis == (
-        "it is a plain list or dictionary whose modules (3, with 1200 parameters) get gradients, but the model does not know them: "
+    assert alert.seen == (
+        "it is a plain list or dictionary whose modules (3, with 1200 parameters) get gradients, but the model does not know them. "
         "parameters(), state_dict() and to() leave them out, no optimizer holds them, and checkpoints do not hold them."
     )
     (alert,) = Unregistered()(report(unregistered={"net.blocks": replace(held, optimized=True)}))
-    assert "to() leave them out, and checkpoints do not hold them." in alert.diagnosis
+    assert "to() leave them out, and checkpoints do not hold them." in alert.seen
 
 
 NAN = LossReport(9, 1.0, 0.0, 1.0, 1.0, 1.0, nonfinite_steps=1)
@@ -213,7 +214,7 @@ def test_labels_ignored(labels: LabelCounts | None, loss: LossReport | None, sev
 def test_what_labels_ignored_says() -> None:
     (alert,) = LabelsIgnored()(report(labels=LabelCounts(10, 5, 100, 60)))
     assert (alert.site, alert.value, alert.threshold) == ("the data", 0.5, 0.5)
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "all targets are ignore_index in 5 of 10 sampled batches (60% of all targets): cross entropy averages over nothing, which "
         "is NaN. Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index."
     )
@@ -228,7 +229,7 @@ def test_batch_repeated(compared: int, repeated: int, found: bool) -> None:
     for alert in alerts:
         assert (alert.kind, alert.site, alert.severity) == ("batch_repeated", "the data", "warning")
         assert alert.value == repeated / compared
-        assert alert.diagnosis == (
+        assert alert.seen == (
             f"{repeated} of {compared} sampled batches are the same as the batch after them, or a tensor of theirs is (limit 30%): "
             "the model sees few different samples. Common causes: workers of an IterableDataset that all yield the same data, "
             "loader workers with equal seeds, a buffer that is not filled again."
@@ -251,7 +252,7 @@ def test_ranks_same_batch(counts: BatchCounts, found: bool) -> None:
     assert bool(alerts) is found
     for alert in alerts:
         assert (alert.kind, alert.site, alert.severity) == ("ranks_same_batch", "the data", "warning")
-        assert alert.diagnosis == (
+        assert alert.seen == (
             "all 2 ranks got the same batch in 4 of 4 sampled batches: their gradients are the same, and training is as with one "
             "rank. Common causes: use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not "
             "look at its rank."
@@ -261,9 +262,9 @@ def test_ranks_same_batch(counts: BatchCounts, found: bool) -> None:
 def test_half_of_the_parameters_in_no_optimizer() -> None:
     alone = replace(TRAINS, optimizers=())
     (half,) = NotOptimized()(report({"a": TRAINS, "b": alone}))
-    assert half.diagnosis.endswith("was created. So 50% of what trains is in no optimizer.")
+    assert half.seen.endswith("was created. So 50% of what trains is in no optimizer.")
     (less,) = NotOptimized()(report({"a": replace(TRAINS, elements=101), "b": alone}))
-    assert less.diagnosis.endswith("was created.")
+    assert less.seen.endswith("was created.")
 
 
 def test_a_report_with_a_setup_survives_json() -> None:

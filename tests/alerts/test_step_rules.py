@@ -42,7 +42,7 @@ def test_spike(change: dict[str, Any], found: bool) -> None:
 
 def test_spike_says_where_and_how_large() -> None:
     (alert,) = Spike()(report(jump=50.0, jump_sigmas=30.0, jump_norm=40.0, jump_batch=17))
-    assert alert.message == (
+    assert alert.text == (
         "at training batch 17 of the epoch the gradient norm was 40: 50 times the largest before (limit 10) and 30 standard "
         "deviations above the mean (0.8) of 128 steps, mostly in head.weight. Common causes: a batch unlike the others (not "
         "normalised, corrupt), or a step just before that changed the weights too much. Check the data of this batch. Set "
@@ -55,10 +55,10 @@ def test_diverging(growth: float, found: bool) -> None:
     change = {"growth": growth, "growth_norm": 4.2e5, "growth_batch": 8}
     assert names(Diverging(), **change) == ([("exploding", "1-Adam", growth, "critical")] if found else [])
     for alert in Diverging()(report(**change)):
-        assert alert.message.startswith(
+        assert alert.text.startswith(
             "at training batch 8 of the epoch the gradient norm was 4.2e+05: 1.1e+03 times the largest of the first steps"
         )
-        assert "Try a lower learning rate or a warm-up. Set gradient_clip_val=1.0" in alert.message
+        assert "Try a lower learning rate or a warm-up. Set gradient_clip_val=1.0" in alert.text
 
 
 def test_a_step_with_a_gradient_that_is_not_finite() -> None:
@@ -66,12 +66,10 @@ def test_a_step_with_a_gradient_that_is_not_finite() -> None:
     assert names(NonfiniteSteps(), **faulty, nonfinite_share=1.0) == [("nonfinite", "1-Adam", 1.0, "critical")]
     assert names(NonfiniteSteps(), **faulty, nonfinite_share=0.5) == [("nonfinite", "fc.bias", 0.5, "critical")]
     (whole,) = NonfiniteSteps()(report(**faulty, nonfinite_share=1.0))
-    assert whole.message.startswith(
-        "at training batch 7 of the epoch a step was taken with gradients that were all NaN or infinite"
-    )
+    assert whole.text.startswith("at training batch 7 of the epoch a step was taken with gradients that were all NaN or infinite")
     (part,) = NonfiniteSteps()(report(**faulty, nonfinite_share=0.5))
-    assert "the backward pass fails between this layer and the next" in part.message
-    assert part.message.endswith("Add an eps inside it.")
+    assert "the backward pass fails between this layer and the next" in part.text
+    assert part.text.endswith("Add an eps inside it.")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +86,8 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
             "configure_gradient_clipping.",
         ),
     }[kind]
-    assert alert.message.startswith(expected[0])
-    assert alert.message.endswith(expected[1])
+    assert alert.text.startswith(expected[0])
+    assert alert.text.endswith(expected[1])
 
 
 @pytest.mark.parametrize("rule", [Spike(), Diverging(), NonfiniteSteps(), NotZeroed(), WastedClip()], ids=repr)

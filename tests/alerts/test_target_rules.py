@@ -26,7 +26,7 @@ def test_paired_targets() -> None:
         288,
         24,
     )
-    assert "24 numbers and its target of 12 have different shapes" in alert.diagnosis
+    assert "24 numbers and its target of 12 have different shapes" in alert.seen
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_targets_that_no_weights_reach(bound: str, outside: int, said: str | Non
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("output_range", "loss/mse_loss", "warning")] * (
         said is not None
     )
-    assert said is None or alerts[0].diagnosis.startswith(said)
+    assert said is None or alerts[0].seen.startswith(said)
     assert not list(UnreachableTargets()(of_loss(bounded=63, outside=63, bound="tanh")))

@@ -92,7 +92,7 @@ def test_updates_that_all_planned_steps_cannot_make_large(ratio: float, planned:
     falls, stays = (LossReport(8, 1.0, 0.1, 0.1, 0.9, last, recent=(1.0,) * 6 + (last,) * 2) for last in (0.89, 0.91))
     assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=stays)))) is (found is not None)
     assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=falls)))) is (found == 1e-6)
-    assert all(("planned" in alert.diagnosis) is (found != 1e-6) for alert in alerts)
+    assert all(("planned" in alert.seen) is (found != 1e-6) for alert in alerts)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_has_converged_may_stand_still(first: float, now: float, found: boo
     faulty = report(1e-8, total_norm=now)
     assert bool(list(UpdateTooSmall()(faulty, [report(1e-3, total_norm=first)]))) is found
     (alert,) = UpdateTooSmall()(report(1e-8))
-    assert alert.message == (
+    assert alert.text == (
         "a step changes none of its weights by more than 1.0e-08 of their size (0.weight; limit 1e-06). About 1e-3 is usual, and "
         "below 6e-8 a float32 weight does not change at all. The learning rate is 1.0e-03. Raise the learning rate. Find out why "
         "the gradients are so small."
@@ -148,10 +148,10 @@ def test_update_too_large() -> None:
     assert names(UpdateTooLarge(), 0.9, epoch=0, sampled_batches=1) == []  # the first step of all
     assert names(UpdateTooLarge(), 0.9, epoch=1, sampled_batches=1) != []
     (alert,) = UpdateTooLarge()(report(0.9, 1e-3, 1e-3))
-    assert alert.message.startswith(
+    assert alert.text.startswith(
         "a step changes it by 90% of its size (limit 40%; the median of all weights is 0.1%, and about 0.1% is usual)"
     )
-    assert "Its learning rate is 0.001." in alert.message
+    assert "Its learning rate is 0.001." in alert.text
 
 
 def test_a_step_of_lbfgs_is_many() -> None:
@@ -190,7 +190,7 @@ def test_weight_decay_that_takes_too_much() -> None:
     faulty = report(1e-3, 1e-3, setups={0: {"decay": 0.3}, 1: {"decay": 0.3}}, epoch=0, sampled_batches=1)
     (alert,) = UpdateTooLarge()(faulty)
     assert (alert.site, alert.value, alert.threshold) == ("0-Adam", 0.3, 0.01)
-    assert alert.message.startswith(
+    assert alert.text.startswith(
         "its weight decay removes 30% of every weight at each step (learning rate times weight_decay; limit 1%)"
     )
 
@@ -203,8 +203,8 @@ def test_not_optimized() -> None:
         ("not_optimized", "1.weight", 100.0, "info"),  # nothing asks for it, as yet
     ]
     (alert, *_) = NotOptimized()(report(1e-3, 1e-3, setups={0: alone}))
-    assert alert.message.startswith("it requires a gradient, but no optimizer holds it: it does not change.")
-    assert "(optimizer.add_param_group). Freeze it with requires_grad_(False)" in alert.message
+    assert alert.text.startswith("it requires a gradient, but no optimizer holds it: it does not change.")
+    assert "(optimizer.add_param_group). Freeze it with requires_grad_(False)" in alert.text
 
 
 def test_no_optimizer_at_all_is_reported_once() -> None:
@@ -223,7 +223,7 @@ def test_an_optimizer_that_holds_only_frozen_parameters() -> None:
     faulty = replace(faulty, parameters={"1.weight": MEASURED})
     (optimizer, parameter) = NotOptimized()(faulty)
     assert (optimizer.kind, optimizer.site, optimizer.severity) == ("not_optimized", "0-Adam", "warning")
-    assert optimizer.message.startswith("all 1 of its parameters are frozen (requires_grad is False): its steps change nothing.")
+    assert optimizer.text.startswith("all 1 of its parameters are frozen (requires_grad is False): its steps change nothing.")
     assert parameter.site == "1.weight"
     assert names(NotOptimized(), 1e-3, 1e-3, setups={0: frozen}) == []  # it holds one more
     assert names(NotOptimized(), 1e-3, setups={0: frozen}) == []  # it had a gradient: frozen in turn
@@ -242,10 +242,10 @@ def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of
     never = replace(report(1e-3, setups={0: spare}), parameters={"0.weight": replace(MEASURED, steps=0, missing_steps=4)})
     (alert,) = Missing()(never)
     assert alert.severity == "info"
-    assert "This seems intended: it is a part of Big (from library) that this task does not use." in alert.message
+    assert "This seems intended: it is a part of Big (from library) that this task does not use." in alert.text
     (alert,) = Missing()(never, [replace(report(1e-3), epoch=1), replace(never, epoch=2)])
     assert alert.severity == "warning"
-    assert "It last had one in epoch 1." in alert.message
+    assert "It last had one in epoch 1." in alert.text
 
 
 def test_missing_asks_every_step() -> None:
@@ -262,7 +262,7 @@ def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | 
     measured = {name: replace(MEASURED, steps=4, norm=0.5, update_ratio=ratio, **stats) for name, ratio in ratios.items()}
     held = {name: replace(HELD, **(changes or {}).get(name, {})) for name in ratios}
     found = GradientFlowReport(3, 120, {}, measured, 1.0, sampled_batches=4, batches=40, setups=held)
-    return [(alert.site, alert.diagnosis) for alert in NotUpdated()(found)]
+    return [(alert.site, alert.seen) for alert in NotUpdated()(found)]
 
 
 def test_weights_that_do_not_change_next_to_others_are_named_by_their_module() -> None:
@@ -307,7 +307,7 @@ def test_a_part_whose_own_optimizer_never_moves_it() -> None:
     assert list(NotUpdated()(now)) == []  # 4 steps are few
     (alert,) = NotUpdated()(now, [now])
     assert alert.site == "encoder"  # with the weight of zeros, whose ratio is not defined
-    assert alert.diagnosis.startswith(
+    assert alert.seen.startswith(
         "encoder.0.weight and 1 more of its weights did not change in 4 measured steps, while other weights (of 1-SGD) did"
     )
     moved = replace(now, parameters={name: replace(stats, moved=True, update_ratio=1e-3) for name, stats in measured.items()})

@@ -60,7 +60,7 @@ def test_updates_lost_after_convergence_and_its_message() -> None:
     lost = report(lost_fraction=0.9974)
     assert found(UpdatesLost(), replace(lost, total_norm=0.01), report()) == []
     (alert,) = UpdatesLost()(lost)
-    assert alert.message == (
+    assert alert.text == (
         "99.7% of its elements keep their value at a measured step although they have a gradient (limit 99%; 50 to 80% is usual "
         "with such weights). Cause: it is in half precision, and the step (learning rate 1.0e-03) is smaller than the rounding of "
         "its values (about 0.4% in bfloat16). Keep the weights in float32: precision='bf16-mixed'. Raise the learning rate. Use an "
@@ -102,7 +102,7 @@ def test_update_spike(stats: Any, setup: Any, before: Any, alerts: Any) -> None:
 def test_update_spike_message() -> None:
     (alert,) = UpdateSpike()(report(update_ratio_max=0.5, update_ratio=0.12575), [report(3), report(4)])
     assert (alert.value, alert.threshold) == (0.5, pytest.approx(0.02))
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "one step changed it by 50% of its size; 0.1% is usual for it (limit 20 times that), and its learning rate has not risen. "
         "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the weight."
     )
@@ -136,7 +136,7 @@ def test_weights_growing(norms: Any, setup: Any, alerts: Any) -> None:
 def test_weights_growing_message() -> None:
     *past, now = (report(epoch, weight_norm=norm) for epoch, norm in enumerate((10.0, 10.0, 12.0, 30.0)))
     (alert,) = WeightsGrowing()(now, past)
-    assert alert.diagnosis == (
+    assert alert.seen == (
         "its norm grew 2.5 times in this window, from 12 to 30 (limit 2 times; 1.2 times in the window before). Common causes: a "
         "learning rate that is too high, a loss that falls as outputs grow, or a weight that nothing holds back."
     )
@@ -177,7 +177,7 @@ def test_growth_without_gain(norms: Any, losses: Any, setup: Any, alerts: Any) -
 def test_growth_without_gain_says_what_made_it_sure() -> None:
     *past, now = with_loss([10.0, 10.8, 11.7, 12.6], RISEN)
     (alert,) = GrowthWithoutGain()(now, past)
-    assert alert.diagnosis.startswith(
+    assert alert.seen.startswith(
         "its norm grew 1.26 times over three windows (limit 1.25 times), no more slowly from one to the next, and the loss "
         "rises: it was 1 at its lowest. 1 of the weights grow so."
     )

@@ -123,11 +123,11 @@ def test_vanishing_in_a_deep_sigmoid_stack_names_the_early_layers() -> None:
     found = [alert.site for alert in monitor.report.alerts if alert.kind == "vanishing"]
     root, *rest = (alert for alert in monitor.report.alerts if alert.kind == "vanishing")
     assert root.site not in ("net.0", "net.16")  # where it is lost, not where it is least
-    assert "gradually" in root.message
+    assert "gradually" in root.text
     assert "net.0" in found
     assert "net.16" not in found
     assert all((alert.severity, alert.cause) == ("info", root.name) for alert in rest)
-    assert "ReLU or GELU" in monitor.report.alerts[0].message
+    assert "ReLU or GELU" in monitor.report.alerts[0].text
 
 
 def test_exploding_names_the_layers_before_the_cause() -> None:

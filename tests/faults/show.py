@@ -35,7 +35,7 @@ def main() -> None:
             marks = ("+" if alert.kind in expected.kinds else " ") + ("+" if expected.right_site(alert.site) else " ")
             print(f"  {marks} after {entry.batches:3} batches: [{alert.severity}] {alert.kind} at {alert.site} ({alert.value:.3g})")
             if options.messages:
-                print(f"       {alert.message}")
+                print(f"       {alert.text}")
 
 
 if __name__ == "__main__":

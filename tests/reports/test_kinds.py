@@ -42,19 +42,26 @@ def test_a_kind_has_a_title_and_advice(kind):
 @pytest.mark.parametrize("rule", BUILT_IN)
 def test_an_alert_of_every_built_in_rule_says_what_to_try(rule):
     assert any(isinstance(one, rule) for book in RULES.values() for one in book), "a rule that nobody asks"
-    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so. Usually why.")
-    assert (made.title, made.diagnosis) == (KINDS[rule.kind].title, "it is so. Usually why.")
+    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so.", "Usually why.")
+    assert (made.title, made.message, made.diagnosis) == (KINDS[rule.kind].title, "it is so.", "Usually why.")
     assert made.advice
-    assert made.message == " ".join(["it is so. Usually why.", *(f"{step}." for step in made.advice)])
+    assert made.text == " ".join(["it is so.", "Usually why.", *(f"{step}." for step in made.advice)])
+    assert str(made) == f"[warning] {rule.kind} at layer: {made.text}"
 
 
 def test_advice_that_depends_on_what_was_seen_comes_first():
-    assert alerts.Dead().alert(Report(), "layer", 2.0, 1.0, "warning", "so.", advice=("Do that",)).message == "so. Do that."
+    assert alerts.Dead().alert(Report(), "layer", 2.0, 1.0, "warning", "so.", advice=("Do that",)).text == "so. Do that."
 
 
 def test_an_alert_of_the_users_own_may_give_its_message_alone():
     own = Alert("too_loud", "layer", 2.0, 1.0, 0, 9, "warning", "it is loud. Turn it down.")
-    assert (own.title, own.diagnosis, own.advice) == ("Too loud", "it is loud. Turn it down.", ())
+    assert (own.title, own.diagnosis, own.advice) == ("Too loud", "", ())
+    assert own.text == own.message == "it is loud. Turn it down."
+
+
+def test_an_alert_of_an_earlier_version_says_everything_once():
+    old = Alert("dead", "layer", 1.0, 0.7, 0, 9, "critical", "100%. Why. Do it.", diagnosis="100%. Why.", advice=("Do it",))
+    assert (old.message, old.diagnosis, old.text) == ("100%. Why.", "", "100%. Why. Do it.")
 
 
 def test_titles_inside_a_sentence():

@@ -298,3 +298,19 @@ def test_a_second_fit_reports_alerts_again() -> None:
     for fits in (1, 2):
         trainer([monitor]).fit(dying(), loader())
         assert len([alert for alert in seen if alert.kind == "dead"]) == fits
+
+
+class Spent(Classifier):
+    """Its schedule is over after 50 steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step < 50))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def test_a_learning_rate_of_zero_is_open_until_it_rises() -> None:
+    monitor = GradientFlowMonitor(report_every_n_steps=50)
+    trainer([monitor], max_epochs=8).fit(Spent(mlp()), loader(n=400))
+    assert [(alert.kind, alert.since_step) for alert in monitor.report.alerts][:1] == [("lr_zero", 100)]
+    assert "below 1e-4 of its peak (1.0e-03) for 350 of the 400 planned steps" in monitor.report.alerts[0].message

@@ -14,8 +14,9 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
+from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
 from lightning_hooks.collectors.checks import LINES, Early, StepChecks
 from lightning_hooks.collectors.clipping import ClipCollector
@@ -524,3 +525,25 @@ def test_the_environment_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         5,
         None,
     ]  # attention and routers have nothing urgent
+
+
+class Reads(Classifier):
+    """Two tokens a sample, of a table of nine rows."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_an_id_beyond_the_table_is_named_at_the_crash(bad: int, caplog: pytest.LogCaptureFixture) -> None:
+    ids = torch.randint(0, 9, (40, 2))
+    ids[8 * bad + 5, 1] = 9
+    data = DataLoader(TensorDataset(ids, torch.zeros(40, dtype=torch.long)), batch_size=8)
+    monitor = TrainingMonitor(summary=False, report_dir=None)
+    with caplog.at_level(logging.INFO), pytest.raises(IndexError, match="index out of range in self"):
+        trainer([monitor]).fit(Reads(), data)
+    (line,) = [record.message for record in caplog.records if record.message.startswith("[critical]")]
+    seen = f"id 9 in a table of 9 rows, at [5, 1] of tensor 0 of the batch, in training batch {bad} of the epoch."
+    assert line.startswith(f"[critical] id_out_of_range at net.0: {seen}")
+    assert [(alert.name, alert.batch) for alert in monitor.features.alerts] == [("id_out_of_range at net.0", bad)]

@@ -62,7 +62,7 @@ def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
 
     page = html.unescape((folder / "report.html").read_text())
     assert "since epoch 0, batch 3" in page
-    assert alert.diagnosis[:60] in page
+    assert alert.message[:60] in page
 
     (table,) = (path for path in tmp_path.rglob("*.csv") if path.parent.name == "alerts")
     row = table.read_text()

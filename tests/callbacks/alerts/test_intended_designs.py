@@ -98,7 +98,7 @@ def test_a_part_that_loses_its_gradient() -> None:
     flow = alerts(GradientFlowMonitor(every_n_steps=1, summary=False), Cut(mlp()), max_epochs=2)
     (alert,) = (alert for alert in flow if alert.kind == "missing" and not alert.cause)
     assert alert.severity == "warning"
-    assert "It last had one in epoch 0." in alert.message
+    assert "It last had one in epoch 0." in alert.text
 
 
 class ByHand(Classifier):
@@ -164,7 +164,7 @@ class WithCodes(nn.Module):
 def test_a_module_that_was_called_is_not_said_to_be_never_called(what: Any) -> None:
     monitor = FeatureStatsMonitor(modules=["net.code", "net.unused", "net.head"], every_n_steps=1, summary=False)
     given = alerts(monitor, Classifier(WithCodes(what)), max_epochs=2)
-    said = {alert.site: alert.message for alert in given if alert.kind == "silent"}
+    said = {alert.site: alert.text for alert in given if alert.kind == "silent"}
     assert said["net.code"].startswith("it was called, but its output holds no floating-point tensor (integers, None, or")
     assert said["net.unused"].startswith("it was not called in any sampled training batch")
     assert monitor.report is not None

@@ -154,6 +154,18 @@ def test_one_batch_in_training_mode_is_enough() -> None:
     assert report.model_setup.eval_modes == {}
 
 
+def test_a_module_that_the_models_own_hook_switches_from_the_first_batch_on() -> None:
+    """Monitors see the start of the first batch before the model's hook does, and the second is the last that is sampled."""
+
+    class Switched(Switching):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.net.drop.eval()
+
+    report = fit(Switched("net.act"), loader(IMAGES), every=4)
+    assert (report.sampled_batches, report.model_setup.eval_modes) == (2, {"net.drop": 1})
+    assert found(report) == [("eval_mode", "net.drop", "info")]
+
+
 @pytest.mark.parametrize(("batches", "levels"), [(4, {"net.bn": 2, "net.drop": 2}), (3, {})])
 def test_eval_in_the_middle_of_an_epoch(batches: int, levels: dict[str, int]) -> None:
     """The first batch of those in eval mode starts in training mode: callbacks come before the module."""

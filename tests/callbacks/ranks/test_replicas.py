@@ -49,9 +49,9 @@ def test_ranks_that_differ_are_found_and_the_first_parameter_is_named(case: str,
     found, (what, parameter, number) = ranks[0]["found"], EXPECTED[case]
     assert (found.what, found.parameter, getattr(found, what), found.compared) == (what, parameter, number, 4)
     assert (alert.site, alert.severity, alert.value, alert.threshold) == (parameter, "critical", found.difference, 1e-5)
-    assert f"(limit 0.001%), at {number} of 4 parameters" in alert.diagnosis
-    start = "after the reduction over ranks its gradient still" if what == "gradients" else "its weights differ between ranks"
-    assert alert.diagnosis.startswith(start)
+    assert f"(limit 0.001%), at {number} of 4 parameters" in alert.seen
+    start = "its gradient still differs between ranks" if what == "gradients" else "its weights differ between ranks"
+    assert alert.seen.startswith(start)
     assert alert.advice[0] == "Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it"
 
 
