@@ -52,6 +52,7 @@ class Ended:
     site: str
     first_epoch: int
     last_epoch: int
+    severity: str = "warning"
 
 
 class AlertWindow:
@@ -147,7 +148,7 @@ class AlertWindow:
             entry.absent += 1
             if entry.absent >= self.rearm:
                 del self._open[key]
-                self.cleared.append(Ended(key[0], entry.first.site, entry.first.epoch, entry.last_epoch))
+                self.cleared.append(Ended(key[0], entry.first.site, entry.first.epoch, entry.last_epoch, entry.first.severity))
         self.ended = [*self.ended, *self.cleared][-ENDED:]
         return new
 
@@ -183,7 +184,7 @@ class AlertWindow:
                 for (_, serious), entry in self._open.items()
             ],
             "seen": [[*key, seen.recent, seen.since_step, seen.span] for key, seen in self._seen.items()],
-            "ended": [[over.kind, over.site, over.first_epoch, over.last_epoch] for over in self.ended],
+            "ended": [list(dataclasses.astuple(over)) for over in self.ended],
         }
 
     def load_state_dict(self, state: dict[str, list[list[Any]]]) -> None:
@@ -198,7 +199,10 @@ class AlertWindow:
             (kind, site): _Seen([int(hit) for hit in recent], int(since), int(span))
             for kind, site, recent, since, span in state.get("seen", [])
         }
-        self.ended = [Ended(str(kind), str(site), int(first), int(last)) for kind, site, first, last in state.get("ended", [])]
+        self.ended = [
+            Ended(str(kind), str(site), int(first), int(last), *map(str, severity))  # earlier versions wrote no severity
+            for kind, site, first, last, *severity in state.get("ended", [])
+        ]
 
 
 def _key(alert: Alert) -> Key:

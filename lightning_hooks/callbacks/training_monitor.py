@@ -13,7 +13,7 @@ from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureRe
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.session.closing import headline_of, open_alerts
+from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 
@@ -157,10 +157,9 @@ class TrainingMonitor(SessionCallback):
 
     @property
     def verdict(self) -> str:
-        """What the latest reports say, in one sentence; empty before the first."""
-        if not any(member.report for member in self.members):
-            return ""
-        return headline_of(self.alerts)
+        """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
+        known = any(member.findings.windows or member.end for member in self.members)
+        return verdict_of(self.members).headline if known else ""
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.reports.kinds import Severity, title_of
+from lightning_hooks.reports.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.reports.plain import to_plain
 
 FEATURE_KINDS = (
@@ -77,7 +80,7 @@ class Alert:
         if not self.title:
             set_field(self, "title", title_of(self.kind))
         if not self.message:
-            set_field(self, "message", " ".join([self.diagnosis, *(f"{step}." for step in self.advice)]).strip())
+            set_field(self, "message", _message(self.diagnosis, self.advice))
         if not self.diagnosis:
             set_field(self, "diagnosis", self.message)
 
@@ -91,16 +94,55 @@ class Alert:
         """The site, and how many more have the same problem."""
         return self.site + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
 
+    @property
+    def when(self) -> str:
+        """The epoch and the step, and since when the problem exists if it is known more exactly."""
+        since = self.step if self.since_step is None else self.since_step
+        exact = f", since step {since}" if since != self.step or self.batch is not None else ""
+        return f"epoch {self.epoch}, step {self.step}{exact}" + (f", batch {self.batch}" if self.batch is not None else "")
+
+    @property
+    def follows(self) -> str:
+        """The consequences in a sentence; empty for none."""
+        return f"Consequences: {_grouped(self.consequences)}." if self.consequences else ""
+
     def __str__(self) -> str:
-        follows = f" Consequences: {_grouped(self.consequences)}." if self.consequences else ""
-        return " ".join(
-            f"[{self.severity}] {self.kind} at {self.where}: {self.message}{follows}".split()
-        )  # one line, whoever wrote the message
+        """At most three lines: what was seen where and when, why with the consequences, and what to try first."""
+        seen, why = (*re.split(r"(?<=[.!?])\s+(?=[A-Z])", self.diagnosis.strip(), maxsplit=1), "")[:2]
+        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}): {seen}"]
+        why = re.sub(r"^(Common|Likely) causes?: ", "", why)  # the line's label says it
+        if why or self.consequences:
+            lines.append(f"{'why: ' if why else ''}{why} {self.follows}")
+        if self.advice:
+            first, *more = self.advice
+            where = f" ({len(more)} more in Alert.advice and in the health report)" if more else ""
+            lines.append(f"try: {inside_a_sentence(first.removeprefix('Try ').rstrip('.'))}{where}.")
+        return "\n  ".join(" ".join(line.split()) for line in lines)  # a line each, whoever wrote the texts
+
+    def __repr__(self) -> str:
+        """The arguments that make an equal alert; what follows from the others is left out, so that each text stands once."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        derived = {"title": title_of(self.kind)}
+        if self.message == self.diagnosis:
+            derived["diagnosis"] = self.message
+        elif self.message == _message(self.diagnosis, self.advice):
+            derived["message"] = self.message
+        defaults = {field.name: field.default for field in dataclasses.fields(self)} | derived
+        shown = (f"{name}={value!r}" for name, value in given.items() if value != defaults[name])
+        return f"Alert({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        what, *rest = html.escape(str(self)).split("\n")
+        return f"<pre>{chr(10).join([f'<b>{what}</b>', *rest])}</pre>"
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
         plain: dict[str, Any] = to_plain(self)
         return plain
+
+
+def _message(diagnosis: str, advice: Sequence[str]) -> str:
+    return " ".join([diagnosis, *(f"{step}." for step in advice)]).strip()
 
 
 def _grouped(names: Sequence[str], most: int = 3) -> str:
