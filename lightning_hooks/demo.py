@@ -120,7 +120,7 @@ def lines(folder: Path, healthy: bool = False) -> list[str]:
     """Run the demo and return what the command prints."""
     report, alerts, accuracy = run(folder, healthy)
     planted = "no fault is planted" if healthy else "the planted fault: conv2's bias starts at -2"
-    found = [f"Found: {alert}" for alert in alerts]
+    found = [line for alert in alerts for line in f"Found: {alert}".splitlines()]
     return [
         f"A small CNN on generated images of {', '.join(CLASSES)}; {planted}.",
         f"Validation accuracy after {EPOCHS} epochs: {accuracy:.0%} (chance is {1 / len(CLASSES):.0%}).",

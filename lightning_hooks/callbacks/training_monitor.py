@@ -33,8 +33,8 @@ class TrainingMonitor(SessionCallback):
             epoch, or ``auto``: epochs of up to 2000 batches, and windows of 500 where they are longer or have no known length.
             Windows shorter than an epoch are merged at its end to a report of the epoch, which is logged as ``<tag>_epoch``.
         on_alert: What is done with a new alert: ``log`` it, ``warn`` (a Python warning), ``stop`` the fit after this window,
-            ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called with each. An ``info`` is only
-            counted, or handed to the function. An alert that lasts is passed on once.
+            ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; a function that is called with each; or a list of these. An
+            ``info`` is only counted, or handed to the function. An alert that lasts is passed on once.
         rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a report to
             alerts (the annotation of its first parameter says which report), and so on; see
             :class:`~lightning_hooks.alerts.RuleBook`.

@@ -15,6 +15,7 @@ from lightning_hooks.reports.alert import Alert
 
 OnAlertOne = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
 OnAlert = OnAlertOne | Sequence[OnAlertOne]
+"""What is done with a new alert: one of these, or several."""
 Rules = Sequence[Any]
 """What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, typed loosely so that LightningCLI passes it on."""
 Summary = bool | Literal["full"]
