@@ -158,7 +158,7 @@ class TrainingMonitor(SessionCallback):
     @property
     def verdict(self) -> str:
         """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
-        known = any(member.findings.windows or member.end for member in self.members)
+        known = any(member.problems.windows or member.end for member in self.members)
         return verdict_of(self.members).headline if known else ""
 
     @override

@@ -120,7 +120,7 @@ class Alert:
         return "\n  ".join(" ".join(line.split()) for line in lines)  # a line each, whoever wrote the texts
 
     def __repr__(self) -> str:
-        """The arguments that make an equal alert; what follows from the others is left out, so that each text stands once."""
+        """The arguments that make an equal alert; those that the others imply are left out, so that each text stands once."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         derived = {"title": title_of(self.kind)}
         if self.message == self.diagnosis:

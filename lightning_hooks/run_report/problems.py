@@ -104,7 +104,7 @@ MOST_STRETCHES = 50
 """How many stretches of windows with one kind are kept."""
 
 
-class Findings:
+class ProblemHistory:
     """What one monitor found over the windows of a run so far.
 
     Args:
@@ -150,7 +150,7 @@ class Findings:
             if kind in kinds and self.windows - known[-1].number <= REARM:
                 known[-1].number = self.windows
 
-    def problems(self, last: int) -> list[Problem]:
+    def all(self, last: int) -> list[Problem]:
         """The problems, each kind once, in the order in which they began.
 
         Args:

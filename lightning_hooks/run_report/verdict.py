@@ -11,7 +11,7 @@ from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.kinds import gravity
-from lightning_hooks.run_report.problems import Findings, Problem, capital
+from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import some
 
@@ -67,28 +67,28 @@ def courses(run: Run) -> list[Course]:
 
 def judge(run: Run) -> Verdict:
     """Judge a run that was read from its file."""
-    found = []
+    histories = []
     for record in run.monitors:
-        findings = Findings(record.unit)
+        history = ProblemHistory(record.unit)
         for at, alerts in record.alerts.items():
-            findings.add(at, alerts, run.loss(at))
-        found.append(findings)
+            history.add(at, alerts, run.loss(at))
+        histories.append(history)
     end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
-    verdict = conclude(found, any(is_observed(record.last) for record in run.monitors), end)
+    verdict = conclude(histories, any(is_observed(record.last) for record in run.monitors), end)
     return dataclasses.replace(verdict, details=(*_ending(run), *_extent(run)))
 
 
-def conclude(findings: Sequence[Findings], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
+def conclude(histories: Sequence[ProblemHistory], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
     """Judge a run by the alerts of all its windows, by its loss, and by how training ended.
 
     Args:
-        findings: What each monitor found.
+        histories: What each monitor found.
         observed: Whether any of them observed anything.
         end: The ``end`` event of the run's file; None if training goes on.
     """
-    known = [found for found in findings if found.windows]
+    known = [found for found in histories if found.windows]
     lasts = {found.unit: max(other.last for other in known if other.unit == found.unit) for found in known}
-    problems = tuple(sorted((problem for found in known for problem in found.problems(lasts[found.unit])), key=_order))
+    problems = tuple(sorted((problem for found in known for problem in found.all(lasts[found.unit])), key=_order))
     serious = [problem for problem in problems if problem.severity != "info"]
     end = end or {}
     status, headline = _course(known, observed, problems)
@@ -103,10 +103,10 @@ def conclude(findings: Sequence[Findings], observed: bool, end: Mapping[str, Any
     return Verdict(status, headline, (), problems)
 
 
-def _course(findings: Sequence[Findings], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str]:
+def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str]:
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
-    if not findings:
+    if not histories:
         return "unknown", "No report: no window was completed."
     if not observed:
         return "unknown", "Nothing was observed: no module, no parameter and no optimizer."
@@ -115,8 +115,8 @@ def _course(findings: Sequence[Findings], observed: bool, problems: Sequence[Pro
         more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)}" if len(present) > 1 else ""
         status: Status = "critical" if first.severity == "critical" else "warning"
         return status, f"{capital(first.what)} at {first.where}, {first.when}{more}."
-    longest = max(findings, key=lambda found: found.windows)
-    fallen, loss = _loss(longest.unit, max((found.losses for found in findings), key=len))
+    longest = max(histories, key=lambda found: found.windows)
+    fallen, loss = _loss(longest.unit, max((found.losses for found in histories), key=len))
     status = "healthy" if fallen else "unknown"
     if past:
         first = past[0]

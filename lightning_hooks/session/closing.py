@@ -44,9 +44,9 @@ def ending(host: Host, how: str, error: BaseException | None = None, stopped_by:
 
 def verdict_of(members: Sequence[Member]) -> Verdict:
     """The verdict of the run so far on all windows of some members; the report has the same, from the run's file."""
-    known = [member for member in members if member.findings.windows]
+    known = [member for member in members if member.problems.windows]
     end = next((member.end for member in members if member.end is not None), None)
-    return conclude([member.findings for member in known], any(is_observed(member.report) for member in known), end)
+    return conclude([member.problems for member in known], any(is_observed(member.report) for member in known), end)
 
 
 def closing_lines(verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None) -> list[str]:
@@ -72,7 +72,7 @@ def print_closing(members: Sequence[Member], place: str = "") -> bool:
         place: Of the health report; empty for none.
     """
     verdict = verdict_of(members)
-    known = place or verdict.status == "failed" or any(member.findings.windows for member in members)
+    known = place or verdict.status == "failed" or any(member.problems.windows for member in members)
     if not known or not any(member.settings.summary for member in members):
         return False
     show(["", *closing_lines(verdict, open_alerts(members), place)])

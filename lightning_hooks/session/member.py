@@ -18,7 +18,7 @@ from lightning_hooks.collectors.warn import warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import DetailGate, Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
-from lightning_hooks.run_report.problems import Findings
+from lightning_hooks.run_report.problems import ProblemHistory
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member_context import MemberContext, Parts
@@ -51,7 +51,7 @@ class Member(MemberContext):
         epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
-        findings: What the windows of the run found so far.
+        problems: The problems in the windows of the run so far, and its loss.
         end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
         batch: The training batch under way, from 0 in each epoch.
@@ -72,7 +72,7 @@ class Member(MemberContext):
         self.details = DetailGate(self.gate)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
-        self.findings = Findings()
+        self.problems = ProblemHistory()
         self.end: dict[str, Any] | None = None
         self.windows = Windows()
         self.report: Any = None
@@ -99,7 +99,7 @@ class Member(MemberContext):
         self.report = self.epoch_report = None
         self.histograms = {}
         self.history.reports.clear()
-        self.findings = self.findings if self._goes_on else Findings()
+        self.problems = self.problems if self._goes_on else ProblemHistory()
         self.end = None
         self.windows.start(window_length(self.settings.report_every_n_steps, host.batches_per_epoch))
         self.alerting.start(fresh=not self._goes_on)
@@ -233,8 +233,8 @@ class Member(MemberContext):
         self.history.add(report)
         if report is not None and not self.live.unused:
             loss = getattr(report, "loss", None)
-            self.findings.unit = report.unit
-            self.findings.add(report.at, report.alerts, math.nan if loss is None else loss.mean)
+            self.problems.unit = report.unit
+            self.problems.add(report.at, report.alerts, math.nan if loss is None else loss.mean)
 
     def finish_epoch(self) -> bool:
         """Merge the epoch's windows into its report, where there are several; return whether there are."""
@@ -269,7 +269,7 @@ class Member(MemberContext):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
-        state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "findings": self.findings.state_dict()}
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "problems": self.problems.state_dict()}
         if self.collector is not None:
             state |= self.collector.state_dict()
         if self.early is not None:
@@ -283,9 +283,9 @@ class Member(MemberContext):
         self._goes_on, self._loaded = False, {}
         with self.loading():
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
-            self.findings = Findings()
-            if "findings" in state:  # earlier versions had none
-                self.findings.load_state_dict(state["findings"])
+            self.problems = ProblemHistory()
+            if "problems" in state:  # earlier versions had none
+                self.problems.load_state_dict(state["problems"])
             if self.early is not None:
                 self.early.load_state_dict(state.get("early", {}))
             self._loaded = dict(state)
