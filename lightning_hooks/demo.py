@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks.callbacks import TrainingMonitor
+from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.reports.alert import Alert
 
 CLASSES = ("a horizontal bar", "a vertical bar", "a cross", "a square")
@@ -88,20 +89,21 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
         The path of the health report, the alerts and the validation accuracy.
     """
     alerts: list[Alert] = []
-    threads, level = torch.get_num_threads(), logging.getLogger("lightning.pytorch").level
+    threads, levels = torch.get_num_threads(), [logger.level for logger in (LIGHTNINGS, LOGGER)]
     torch.set_num_threads(1)  # for so small a net a second thread only waits
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for logger in (LIGHTNINGS, LOGGER):  # the command prints what they would log
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data are in memory
             warnings.filterwarnings("ignore", ".*LeafSpec.*")  # between Lightning and torch
             seed_everything(0, verbose=False)
-            logger = CSVLogger(folder, name="healthy" if healthy else "faulty")
+            tracker = CSVLogger(folder, name="healthy" if healthy else "faulty")
             trainer = Trainer(
                 max_epochs=EPOCHS,
                 accelerator="cpu",
                 callbacks=[TrainingMonitor(on_alert=alerts.append, summary=False)],
-                logger=logger,
+                logger=tracker,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
@@ -111,8 +113,9 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
             trainer.fit(ShapesNet(0.0 if healthy else -2.0), *loaders)
     finally:
         torch.set_num_threads(threads)
-        logging.getLogger("lightning.pytorch").setLevel(level)
-    report = Path(logger.log_dir) / "lightning_hooks" / "report.html"
+        for logger, level in zip((LIGHTNINGS, LOGGER), levels, strict=True):
+            logger.setLevel(level)
+    report = Path(tracker.log_dir) / "lightning_hooks" / "report.html"
     return report, [alert for alert in alerts if alert.severity != "info"], trainer.callback_metrics["val_accuracy"].item()
 
 
@@ -120,7 +123,7 @@ def lines(folder: Path, healthy: bool = False) -> list[str]:
     """Run the demo and return what the command prints."""
     report, alerts, accuracy = run(folder, healthy)
     planted = "no fault is planted" if healthy else "the planted fault: conv2's bias starts at -2"
-    found = [f"Found: {alert}" for alert in alerts]
+    found = [line for alert in alerts for line in f"Found: {alert}".splitlines()]
     return [
         f"A small CNN on generated images of {', '.join(CLASSES)}; {planted}.",
         f"Validation accuracy after {EPOCHS} epochs: {accuracy:.0%} (chance is {1 / len(CLASSES):.0%}).",

@@ -39,9 +39,9 @@ def callbacks_from_environment() -> list[Callback]:
     if value.lower() in OFF:
         return []
     try:
-        from lightning_hooks.callbacks.missing_monitors import MissingMonitors
+        from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
 
-        return [MissingMonitors(**({} if value.lower() in ON else _arguments(value)))]
+        return [MonitorsFromEnvironment(**({} if value.lower() in ON else _arguments(value)))]
     except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
         _warn_once(
             f"{VARIABLE}={value}: this run has no monitors, because of {type(error).__name__}: {error} Correct the variable or "

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
+from lightning_hooks.collectors.warn import info
 from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
 from lightning_hooks.extraction.capture import check_called, named_literally
 from lightning_hooks.extraction.pooling import channels_first
@@ -132,7 +132,7 @@ class FeatureMapVisualizer(FixedSampleCallback):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites, left_out = _spread(self.select(pl_module), self.modules)
         if left_out:
-            rank_zero_info(
+            info(
                 f"FeatureMapVisualizer draws {len(sites)} of {len(sites) + left_out} modules, spread over the depth. "
                 "Select others with modules=."
             )

@@ -49,7 +49,7 @@ class GradientClipper(Monitor[ClipReport]):
         threshold: The policy's main number; None for its default.
         exclude: Glob patterns of parameters to leave alone, such as ``"head.*"`` for AGC.
         report_every_n_steps: As for :class:`~lightning_hooks.TrainingMonitor`.
-        on_alert: ``log``, ``warn``, ``stop``, ``raise``, or a function of an Alert.
+        on_alert: ``log``, ``warn``, ``stop``, ``raise``, a function of an Alert, or a list of these.
         rules: Rules to change, mute or add; see :class:`~lightning_hooks.alerts.RuleBook`.
         summary: What is printed at the end of training: True for three lines of all monitors together, ``full`` for tables before
             them, False for nothing.

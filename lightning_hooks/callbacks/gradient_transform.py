@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.lightning_api import callbacks_of, is_sharded, loss_scaler
 from lightning_hooks.collectors.step import loss_scale
+from lightning_hooks.collectors.warn import info
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions
@@ -206,7 +207,7 @@ class GradientTransform(HookedCallback):
         self.report, self._announced = None, False
         where = [*([f"parameters {self.parameters!r}"] if self.parameters is not None else [])]
         where += [f"outputs of {self.modules!r}"] if self.modules is not None else []
-        rank_zero_info(f"GradientTransform alters training: {self.name} of the gradients of {' and '.join(where)}.")
+        info(f"GradientTransform alters training: {self.name} of the gradients of {' and '.join(where)}.")
 
     @override
     def released(self) -> None:

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.callbacks.lightning_api import log_step
+from lightning_hooks.collectors.warn import info
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
@@ -198,9 +199,7 @@ class InputNormalizer(EvaluatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         how = "given" if self._inputs.given else "frozen" if self.frozen else f"learned from {self._span()}"
-        rank_zero_info(
-            f"InputNormalizer alters training: the input of {', '.join(self._inputs)} is normalised; mean and std are {how}."
-        )
+        info(f"InputNormalizer alters training: the input of {', '.join(self._inputs)} is normalised; mean and std are {how}.")
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -247,7 +246,7 @@ class InputNormalizer(EvaluatedCallback):
         silent = [name for name in self._inputs if name not in found]
         if silent:
             rank_zero_warn(f"InputNormalizer: nothing was learned at {', '.join(silent)}: its inputs stay as they are.")
-        rank_zero_info(f"InputNormalizer: mean and std of {', '.join(found)} are learned from {self._span()} and final.")
+        info(f"InputNormalizer: mean and std of {', '.join(found)} are learned from {self._span()} and final.")
         trackers = self.trackers(trainer)
         for name, numbers in found.items():
             rows = [[channel, *pair] for channel, pair in enumerate(zip(numbers.mean, numbers.std, strict=True))]

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.statistics.shards import is_distributed
 
@@ -250,7 +251,8 @@ def printing(trainer: Trainer) -> Iterator[None]:
     with ExitStack() as stack:
         if trainer.progress_bar_callback is not None:
             stack.enter_context(_without_tqdm())
-            stack.enter_context(_redirected(logging.getLogger("lightning.pytorch")))
+            for logger in (LOGGER, LIGHTNINGS):
+                stack.enter_context(_redirected(logger))
         yield
 
 

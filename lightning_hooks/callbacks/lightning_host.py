@@ -10,7 +10,6 @@ from weakref import ref
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
@@ -182,10 +181,6 @@ class LightningHost(Host):
     @override
     def printing(self) -> AbstractContextManager[None]:
         return lightning_api.printing(self.trainer)
-
-    @override
-    def info(self, message: str) -> None:
-        rank_zero_info(message)
 
     @override
     def stop(self) -> None:

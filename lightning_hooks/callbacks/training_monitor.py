@@ -13,7 +13,7 @@ from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureRe
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.session.closing import headline_of, open_alerts
+from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 
@@ -33,8 +33,8 @@ class TrainingMonitor(SessionCallback):
             epoch, or ``auto``: epochs of up to 2000 batches, and windows of 500 where they are longer or have no known length.
             Windows shorter than an epoch are merged at its end to a report of the epoch, which is logged as ``<tag>_epoch``.
         on_alert: What is done with a new alert: ``log`` it, ``warn`` (a Python warning), ``stop`` the fit after this window,
-            ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; or a function that is called with each. An ``info`` is only
-            counted, or handed to the function. An alert that lasts is passed on once.
+            ``raise`` an :class:`~lightning_hooks.alerts.AlertError`; a function that is called with each; or a list of these. An
+            ``info`` is only counted, or handed to the function. An alert that lasts is passed on once.
         rules: Rules to change, mute or add: ``Dead(threshold=0.8, sites="encoder.*")``, ``"-silent"``, a function from a report to
             alerts (the annotation of its first parameter says which report), and so on; see
             :class:`~lightning_hooks.alerts.RuleBook`.
@@ -157,10 +157,9 @@ class TrainingMonitor(SessionCallback):
 
     @property
     def verdict(self) -> str:
-        """What the latest reports say, in one sentence; empty before the first."""
-        if not any(member.report for member in self.members):
-            return ""
-        return headline_of(self.alerts)
+        """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
+        known = any(member.problems.windows or member.end for member in self.members)
+        return verdict_of(self.members).headline if known else ""
 
     @override
     def state_dict(self) -> dict[str, Any]:

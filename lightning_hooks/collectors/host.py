@@ -157,10 +157,6 @@ class Host(ABC):
         """A context in which lines can be printed next to a progress bar."""
 
     @abstractmethod
-    def info(self, message: str) -> None:
-        """Print a message, on rank 0, as the loop prints its own."""
-
-    @abstractmethod
     def stop(self) -> None:
         """End training after this epoch."""
 

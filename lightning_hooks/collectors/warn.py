@@ -1,19 +1,40 @@
-"""Warnings, once for all ranks."""
+"""What the user is notified of, once for all ranks: Python warnings, and messages of the logger ``lightning_hooks``."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 
 import torch.distributed
+from typing_extensions import override
 
 from lightning_hooks.hooks import Faults
+
+LOGGER = logging.getLogger("lightning_hooks")
+"""Alerts are warnings of this logger, everything else is an info."""
+LIGHTNINGS = logging.getLogger("lightning.pytorch")
+
+
+class _HandlersOfLightning(logging.Handler):
+    """Passes records to the handlers of Lightning's logger, whatever its level, unless ours has handlers of its own."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if LOGGER.handlers == [self]:
+            LIGHTNINGS.callHandlers(record)  # ``handle`` would do nothing where that logger is disabled
+
+
+if not LOGGER.handlers:
+    LOGGER.addHandler(_HandlersOfLightning())
+    LOGGER.propagate = False  # Lightning's logger decides whether the root's handlers get them
+if LOGGER.level == logging.NOTSET:
+    LOGGER.setLevel(logging.INFO)
 
 
 def warn(message: str) -> None:
     """Warn on rank 0."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not distributed or torch.distributed.get_rank() == 0:
+    if _is_rank_zero():
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
@@ -23,6 +44,17 @@ def skipped_message(calls: int) -> str:
         f"{calls} calls so far are not recorded: they run under torch.func (vmap, grad, jvp, …) or torch.jit.trace, or with fake "
         "or meta tensors, which stand for others and have no values to read. All other calls are recorded."
     )
+
+
+def info(message: str, level: int = logging.INFO) -> None:
+    """Log a message on rank 0."""
+    if _is_rank_zero():
+        LOGGER.log(level, message, stacklevel=2)
+
+
+def _is_rank_zero() -> bool:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not distributed or torch.distributed.get_rank() == 0
 
 
 def warn_of_faults(name: str, faults: Faults) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.reports.kinds import Severity, title_of
+from lightning_hooks.reports.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.reports.plain import to_plain
 from lightning_hooks.reports.site_names import readable
 
@@ -102,9 +105,39 @@ class Alert:
         """What was measured, why, and what to try, in one line, whoever wrote them."""
         return " ".join(" ".join([self.seen, *(f"{step}." for step in self.advice)]).split())
 
+    @property
+    def when(self) -> str:
+        """The epoch and the step, and since when the problem exists if it is known more exactly."""
+        since = self.step if self.since_step is None else self.since_step
+        exact = f", since step {since}" if since != self.step or self.batch is not None else ""
+        return f"epoch {self.epoch}, step {self.step}{exact}" + (f", batch {self.batch}" if self.batch is not None else "")
+
+    @property
+    def follows(self) -> str:
+        """The consequences in a sentence; empty for none."""
+        return f"Consequences: {_grouped(self.consequences)}." if self.consequences else ""
+
     def __str__(self) -> str:
-        follows = f" Consequences: {_grouped(self.consequences)}." if self.consequences else ""
-        return f"[{self.severity}] {self.kind} at {self.where}: {self.text}{follows}"
+        """At most three lines: what was measured where and when, why with the consequences, and what to try first."""
+        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}): {self.message}"]
+        why = re.sub(r"^(Common|Likely) causes?: ", "", self.diagnosis)  # the line's label says it
+        if why or self.consequences:
+            lines.append(f"{'why: ' if why else ''}{why} {self.follows}")
+        if self.advice:
+            first, *more = self.advice
+            where = f" ({len(more)} more in Alert.advice and in the health report)" if more else ""
+            lines.append(f"try: {inside_a_sentence(first.removeprefix('Try ').rstrip('.'))}{where}.")
+        return "\n  ".join(" ".join(line.split()) for line in lines)  # a line each, whoever wrote the texts
+
+    def __repr__(self) -> str:
+        """The arguments that make an equal alert, without those that are as by default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)} | {"title": title_of(self.kind)}
+        given = {name: getattr(self, name) for name in defaults}
+        return f"Alert({', '.join(f'{name}={value!r}' for name, value in given.items() if value != defaults[name])})"
+
+    def _repr_html_(self) -> str:
+        what, *rest = html.escape(str(self)).split("\n")
+        return f"<pre>{chr(10).join([f'<b>{what}</b>', *rest])}</pre>"
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""

@@ -108,6 +108,13 @@ class Run:
         kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
         return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
 
+    def loss(self, at: int) -> float:
+        """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""
+        try:
+            return float(self.timing[at]["loss"])
+        except (KeyError, TypeError, ValueError):
+            return math.nan
+
     @property
     def epochs(self) -> list[int]:
         """All epochs with a report of any monitor."""

@@ -62,7 +62,7 @@ def training(run: Run) -> Training:
 def loss_by_epoch(run: Run) -> tuple[list[int], list[float]]:
     """Epochs, and the mean loss of each; NaN where it is not known."""
     epochs = _epochs(run)
-    return epochs, [_number(run.timing[epoch].get("loss")) for epoch in epochs]
+    return epochs, [run.loss(epoch) for epoch in epochs]
 
 
 def rates_by_group(run: Run) -> dict[str, list[float]]:

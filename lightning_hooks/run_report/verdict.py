@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from lightning_hooks.alerts.windows import REARM
-from lightning_hooks.plots.names import shortened
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import gravity, inside_a_sentence, page_of
-from lightning_hooks.reports.site_names import readable
+from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
 from lightning_hooks.run_report.run import MonitorRecord, Run
+from lightning_hooks.trackers.console import some
 
 Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
 
@@ -39,71 +39,12 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Alerts of one kind, shown as one problem.
-
-    Attributes:
-        kind: Of the alerts.
-        title: The kind in a few plain words.
-        severity: The highest among them.
-        sites: Where, the root causes first.
-        since: The first epoch.
-        until: The last.
-        lasts: Whether the run ended with it.
-        seen: What was seen at the first site, and its likely cause.
-        advice: What to try, as short imperatives; may be empty.
-        consequences: Its consequences, as ``kind at site``.
-        first: The alert as it was passed on first: its batch, step and value are those of the problem.
-        again: The first and the last epoch of each earlier stretch.
-        unit: What ``since`` and ``until`` are: ``epoch``, or ``step`` where windows are shorter than epochs.
-    """
-
-    kind: str
-    title: str
-    severity: str
-    sites: tuple[str, ...]
-    since: int
-    until: int
-    lasts: bool
-    seen: str
-    advice: tuple[str, ...]
-    consequences: tuple[str, ...] = ()
-    first: Alert | None = None
-    again: tuple[tuple[int, int], ...] = ()
-    unit: str = "epoch"
-
-    @property
-    def page(self) -> str:
-        """The page of the documentation on the kind; empty for a kind of the user's own."""
-        return page_of(self.kind)
-
-    @property
-    def what(self) -> str:
-        """The kind in plain words, as in the middle of a sentence."""
-        return inside_a_sentence(self.title)
-
-    @property
-    def where(self) -> str:
-        """The first site, and how many more."""
-        return shortened(readable(self.sites[0]), 60) + (f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else "")
-
-    @property
-    def when(self) -> str:
-        """Since when, or from when to when."""
-        batch = "" if self.first is None or self.first.batch is None else f", batch {self.first.batch}"
-        also = f" (also in {_spans(self.again, self.unit)})" if self.again else ""
-        if self.lasts:
-            return f"since {self.unit} {self.since}{batch}{also}"
-        return f"in {_spans([(self.since, self.until)], self.unit)}{also}"
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """The judgement of a run.
 
     Attributes:
-        status: ``failed`` if training ended with an error, else ``critical``, ``warning``, ``healthy``, or ``unknown`` if nothing
-            was reported.
+        status: ``failed`` if training ended with an error; ``critical`` or ``warning`` if it ended with such a problem; ``unknown``
+            if nothing was reported, or the loss has not fallen; else ``healthy``.
         headline: It in a sentence.
         details: More about the run, a sentence each.
         problems: Problems that last, the most severe and root causes first; then those that ended; then infos.
@@ -125,31 +66,79 @@ def courses(run: Run) -> list[Course]:
 
 
 def judge(run: Run) -> Verdict:
-    """Judge a run by its alerts, and by how training ended."""
-    found = [problem for record in run.monitors for problem in _problems(record, max(run.epochs, default=-1))]
-    problems = tuple(sorted(found, key=_order))
-    status, headline = _headline(run, problems)
-    if run.error is not None and run.error[0] != "AlertError":  # of that one the alert says more
-        before = "There was no alert before." if status == "healthy" and not problems else headline
-        status, headline = "failed", f"Training ended with {_shortened(': '.join(run.error))}. {before}"
-    return Verdict(status, headline, (*_ending(run), *_extent(run)), problems if run.epochs else ())
+    """Judge a run that was read from its file."""
+    histories = []
+    for record in run.monitors:
+        history = ProblemHistory(record.unit)
+        for at, alerts in record.alerts.items():
+            history.add(at, alerts, run.loss(at))
+        histories.append(history)
+    end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
+    verdict = conclude(histories, any(is_observed(record.last) for record in run.monitors), end)
+    return dataclasses.replace(verdict, details=(*_ending(run), *_extent(run)))
 
 
-def _headline(run: Run, problems: Sequence[Problem]) -> tuple[Status, str]:
+def conclude(histories: Sequence[ProblemHistory], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
+    """Judge a run by the alerts of all its windows, by its loss, and by how training ended.
+
+    Args:
+        histories: What each monitor found.
+        observed: Whether any of them observed anything.
+        end: The ``end`` event of the run's file; None if training goes on.
+    """
+    known = [found for found in histories if found.windows]
+    lasts = {found.unit: max(other.last for other in known if other.unit == found.unit) for found in known}
+    problems = tuple(sorted((problem for found in known for problem in found.all(lasts[found.unit])), key=_order))
+    serious = [problem for problem in problems if problem.severity != "info"]
+    end = end or {}
+    status, headline = _course(known, observed, problems)
+    if end.get("how") == "exception" and end.get("error_type") != "AlertError":  # of that one the alert says more
+        at = f" (epoch {end['epoch']}, step {end['step']})" if {"epoch", "step"} <= set(end) else ""
+        before = headline if serious or not known else "No alert was raised before it."
+        status, headline = "failed", f"Training ended with {_shortened(str(end.get('error', '')))}{at}. {before}"
+    elif end.get("how") == "exception":
+        headline += f" on_alert='raise' ended training at step {end.get('step')}."
+    if end.get("stopped_by"):
+        headline += f" Stopped by {end['stopped_by']} at step {end.get('step')}."
+    return Verdict(status, headline, (), problems)
+
+
+def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str]:
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
-    if not run.epochs:
+    if not histories:
         return "unknown", "No report: no window was completed."
-    if not any(_observed(record) for record in run.monitors):
+    if not observed:
         return "unknown", "Nothing was observed: no module, no parameter and no optimizer."
     if present:
         first = present[0]
-        more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)} below" if len(present) > 1 else ""
+        more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)}" if len(present) > 1 else ""
         status: Status = "critical" if first.severity == "critical" else "warning"
-        return status, f"{_capital(first.what)} at {first.where}, {first.when}{more}."
+        return status, f"{capital(first.what)} at {first.where}, {first.when}{more}."
+    longest = max(histories, key=lambda found: found.windows)
+    fallen, loss = _loss(longest.unit, max((found.losses for found in histories), key=len))
+    status = "healthy" if fallen else "unknown"
     if past:
-        return "healthy", f"No problem at the end. {_capital(past[0].what)} at {past[0].where}, {past[0].when}, ended."
-    return "healthy", "Nothing was found wrong."
+        first = past[0]
+        more = f"; {len(past) - 1} more problem{'s' * (len(past) > 2)} ended" if len(past) > 1 else ""
+        return status, f"{capital(first.what)} at {first.where}, {first.when}, not seen since{more}{loss}."
+    infos = some(list(dict.fromkeys(problem.kind for problem in problems)), 3)
+    judged = f"no alert above info ({infos})" if infos else "no rule broken"
+    return status, f"{_count(longest.windows, _window(longest.unit))}, {judged}{loss}."
+
+
+def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
+    """Whether the loss has fallen, or nothing is known of that; and a clause that says so."""
+    if len(losses) < 2:
+        return True, ""
+    first, last = (f"{loss:#.3g}".rstrip(".") for loss in losses)
+    if losses[1] < losses[0] and first != last:
+        return True, f"; the loss fell from {first} to {last}"
+    return False, f"; the loss has not fallen: {first} in the first {_window(unit)}, {last} in the last"
+
+
+def _window(unit: str) -> str:
+    return "epoch" if unit == "epoch" else "window"
 
 
 def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
@@ -178,76 +167,9 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
     return found
 
 
-@dataclass(slots=True)
-class _Spell:
-    """A stretch of epochs with one problem: root causes of one kind, at whatever sites."""
-
-    first: Alert
-    since: int
-    number: int  # of the last report with it
-    until: int = 0
-    severity: str = "info"
-    sites: dict[str, None] = field(default_factory=dict)
-    consequences: dict[str, None] = field(default_factory=dict)
-
-    def add(self, epoch: int, roots: Sequence[Alert]) -> None:
-        self.until = epoch
-        self.severity = min((self.severity, *(root.severity for root in roots)), key=gravity)
-        self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
-        self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
-
-
-def _problems(record: MonitorRecord, last: int) -> list[Problem]:
-    """The problems that one monitor found, each kind once, in the order in which they began."""
-    spells: dict[tuple[str, bool], list[_Spell]] = {}
-    for number, (epoch, alerts) in enumerate(record.alerts.items()):
-        kinds = {alert.kind for alert in alerts}
-        roots: dict[tuple[str, bool], list[Alert]] = {}
-        for alert in alerts:
-            if not alert.cause:
-                roots.setdefault((alert.kind, alert.severity == "info"), []).append(alert)
-        for key, group in roots.items():
-            known = spells.setdefault(key, [])
-            if not known or number - known[-1].number > REARM:
-                known.append(_Spell(min(group, key=lambda root: gravity(root.severity)), epoch, number))
-            known[-1].add(epoch, group)
-        for (kind, _), known in spells.items():
-            if kind in kinds and number - known[-1].number <= REARM:
-                known[-1].number = number
-    end = max(record.alerts, default=-1)
-    return [_problem(known, known[-1].until == end == last, record.unit) for known in spells.values()]
-
-
 def _order(problem: Problem) -> tuple[bool, bool, int, int]:
     urgency = URGENT.index(problem.kind) if problem.kind in URGENT else len(URGENT)
     return problem.severity == "info", not problem.lasts, gravity(problem.severity), urgency
-
-
-def _problem(spells: Sequence[_Spell], lasts: bool, unit: str) -> Problem:
-    *earlier, spell = spells
-    first = spell.first
-    return Problem(
-        first.kind,
-        first.title,
-        spell.severity,
-        tuple(dict.fromkeys((first.site, *spell.sites))),
-        spell.since,
-        spell.until,
-        lasts,
-        _capital(first.seen),
-        first.advice,
-        tuple(spell.consequences),
-        first,
-        tuple((other.since, other.until) for other in earlier),
-        unit,
-    )
-
-
-def _spans(stretches: Iterable[tuple[int, int]], unit: str) -> str:
-    """``epoch 3``, ``epochs 3 to 5 and 9``."""
-    parts = [f"{since}" if since == until else f"{since} to {until}" for since, until in stretches]
-    several = len(parts) > 1 or "to" in parts[0]
-    return f"{unit}{'s' * several} {', '.join(parts[:-1])}{' and ' * (len(parts) > 1)}{parts[-1]}"
 
 
 def _shortened(text: str) -> str:
@@ -258,10 +180,7 @@ def _shortened(text: str) -> str:
 def _ending(run: Run) -> list[str]:
     if run.end is None:
         return ["Training was still running when this was written, or was killed."]
-    how, error = run.end.get("how"), str(run.end.get("error", ""))
-    if how == "exception":
-        return [f"Training ended with {error}."]
-    return [] if how != "interrupted" else ["Training was interrupted by the user."]
+    return ["Training was interrupted by the user."] if run.end.get("how") == "interrupted" else []
 
 
 def _extent(run: Run) -> list[str]:
@@ -276,18 +195,14 @@ def _extent(run: Run) -> list[str]:
         elif last is not None and record.prefix == "gradient_flow":
             parts.append(_count(len(last.parameters), "parameter"))
     observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
-    return [f"{_capital(observed)}{_count(len(epochs), run.window)}."]
+    return [f"{capital(observed)}{_count(len(epochs), run.window)}."]
 
 
-def _observed(record: MonitorRecord) -> bool:
-    """Whether the last report is of anything; one of a kind that is not known here is taken to be."""
-    tables = [getattr(record.last, table) for table in TABLES if hasattr(record.last, table)]
+def is_observed(report: Any) -> bool:
+    """Whether a report is of anything; one of a kind that is not known here is taken to be."""
+    tables = [getattr(report, table) for table in TABLES if hasattr(report, table)]
     return any(tables) or not tables
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
@@ -12,7 +12,6 @@ from lightning_hooks.alerts.rulebook import Candidate
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.plain import from_plain
 from lightning_hooks.reports.windows import Report
-from lightning_hooks.session.settings import OnAlert
 from lightning_hooks.trackers import some
 
 HISTORY = 4
@@ -23,16 +22,15 @@ class Alerting:
     """One member's rules, the windows over what they find, and its observers.
 
     Args:
-        on_alert: As for :class:`~lightning_hooks.TrainingMonitor`.
+        functions: Those of ``on_alert``, which are called with each new alert.
         book: The rules.
     """
 
-    def __init__(self, on_alert: OnAlert, book: RuleBook) -> None:
-        self.on_alert = on_alert
+    def __init__(self, functions: Iterable[Callable[[Alert], None]], book: RuleBook) -> None:
         self.book = book
         self.observers = AlertObservers()
-        if callable(on_alert):
-            self.observers.subscribe(on_alert)
+        for function in functions:
+            self.observers.subscribe(function)
         self.window = AlertWindow()
         self.history: list[Any] = []  # earlier windows
         self.long_history: list[Any] = []  # earlier reports that rules which judge epochs were given
@@ -97,10 +95,6 @@ class Alerting:
         alerts = (candidate.alert for candidate in found if candidate.alert.severity != "info")
         return tuple(a if a.since_step is not None else dataclasses.replace(a, since_step=a.step) for a in alerts)
 
-    def notify_observers(self, alert: Alert) -> None:
-        """Call the observers."""
-        self.observers.notify(alert, _fault_of_observer)
-
     def _fault_of_rule(self, rule: Any, error: Exception) -> None:
         name = getattr(rule, "__name__", type(rule).__name__)
         if name not in self._faulty:
@@ -160,7 +154,3 @@ def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:
                 f"{name}: the rule {type(rule).__name__}(sites={rule.sites!r}) matches none of the places it is "
                 f"to hold for. Closest names: {', '.join(map(repr, near))}."
             )
-
-
-def _fault_of_observer(observer: Any, error: Exception) -> None:
-    warn(f"on_alert={observer!r} raised {type(error).__name__}: {error}; training goes on.")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.collectors.host import Host
+from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show
 
+LONGEST_ERROR = 500
 ORDER = {"critical": 0, "warning": 1}
 
 
@@ -19,41 +23,59 @@ def open_alerts(members: Sequence[Member]) -> list[Alert]:
     return sorted(lasting, key=lambda alert: ORDER[alert.severity])
 
 
-def closing_lines(headline: str, alerts: Sequence[Alert], place: str = "", width: int | None = None) -> list[str]:
+def ending(host: Host, how: str, error: BaseException | None = None, stopped_by: Alert | None = None) -> dict[str, Any]:
+    """How a run ended, in plain types: the ``end`` event of its file.
+
+    Args:
+        host: The training loop.
+        how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
+        error: What ended training.
+        stopped_by: The alert for which ``on_alert="stop"`` ended it.
+    """
+    end: dict[str, Any] = {"how": how, "epoch": host.epoch, "step": host.global_step}
+    if stopped_by is not None:
+        end["stopped_by"] = stopped_by.name
+    if error is not None:
+        end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        if how == "exception":
+            end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
+    return end
+
+
+def verdict_of(members: Sequence[Member]) -> Verdict:
+    """The verdict of the run so far on all windows of some members; the report has the same, from the run's file."""
+    known = [member for member in members if member.problems.windows]
+    end = next((member.end for member in members if member.end is not None), None)
+    return conclude([member.problems for member in known], any(is_observed(member.report) for member in known), end)
+
+
+def closing_lines(verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None) -> list[str]:
     """The verdict, the open alerts in one line, and where the report is.
 
     Args:
-        headline: The verdict in a sentence.
+        verdict: The verdict.
         alerts: The open alerts, the most severe first.
         place: Of the health report; empty for none.
         width: Of the terminal, which the line of alerts keeps; None to ask it.
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
-    severity = alerts[0].severity if alerts else ""
-    lines = [coloured(f"Monitors: {headline}", severity, sys.stdout), f"Open alerts: {_listed(alerts, width - 13)}"]
+    colour = "critical" if verdict.status == "failed" else verdict.status
+    lines = [coloured(f"Monitors: {verdict.headline}", colour, sys.stdout), f"Open alerts: {_listed(alerts, width - 13)}"]
     return [*lines, f"Health report: {place}"] if place else lines
 
 
-def headline_of(alerts: Sequence[Alert]) -> str:
-    """A verdict of the last reports alone, where no run is recorded."""
-    if not alerts:
-        return "Nothing was found wrong."
-    more = f"; {len(alerts) - 1} more alert{'s' * (len(alerts) > 2)}" if len(alerts) > 1 else ""
-    return f"{alerts[0].title} at {alerts[0].site}{more}."
-
-
-def print_closing(members: Sequence[Member], headline: str = "", place: str = "") -> bool:
-    """Print the closing lines of some members if any has a report and ``summary`` on; whether they were printed.
+def print_closing(members: Sequence[Member], place: str = "") -> bool:
+    """Print the closing lines of some members if ``summary`` is on and there is something to say; whether they were printed.
 
     Args:
         members: All that end together.
-        headline: The verdict; empty to take it from their last reports.
         place: Of the health report; empty for none.
     """
-    if not any(member.settings.summary for member in members) or not (headline or any(member.report for member in members)):
+    verdict = verdict_of(members)
+    known = place or verdict.status == "failed" or any(member.problems.windows for member in members)
+    if not known or not any(member.settings.summary for member in members):
         return False
-    alerts = open_alerts(members)
-    show(["", *closing_lines(headline or headline_of(alerts), alerts, place)])
+    show(["", *closing_lines(verdict, open_alerts(members), place)])
     return True
 
 
@@ -63,7 +85,7 @@ def _listed(alerts: Sequence[Alert], room: int) -> str:
         return "none"
     text = ""
     for count, alert in enumerate(alerts):
-        longer = f"{text}{', ' * bool(text)}[{alert.severity}] {alert.name}"
+        longer = f"{text}{', ' * bool(text)}[{alert.severity}] {alert.kind} at {alert.where} (epoch {alert.epoch}, step {alert.step})"
         rest = len(alerts) - count - 1
         if text and len(longer) + (len(f" and {rest} more") if rest else 0) > room:
             return f"{text} and {len(alerts) - count} more"

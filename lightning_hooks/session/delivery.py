@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.windows import Ended
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.collectors.warn import info, warn
+from lightning_hooks.reports.site_names import readable
 from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.member import Member
@@ -60,7 +62,9 @@ class AlertDelivery:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.stopped_by: Alert | None = None  # the first alert with on_alert="stop"
         self._unwritable: set[Path] = set()  # files that could not be written, with a warning
+        self._faulty: set[int] = set()  # ids of observers that raised, with a warning
 
     def window_end(self, members: Sequence[Member]) -> None:
         """Put the alerts of the window's reports in order of cause, and pass on those that are new.
@@ -75,6 +79,7 @@ class AlertDelivery:
         found = [report.alerts for report in reports]
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         records: list[dict[str, Any]] = []
+        ended: list[str] = []
         fresh: dict[tuple[int, str], Alert] = {}
         for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
             window = member.alerting.window
@@ -85,9 +90,16 @@ class AlertDelivery:
                 for over in window.cleared
                 if over.alert is not None
             ]
+            if member.settings.actions:
+                ended += [
+                    f"[ended] {over.kind} at {readable(over.site)} (epoch {report.epoch}, step {report.step}): not in the last "
+                    f"{window.rearm} {'epochs' if report.unit == 'epoch' else 'windows'}."
+                    for over in window.cleared
+                    if over.alert is not None and over.alert.severity != "info"
+                ]
             if member.early is not None:
                 member.early.reset()
-        self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records)
+        self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records, ended)
 
     def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: IdOutOfRange | None = None) -> bool:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
@@ -148,28 +160,59 @@ class AlertDelivery:
                 observed = [member for member in members if member.sampled_batches or found is not None]
                 self.judge_urgent(observed, last=True, lookup=found)
 
-    def _pass_on(self, notices: Sequence[Notice], writers: Sequence[Member], records: Sequence[dict[str, Any]] = ()) -> None:
-        """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``."""
+    def _pass_on(
+        self,
+        notices: Sequence[Notice],
+        writers: Sequence[Member],
+        records: Sequence[dict[str, Any]] = (),
+        ended: Sequence[str] = (),
+    ) -> None:
+        """Pass alerts on, in order; ``records`` is what else goes into the file of ``writers``, ``ended`` what else is logged."""
         raised = [_record("raised", member, alert) for member, alert, _ in notices]
         for writer in writers:
             self._append(writer.folder, [*raised, *records])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
         if serious:
             _show(self._host.trackers, serious, self._host.log_step)
+        stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
         with self._host.printing():
-            for member, alert, actions in notices:
-                member.alerting.notify_observers(alert)
-                on_alert = member.settings.on_alert
-                if alert.severity != "info" and not callable(on_alert):
-                    if on_alert == "warn":
-                        warn(str(alert))
-                    elif "raise" not in actions:
-                        self._host.info(coloured(str(alert), alert.severity))
-        if any("stop" in notice.actions for notice in notices):
+            for notice in notices:
+                self._notify(notice)
+            for line in ended:
+                info(line)
+            if stopping is not None:
+                info(f"Training stops because of {stopping.name} ({stopping.when}): on_alert='stop'.", logging.WARNING)
+        if stopping is not None:
+            self.stopped_by = self.stopped_by or stopping
             self._host.stop()
         fatal = [notice.alert for notice in notices if "raise" in notice.actions]
         if fatal:
             raise AlertError(fatal)
+
+    def _notify(self, notice: Notice) -> None:
+        """Call the observers, and show the text: as ``on_alert`` says, and where a function of it fails."""
+        member, alert, actions = notice
+        failed: list[Any] = []
+
+        def fault(observer: Any, error: Exception) -> None:
+            failed.append(observer)
+            if id(observer) not in self._faulty:
+                self._faulty.add(id(observer))
+                warn(
+                    f"{observer!r}, which is called with alerts, raised {type(error).__name__}: {error}; training goes on, and "
+                    "this warning is shown once."
+                )
+
+        member.alerting.observers.notify(alert, fault)
+        if alert.severity == "info":
+            return
+        own = member.settings.actions
+        unseen = any(observer is function for observer in failed for function in member.settings.functions)
+        if "warn" in own:
+            warn(str(alert))
+        if "raise" not in actions and ("log" in own or ("warn" not in own and ("stop" in own or unseen))):
+            what, *rest = str(alert).splitlines()
+            info("\n".join([coloured(what, alert.severity), *rest]), logging.WARNING)
 
     def _append(self, folder: Path | None, records: Sequence[dict[str, Any]]) -> None:
         if folder is None or not records:
@@ -181,8 +224,8 @@ class AlertDelivery:
             if file not in self._unwritable:
                 self._unwritable.add(file)
                 warn(
-                    f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and this "
-                    "warning is shown once."
+                    f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and "
+                    "this warning is shown once."
                 )
 
 
@@ -221,14 +264,14 @@ def actions_on(root: Alert, members: Sequence[Member], found: Sequence[Sequence[
         return frozenset()
     names = {root.name, *root.consequences}
     serious = (any(alert.name in names and alert.severity != "info" for alert in alerts) for alerts in found)
-    actions = (member.settings.on_alert for member, affected in zip(members, serious, strict=True) if affected)
-    return frozenset(action for action in actions if isinstance(action, str))
+    return frozenset[str]().union(*(member.settings.actions for member, affected in zip(members, serious, strict=True) if affected))
 
 
 def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
     """Write new alerts to the trackers: a table of them, and a message for each kind where a tracker sends messages."""
     rows: list[tuple[object, ...]] = [
-        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, a.text) for a in alerts[:MOST_SHOWN]
+        (a.severity, a.kind, a.where, a.value, a.threshold, a.epoch, a.since_step, a.batch, f"{a.text} {a.follows}".strip())
+        for a in alerts[:MOST_SHOWN]
     ]
     if len(alerts) > MOST_SHOWN:
         rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, ""))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.collectors.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
@@ -94,7 +94,7 @@ class FunctionalCalls:
         if not self._explained and (regions or self._observer.compiled):
             self._explained = True
             name = type(self._host.model).__name__
-            self._host.info(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
+            info(compiled_message(name, regions) if regions else compiled_calls_message(name, self._observer.compiled))
         return not regions
 
     def add(

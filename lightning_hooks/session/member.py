@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from lightning_hooks.collectors.warn import warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import DetailGate, Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
+from lightning_hooks.run_report.problems import ProblemHistory
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member_context import MemberContext, Parts
@@ -49,6 +51,8 @@ class Member(MemberContext):
         epoch_report: That of the last finished epoch, where windows are shorter and none has ended since; else None.
         histograms: Site to (edges, counts) of the last finished window, where they are asked for.
         session: The session under way; None outside of a run.
+        problems: The problems in the windows of the run so far, and its loss.
+        end: How the run ended; None before.
         collector: Of the run under way, or of the last one.
         batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window under way.
@@ -61,13 +65,15 @@ class Member(MemberContext):
         self.name, self.kind, self.settings = name, kind, settings
         self._new = kind if new is None else new
         self.early: Early | None = checked(settings.check_every_n_steps, name, kind.checks_early)
-        self.alerting = Alerting(settings.on_alert, RuleBook(kind.rules(), settings.rules, kind.report_type))
+        self.alerting = Alerting(settings.functions, RuleBook(kind.rules(), settings.rules, kind.report_type))
         self.publishing = Publishing(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
         self.details = DetailGate(self.gate)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name)
+        self.problems = ProblemHistory()
+        self.end: dict[str, Any] | None = None
         self.windows = Windows()
         self.report: Any = None
         self.epoch_report: Any = None
@@ -93,6 +99,8 @@ class Member(MemberContext):
         self.report = self.epoch_report = None
         self.histograms = {}
         self.history.reports.clear()
+        self.problems = self.problems if self._goes_on else ProblemHistory()
+        self.end = None
         self.windows.start(window_length(self.settings.report_every_n_steps, host.batches_per_epoch))
         self.alerting.start(fresh=not self._goes_on)
         if self.early is not None and not self._goes_on:
@@ -228,6 +236,15 @@ class Member(MemberContext):
         self.batches = self.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = time.perf_counter() - began, packed.nbytes
 
+    def remember(self) -> None:
+        """Keep the report of the last window, now that its alerts are in order of cause, for figures and for the verdict."""
+        report = self.report
+        self.history.add(report)
+        if report is not None and not self.live.unused:
+            loss = getattr(report, "loss", None)
+            self.problems.unit = report.unit
+            self.problems.add(report.at, report.alerts, math.nan if loss is None else loss.mean)
+
     def finish_epoch(self) -> bool:
         """Merge the epoch's windows into its report, where there are several; return whether there are."""
         self.alerting.add_to_epoch(self.report)
@@ -261,7 +278,7 @@ class Member(MemberContext):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
-        state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "problems": self.problems.state_dict()}
         if self.collector is not None:
             state |= self.collector.state_dict()
         if self.early is not None:
@@ -275,6 +292,9 @@ class Member(MemberContext):
         self._goes_on, self._loaded = False, {}
         with self.loading():
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)
+            self.problems = ProblemHistory()
+            if "problems" in state:  # earlier versions had none
+                self.problems.load_state_dict(state["problems"])
             if self.early is not None:
                 self.early.load_state_dict(state.get("early", {}))
             self._loaded = dict(state)

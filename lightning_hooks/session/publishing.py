@@ -12,6 +12,7 @@ import numpy as np
 
 from lightning_hooks.collectors.collector import Collector, Written
 from lightning_hooks.collectors.host import Host
+from lightning_hooks.collectors.warn import info
 from lightning_hooks.session.logged import LoggedScalars
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
@@ -92,7 +93,7 @@ class Publishing:
         elif len(sites) > MOST_HISTOGRAMS:
             step = -(-len(sites) // MOST_HISTOGRAMS)
             sites = sites[::step]
-            host.info(
+            info(
                 f"{self._name}: of its {len(names)} sites 1 in {step} gets a histogram, {len(sites)} in all. For others, name "
                 f"them: histograms=[{names[0]!r}, …] or a pattern."
             )

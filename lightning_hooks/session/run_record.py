@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,17 +13,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.collectors.warn import info, warn
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
 from lightning_hooks.run_report.run import MOST_EPOCHS, read_run
-from lightning_hooks.run_report.verdict import judge
-from lightning_hooks.session.closing import print_closing
+from lightning_hooks.session.closing import print_closing, verdict_of
 from lightning_hooks.session.described import layers, learning_rates, mean_loss
 from lightning_hooks.session.member import Member
-
-LONGEST_ERROR = 500
 
 
 class RunRecord:
@@ -99,20 +96,14 @@ class RunRecord:
         fit, self._fit = self._fit, None
         return [] if fit is None else [line("fit", fit, self._memory)]
 
-    def close(self, how: str, error: BaseException | None = None) -> None:
-        """Training is over: write the health report.
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Training is over: write the health report, and print the closing lines.
 
         Args:
-            how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
-            error: What ended training.
+            end: From :func:`~lightning_hooks.session.closing.ending`.
         """
         self.write()
-        end = {"how": how, "epoch": self._host.epoch, "step": self._host.global_step, "ended": _now()}
-        if error is not None:
-            end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-            if how == "exception":
-                end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
-        self._try(lambda: append(self.file, "".join([*self._start(), line("end", end)])))
+        self._try(lambda: append(self.file, "".join([*self._start(), line("end", {**end, "ended": _now()})])))
         self._try(self._conclude)
         if self._broken:
             print_closing(self.members)
@@ -124,10 +115,9 @@ class RunRecord:
         files = [path for path in [*written, self.file, self.file.with_name(ALERTS)] if path.exists()]
         kept = [trackers.file(path, self._host.global_step) for path in files]
         place = self._host.keep_temporary(written[0], kept[0], all(kept))
-        headline = judge(run).headline
         with self._host.printing():
-            if not print_closing(self.members, headline, place):
-                self._host.info(f"Health report: {headline} {place}")
+            if not print_closing(self.members, place):
+                info(f"Health report: {verdict_of(self.members).headline} {place}")
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:

@@ -13,7 +13,7 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.warn import skipped_message, warn
-from lightning_hooks.session.closing import print_closing
+from lightning_hooks.session.closing import ending, print_closing
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -216,7 +216,7 @@ class Session:
         finally:  # also where on_alert="raise" ends the run here
             self.publisher.publish(members)
         for member in members:
-            member.history.add(member.report)
+            member.remember()
             if not epoch_ends:
                 member.alerting.add_to_epoch(member.report)
         for record in self._records.values():
@@ -249,14 +249,10 @@ class Session:
             for member in self.members:
                 if member.settings.summary == "full" and member.report is not None:
                     show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
-        recorded = [member for record in self._records.values() for member in record.members]
-        without = [member for member in self.members if not any(member is other for other in recorded)]
         self.close("finished")
-        if self.host.is_global_zero and without:
-            print_closing(without)
 
     def close(self, how: str, error: BaseException | None = None) -> None:
-        """Remove all hooks and write the run's report. Harmless when it was closed before.
+        """Remove all hooks, write the run's report and print the closing lines. Harmless when it was closed before.
 
         Args:
             how: ``finished``, ``exception``, ``interrupted`` or ``stopped``.
@@ -275,13 +271,21 @@ class Session:
         for member in list(members):
             member.detach()
         self.calls.close()
-        for member in members:
-            member.history.add(member.report)
         with self._ending():
             self.publisher.write_figures(last=True)
-        for record in self._records.values():
-            with self._ending():
-                record.close(how, error)
+        with self._ending():
+            end = ending(self.host, how, error, self.delivery.stopped_by)
+            for member in members:
+                member.remember()
+                member.end = end
+            for record in self._records.values():
+                with self._ending():
+                    record.close(end)
+            recorded = [member for record in self._records.values() for member in record.members]
+            without = [member for member in members if not any(member is other for other in recorded)]
+            if self.host.is_global_zero:
+                with self.host.printing():
+                    print_closing(without)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

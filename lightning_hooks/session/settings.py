@@ -13,7 +13,9 @@ from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.reports.alert import Alert
 
-OnAlert = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
+OnAlertOne = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
+OnAlert = OnAlertOne | Sequence[OnAlertOne]
+"""What is done with a new alert: one of these, or several."""
 Rules = Sequence[Any]
 """What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, typed loosely so that LightningCLI passes it on."""
 Summary = bool | Literal["full"]
@@ -57,8 +59,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_selector(self.modules)
         check_count("every_n_steps", self.every_n_steps, 1)
-        if not callable(self.on_alert) and self.on_alert not in ON_ALERT:
-            raise ValueError(f"on_alert must be one of {', '.join(ON_ALERT)}, or a function of an Alert; got {self.on_alert!r}.")
+        self._check_on_alert()
         if self.summary not in (True, False, "full") or not isinstance(self.summary, bool | str):
             raise TypeError(f"summary must be True (three lines at the end), 'full' (with tables) or False; got {self.summary!r}.")
         share = self.max_overhead
@@ -73,6 +74,28 @@ class Settings:
         self._check_window()
         self._check_histograms()
         self._check_figures()
+
+    def _check_on_alert(self) -> None:
+        entries = self._on_alert
+        if not entries or not all(callable(entry) or (isinstance(entry, str) and entry in ON_ALERT) for entry in entries):
+            raise ValueError(
+                f"on_alert must be one of {', '.join(ON_ALERT)}, a function of an Alert, or a list of these; got {self.on_alert!r}."
+            )
+
+    @property
+    def _on_alert(self) -> Sequence[Any]:
+        given = self.on_alert
+        return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+    @property
+    def actions(self) -> frozenset[str]:
+        """What ``on_alert`` names of ``log``, ``warn``, ``stop`` and ``raise``."""
+        return frozenset(entry for entry in self._on_alert if isinstance(entry, str))
+
+    @property
+    def functions(self) -> Sequence[Callable[[Alert], None]]:
+        """The functions of ``on_alert``, in order."""
+        return [entry for entry in self._on_alert if callable(entry)]
 
     def _check_window(self) -> None:
         window = self.report_every_n_steps
@@ -102,4 +125,4 @@ class Settings:
         if self.figures < 0:
             raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {self.figures!r}.")
         if self.figures and find_spec("matplotlib") is None:
-            raise ImportError(f'figures={self.figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
+            raise ImportError(f"figures={self.figures!r} needs matplotlib: pip install matplotlib.")

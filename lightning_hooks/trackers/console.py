@@ -59,7 +59,7 @@ class Table(str):
 
 
 def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
-    """Print lines.
+    """Print lines, in one write so that a progress bar does not tear them.
 
     Characters that the stream's encoding lacks are escaped. Nothing is written to a stream that is closed or fails: it is no reason
     to end a training.
@@ -72,8 +72,7 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     if stream is None:  # a program without a console
         return
     try:
-        for line in lines:
-            _write(stream, line)
+        _write(stream, "\n".join(lines))
     except (OSError, ValueError):
         return
 

@@ -113,4 +113,34 @@ def test_an_alert_error_carries_its_alerts():
     one, two = alert("dead", "a"), alert("silent", "b")
     error = AlertError([one, two])
     assert error.alerts == (one, two)
-    assert str(error) == "[warning] dead at a: seen; cause; remedy\n[warning] silent at b: seen; cause; remedy"
+    assert str(error) == "\n".join(
+        f"[warning] {name} (epoch 0, step 10): seen; cause; remedy" for name in ("dead at a", "silent at b")
+    )
+
+
+def test_an_alert_prints_each_of_its_texts_once() -> None:
+    seen, why, first, second = "100% of its units output zero.", "A bias of -20 is the cause.", "Try a lower rate", "Use GELU"
+    found = Alert(
+        "dead", "net.1", 1.0, 0.7, 0, 32, "critical", diagnosis=f"{seen} {why}", advice=(first, second), since_step=4, batch=4,
+        consequences=("zero at a", "zero at b"),
+    )  # fmt: skip
+    assert str(found).splitlines() == [
+        f"[critical] dead at net.1 (epoch 0, step 32, since step 4, batch 4): {seen}",
+        f"  why: {why} Consequences: zero at 2 sites (a, b).",
+        "  try: a lower rate (1 more in Alert.advice and in the health report).",
+    ]
+    for text in (seen, why, first, second):
+        assert repr(found).count(text) == 1
+    assert eval(repr(found)) == found
+    assert found._repr_html_().startswith("<pre><b>[critical] dead at net.1 (epoch 0, step 32, since step 4, batch 4): ")
+    assert found._repr_html_().count(seen) == found._repr_html_().count(why) == 1
+
+
+def test_an_alert_of_the_users_own_needs_a_message_only() -> None:
+    own = Alert("quiet", "<b>", 1e-4, 1e-3, 2, 30, "warning", "Its RMS is\n0.0001. Scale it up.")
+    assert str(own) == "[warning] quiet at <b> (epoch 2, step 30): Its RMS is 0.0001.\n  why: Scale it up."
+    assert "diagnosis" not in repr(own)
+    assert eval(repr(own)) == own
+    assert "quiet at &lt;b&gt;" in own._repr_html_()
+    one = Alert("quiet", "a", 1e-4, 1e-3, 2, 30, "warning", "quiet", consequences=("zero at b",))
+    assert str(one) == "[warning] quiet at a (epoch 2, step 30): quiet\n  Consequences: zero at b."

@@ -54,10 +54,7 @@ def test_one_report_explains_another(model: Any) -> None:
     ordered = in_order_of_cause([features, flow])
     ((place, root),) = ordered.roots
     assert (place, root.name) == (0, "dead at site2")
-    assert str(root) == (
-        "[warning] dead at site2: seen Consequences: zero at 4 sites (site0.weight, site1.weight, site2.weight, …); "
-        "vanishing at site0."
-    )
+    assert root.follows == ("Consequences: zero at 4 sites (site0.weight, site1.weight, site2.weight, …); vanishing at site0.")
     assert [(alert.name, alert.severity, alert.cause) for alert in ordered.of_report[1]] == [
         *((f"zero at site{i}.weight", "info", "dead at site2") for i in range(4)),
         ("vanishing at site0", "info", "dead at site2"),

@@ -147,4 +147,4 @@ def test_silent_sites_are_distinguished_from_dead_ones(features):
 def test_messages_say_what_was_seen(features, rule, change, seen):
     (alert,) = rule(features(change))
     assert alert.text.startswith(seen)
-    assert str(alert) == f"[{alert.severity}] {alert.kind} at site0: {alert.text}"
+    assert str(alert).startswith(f"[{alert.severity}] {alert.kind} at site0 ({alert.when}): {alert.message}")

@@ -79,7 +79,7 @@ def test_one_alert_names_the_sites_that_have_the_same_problem() -> None:
     )
     assert [entry.also for entry in (one, two, three, follows)] == [(), ("a", "c"), (), ()]  # the gravest speaks for all
     assert window.new_alerts([one, two, three, follows]) == [two]
-    assert str(two).startswith("[critical] dead at b and 2 more sites: ")
+    assert str(two).startswith("[critical] dead at b and 2 more sites (epoch 1, step 10): ")
     assert two.name == "dead at b"
 
 

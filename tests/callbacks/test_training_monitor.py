@@ -53,7 +53,7 @@ def test_its_reports_alerts_and_verdict() -> None:
     assert monitor.features.sites["net.1"].dead_fraction == 1.0
     assert monitor.clipping.optimizers["0-SGD"].steps == 7
     assert [alert.name for alert in monitor.alerts] == ["dead at net.1"]
-    assert monitor.verdict == "Dead units at net.1."
+    assert monitor.verdict == "Dead units at net.1, since epoch 0."
     assert {
         part: [report.epoch for report in reports if getattr(report, "sites", True)] for part, reports in monitor.history.items()
     } == {
@@ -68,7 +68,7 @@ def test_its_reports_alerts_and_verdict() -> None:
 def test_a_healthy_run_has_no_alert() -> None:
     monitor = TrainingMonitor(every_n_steps=1, summary=False)
     trainer([monitor], max_epochs=1).fit(Classifier(mlp()), loader())
-    assert (monitor.alerts, monitor.verdict) == ([], "Nothing was found wrong.")
+    assert (monitor.alerts, monitor.verdict) == ([], "1 epoch, no rule broken.")
 
 
 def test_training_is_bit_identical_and_nothing_is_left() -> None:

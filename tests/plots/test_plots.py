@@ -348,5 +348,5 @@ def test_a_users_own_style_and_pyplot_are_left_alone():
 
 def test_without_matplotlib_the_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'pip install "lightning-hooks\[plots\]"'):
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
         gradient_flow(flow(0, NAMES))

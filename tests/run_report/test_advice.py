@@ -1,6 +1,8 @@
 """What to try stands in the report, for every built-in rule."""
 
 import inspect
+import pydoc
+import re
 from pathlib import Path
 
 import pytest
@@ -33,5 +35,7 @@ def test_the_report_shows_title_diagnosis_and_advice(rule: type[Rule], tmp_path:
         assert f"<li>{escape(step)}</li>" in page
     assert f"{alert.title}" in page
     assert f"## ▲ {alert.title} (warning)" in text
-    assert f"More: page alerts/{alert.kind} of the documentation" in page
-    assert f"More: page `alerts/{alert.kind}` of the documentation." in text
+    (command,) = re.findall(r"Its rules and their limits: <code>python -m pydoc (.*?)</code>", page)
+    assert f"lightning_hooks.alerts.{rule.__name__}" in command.split()
+    assert f"Its rules and their limits: `python -m pydoc {command}`" in text
+    assert all(pydoc.locate(name) for name in command.split())

@@ -22,7 +22,7 @@ def test_report_makes_the_files_again(make_run, capsys):
     folder = make_run()
     assert main(["report", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem below.\n")
+    assert out.startswith("[warning] Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem.\n")
     assert "  [warning] vanishing gradients at model.embed, since epoch 0." in out
     assert sorted(path.name for path in (folder / FOLDER).iterdir()) == ["report.html", "report.md", "reports.jsonl"]
     assert f"Written: {folder / FOLDER / 'report.html'}" in out

@@ -1,12 +1,15 @@
 """The verdict: what is wrong, since when, and what to try."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
-from lightning_hooks.run_report.verdict import courses
+from lightning_hooks.run_report.problems import ProblemHistory
+from lightning_hooks.run_report.verdict import conclude, courses
 from tests.support.made_reports import FIT, alert, clips, features
 
 DIAGNOSIS = "all of its units gave zero. Usually a large bias did it."
@@ -17,14 +20,17 @@ ADVICE = ("Try a lower learning rate", "Use a GELU")
 def verdict_of(tmp_path):
     """The verdict of a run whose features monitor raised (kind, site, severity) in each epoch."""
 
-    def make(*epochs, end="finished", prefix="features"):
+    def make(*epochs, end="finished", prefix="features", losses=(), **more):
         file = tmp_path / "run" / FOLDER / REPORTS
+        file.unlink(missing_ok=True)
         append(file, line("fit", FIT))
         for epoch, found in enumerate(epochs):
             alerts = tuple(alert(kind, site, epoch, severity, DIAGNOSIS, ADVICE) for kind, site, severity in found)
             append(file, report_line(prefix, "", features(epoch, ["a", "b"], alerts=alerts), 0.0))
+        for epoch, loss in enumerate(losses):
+            append(file, line("epoch", {"epoch": epoch, "loss": loss}))
         if end:
-            append(file, line("end", {"how": end, "error": "ValueError: boom"}))
+            append(file, line("end", {"how": end, "error": "ValueError: boom", **more}))
         return judge(read_run(file))
 
     return make
@@ -35,7 +41,7 @@ DEAD = ("dead", "a", "critical")
 
 def test_nothing_wrong(verdict_of):
     verdict = verdict_of([], [], [])
-    assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "Nothing was found wrong.", ())
+    assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "3 epochs, no rule broken.", ())
     assert verdict.details == ("2 modules observed over 3 epochs.",)
 
 
@@ -88,19 +94,62 @@ def test_the_first_alert_says_what_where_and_when(tmp_path):
 def test_what_passed_is_no_verdict_but_reported(verdict_of):
     verdict = verdict_of([], [DEAD], [DEAD], [])
     assert verdict.status == "healthy"
-    assert verdict.headline == "No problem at the end. Dead units at a, in epochs 1 to 2, ended."
-    assert verdict_of([DEAD], []).headline.endswith("in epoch 0, ended.")
+    assert verdict.headline == "Dead units at a, in epochs 1 to 2, not seen since."
+    assert verdict_of([DEAD], []).headline.endswith("in epoch 0, not seen since.")
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "clause"),
+    [
+        ([2.3, 1.0, 0.41], "healthy", "; the loss fell from 2.30 to 0.410."),
+        ([1.386, 1.386, 1.386], "unknown", "; the loss has not fallen: 1.39 in the first epoch, 1.39 in the last."),
+        ([0.5, 0.2, 123.4], "unknown", "; the loss has not fallen: 0.500 in the first epoch, 123 in the last."),
+        ([math.nan, 0.5, 0.25], "healthy", "; the loss fell from 0.500 to 0.250."),
+        ([math.nan, 0.5, math.nan], "healthy", "."),
+    ],
+)
+def test_what_is_said_of_the_loss(verdict_of, losses, status, clause):
+    nothing = verdict_of([], [], [], losses=losses)
+    assert (nothing.status, nothing.headline) == (status, f"3 epochs, no rule broken{clause}")
+    past = verdict_of([DEAD], [], [], losses=losses)
+    assert (past.status, past.headline) == (status, f"Dead units at a, in epoch 0, not seen since{clause}")
+    assert verdict_of([], [], [DEAD], losses=losses).headline == "Dead units at a, since epoch 2."
+
+
+def test_what_the_run_was_stopped_by_is_in_the_headline(verdict_of):
+    verdict = verdict_of([DEAD], end="finished", epoch=0, step=7, stopped_by="dead at a")
+    assert verdict.headline == "Dead units at a, since epoch 0. Stopped by dead at a at step 7."
+
+
+def test_a_checkpoint_holds_what_was_found():
+    def history(first, later):
+        found = ProblemHistory()
+        for epoch, alerts in enumerate(epochs[:first]):
+            found.add(epoch, alerts, 2.0 / (epoch + 1))
+        if later:
+            resumed = ProblemHistory()
+            resumed.load_state_dict(json.loads(json.dumps(found.state_dict())))
+            found = resumed
+        for epoch, alerts in enumerate(epochs[first:], first):
+            found.add(epoch, alerts, 2.0 / (epoch + 1))
+        return found
+
+    epochs = [[alert("dead", "a", 0)], [], [], [alert("dead", "b", 3), alert("silent", "a", 3, "info")], [alert("dead", "a", 4)]]
+    whole, resumed = history(5, False), history(4, True)
+    assert whole.all(4) == resumed.all(4)
+    assert (resumed.windows, resumed.losses) == (5, (2.0, 0.4))
+    assert conclude([resumed], True, None).headline == "Dead units at b and 1 more, since epoch 3 (also in epoch 0)."
 
 
 def test_the_gravest_comes_first_and_infos_last(verdict_of):
     found = [("silent", "a", "info"), ("constant", "a", "warning"), DEAD, ("nonfinite", "b", "critical")]
     verdict = verdict_of([*found, ("vanishing", "a", "critical")], found)
     assert [problem.kind for problem in verdict.problems] == ["nonfinite", "dead", "constant", "vanishing", "silent"]
-    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more problems below."
+    assert verdict.headline == "NaN or infinite values at b, since epoch 0; 2 more problems."
 
 
 def test_infos_alone_are_healthy(verdict_of):
-    assert verdict_of([("silent", "a", "info")]).headline == "Nothing was found wrong."
+    assert verdict_of([("silent", "a", "info")]).headline == "1 epoch, no alert above info (silent)."
 
 
 def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):
@@ -110,7 +159,6 @@ def test_a_kind_of_the_users_own_is_reported_in_its_words(verdict_of):
 @pytest.mark.parametrize(
     ("end", "detail"),
     [
-        ("exception", "Training ended with ValueError: boom."),
         ("interrupted", "Training was interrupted by the user."),
         (None, "Training was still running when this was written, or was killed."),
     ],
@@ -127,7 +175,12 @@ def test_a_run_without_an_epoch_is_not_judged(verdict_of):
 
 def test_a_run_that_raised_is_not_called_healthy(verdict_of):
     verdict = verdict_of([], end="exception")
-    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. There was no alert before.")
+    assert (verdict.status, verdict.headline) == ("failed", "Training ended with ValueError: boom. No alert was raised before it.")
+    verdict = verdict_of([("silent", "a", "info")], end="exception", epoch=0, step=4)
+    assert verdict.headline == "Training ended with ValueError: boom (epoch 0, step 4). No alert was raised before it."
+    verdict = verdict_of([DEAD], [], end="exception")
+    assert verdict.headline == "Training ended with ValueError: boom. Dead units at a, in epoch 0, not seen since."
+    assert verdict.status == "failed"
 
 
 def test_a_run_that_observed_nothing_is_not_called_healthy(tmp_path):

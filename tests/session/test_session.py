@@ -68,9 +68,6 @@ class Loop(Host):
     def printing(self) -> Iterator[None]:
         yield
 
-    def info(self, message: str) -> None:
-        pass
-
     def stop(self) -> None:
         self.stopped = True
 

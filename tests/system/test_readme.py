@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,15 @@ def test_policies_hook_kinds_and_public_names_are_named() -> None:
 def page(name: str) -> str:
     """A page of the docs."""
     return PAGES[README.parent / "docs" / f"{name}.md"]
+
+
+@pytest.mark.example
+def test_the_terminal_shows_what_the_tutorial_promises(tmp_path: Path) -> None:
+    """In a process of its own: its first step silences Lightning's logger, and the alert of the second is shown all the same."""
+    page = README.parent / "docs/tutorial.md"
+    script = "\n".join(block[1] for block in BLOCKS[page][:2])
+    environment = {**os.environ, "PYTHONPATH": str(README.parent), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    alert, closing = re.findall(r"^```text\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+    assert " ".join(alert.split()) in " ".join(done.stderr.split())
+    assert done.stdout.splitlines()[1:] == ["", *closing.splitlines()]

@@ -153,8 +153,8 @@ def test_the_health_report_of_a_fit_is_among_the_artifacts(store: Path, log: pyt
     (said,) = messages(log)
     assert said.endswith(f" report.html is among the artifacts of MLflow's run {logger.run_id}, in lightning_hooks/.")
     found = (logger.experiment, logger.run_id)
-    assert b"Nothing was found wrong." in artifact(found, "lightning_hooks/report.html", tmp_path)
-    assert b"Nothing was found wrong." in artifact(found, "lightning_hooks/report.md", tmp_path)
+    assert b"1 epoch, no rule broken." in artifact(found, "lightning_hooks/report.html", tmp_path)
+    assert b"1 epoch, no rule broken." in artifact(found, "lightning_hooks/report.md", tmp_path)
     text = artifact(found, "lightning_hooks/reports.jsonl", tmp_path).decode()
     events = [json.loads(line)["event"] for line in text.splitlines()]
     assert events == ["fit", "report", "report", "report", "epoch", "end"]
@@ -176,8 +176,8 @@ def test_reports_that_the_store_does_not_take_stay_where_they_are(
     with pytest.warns(UserWarning, match="MLFlowLogger raised OSError: No space left on device"):
         fit.fit(Classifier(mlp()), loader())
     (said,) = messages(log)
-    path = Path(said.removeprefix("Health report: Nothing was found wrong. "))
+    path = Path(said.removeprefix("Health report: 1 epoch, no rule broken. "))
     assert path.is_relative_to(tmp_path)
     del fit
     gc.collect()
-    assert "Nothing was found wrong." in path.read_text()
+    assert "1 epoch, no rule broken." in path.read_text()

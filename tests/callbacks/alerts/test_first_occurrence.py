@@ -51,7 +51,7 @@ def test_batch_step_and_value_are_those_of_the_first_occurrence_everywhere(
     assert str(alert) in caplog.text
     printed = capsys.readouterr().out
     assert "NaN or infinite values at net.1, since epoch 0, batch 3." in printed
-    assert "Open alerts: [critical] nonfinite at net.1\n" in printed
+    assert f"Open alerts: [critical] nonfinite at net.1 (epoch 0, step {alert.step})\n" in printed
 
     folder = tmp_path / "lightning_hooks"
     (raised,) = map(json.loads, (folder / "alerts.jsonl").read_text().splitlines())
@@ -106,7 +106,9 @@ def test_a_site_that_moves_is_one_problem_also_over_a_resume(tmp_path: Path, cap
     assert (alert.site, alert.epoch) == ("net.2", 1)
     assert monitor.report.alerts[0].site == "net.1"
     assert monitor.report.alerts[0].since_step == alert.since_step == 14
-    assert "Open alerts: [warning] vanishing at net.2\n" in capsys.readouterr().out.rpartition("Monitors:")[2]
+    closing = capsys.readouterr().out.rpartition("Monitors:")[2]
+    assert "Open alerts: [warning] vanishing at net.2 (epoch 1, step 14)\n" in closing
+    assert closing.startswith(" Vanishing gradients at net.2 and 2 more, since epoch 1.\n")
     (problem,) = judge(read_run(tmp_path)).problems
     assert (problem.when, problem.sites) == ("since epoch 1", ("net.2", "net.1", "net.0"))
 
@@ -138,7 +140,7 @@ def test_a_problem_that_comes_back_is_shown_as_it_is_then(
     assert str(alert) in caplog.text
     printed = capsys.readouterr().out
     assert "Odd at net.1, since epoch 6, batch 5 (also in epoch 0)." in printed
-    assert "Open alerts: [warning] odd at net.1\n" in printed
+    assert "Open alerts: [warning] odd at net.1 (epoch 6, step 49)\n" in printed
 
     folder = tmp_path / "lightning_hooks"
     raised = [line for line in map(json.loads, (folder / "alerts.jsonl").read_text().splitlines()) if line["event"] == "raised"]

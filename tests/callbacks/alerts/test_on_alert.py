@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,33 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, monitors
+from lightning_hooks import Alert, FeatureStatsMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import AlertError, Dead, FeatureReport
 from tests.support.models import Classifier, is_attached, loader, mlp, trainer
 from tests.support.trainings import dying
 
 
-def test_log_goes_to_lightnings_logger_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        trainer([FeatureStatsMonitor(summary=False)], max_epochs=3).fit(dying(), loader())
-    reported = [r.message for r in caplog.records if "dead at net.1" in r.message]
-    assert len(reported) == 1
-    assert "Try a lower learning rate" in reported[0]
+def test_log_goes_to_our_logger_once_in_three_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FeatureStatsMonitor(summary=False)
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "disabled", True)  # silences Lightning, and not the alerts
+    trainer([monitor], max_epochs=3).fit(dying(), loader())
+    (reported,) = (r for r in caplog.records if "dead at net.1" in r.message)
+    assert (reported.name, reported.levelname) == ("lightning_hooks", "WARNING")
+    what, why, advice = reported.message.splitlines()
+    (alert,) = (alert for alert in monitor.history[0].alerts if alert.kind == "dead")
+    assert what == f"[critical] dead at net.1 (epoch 0, step 7): {alert.diagnosis.partition('. ')[0]}."
+    assert why.startswith("  why: ")
+    assert why.removeprefix("  why: ") in alert.diagnosis
+    assert advice.startswith("  try: ")
+    assert f"({len(alert.advice) - 1} more in Alert.advice and in the health report)" in advice
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, logger="lightning_hooks"):
+        trainer([FeatureStatsMonitor(summary=False)]).fit(dying(), loader())
+    assert not caplog.records
 
 
 def test_warn_warns_once() -> None:
-    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1: 100% of its units") as reported:
+    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1 \(epoch 0, step 7\): 100% of its units") as reported:
         trainer([FeatureStatsMonitor(on_alert="warn", summary=False)], max_epochs=3).fit(dying(), loader())
     assert len([w for w in reported if "dead at net.1" in str(w.message)]) == 1
 
@@ -63,6 +75,95 @@ def test_a_function_is_called_with_each_new_alert_and_may_fail() -> None:
     assert {alert.epoch for alert in seen} == {0}
 
 
+def test_the_text_is_shown_where_a_function_fails_and_the_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(alert: Alert) -> None:
+        raise KeyError("oops")
+
+    def wrong(report: FeatureReport) -> Any:
+        for kind in ("info", "warning", "critical"):
+            yield Alert(kind, "net.0", 1.0, 0.0, report.epoch, report.step, kind, "it is odd.")
+
+    with pytest.warns(UserWarning, match=r"broken at .* raised KeyError: 'oops'; training goes on, and this.*once") as reported:
+        trainer(monitors(on_alert=broken, rules=[wrong], summary=False)).fit(dying(), loader())
+    assert len([w for w in reported if "oops" in str(w.message)]) == 1
+    assert [r.message.partition(":")[0] for r in caplog.records if r.name == "lightning_hooks"] == [
+        "[critical] dead at net.1 (epoch 0, step 7)",
+        "[warning] warning at net.0 (epoch 0, step 7)",
+        "[critical] critical at net.0 (epoch 0, step 7)",
+    ]
+
+
+def test_on_alert_takes_a_list(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+    monitor = FeatureStatsMonitor(on_alert=["warn", "stop", lambda alert: seen.append(alert.name)], summary=False)
+    run = trainer([monitor], max_epochs=5)
+    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1"):
+        run.fit(dying(), loader())
+    assert seen == ["dead at net.1"]
+    assert run.current_epoch == 1
+    assert [r.message for r in caplog.records if r.name == "lightning_hooks"] == [
+        "Training stops because of dead at net.1 (epoch 0, step 7): on_alert='stop'."
+    ]
+    caplog.clear()
+    with pytest.warns(UserWarning, match=r"\[critical\] dead at net.1"):
+        trainer([FeatureStatsMonitor(on_alert=["log", "warn"], summary=False)]).fit(dying(), loader())
+    assert len([r for r in caplog.records if r.message.startswith("[critical] dead at net.1")]) == 1
+
+
+@pytest.mark.parametrize("wrong", [[], ["log", "shout"], [["log"]], [None], None, ["log", 3]])
+def test_what_on_alert_does_not_take(wrong: Any) -> None:
+    expected = "on_alert must be one of log, warn, stop, raise, a function of an Alert, or a list of these; got "
+    with pytest.raises(ValueError, match=re.escape(expected + repr(wrong))):
+        FeatureStatsMonitor(on_alert=wrong)
+
+
+def test_what_a_run_was_stopped_by_is_said_wherever_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = TrainingMonitor(on_alert="stop", every_n_steps=1)
+    trainer([monitor], max_epochs=5, logger=CSVLogger(tmp_path, name="", version="run")).fit(dying(), loader())
+    headline = "Dead units at net.1, since epoch 0. Stopped by dead at net.1 at step 7."
+    assert f"Monitors: {headline}\n" in capsys.readouterr().out
+    assert monitor.verdict == headline
+    assert headline in (tmp_path / "run/lightning_hooks/report.md").read_text()
+
+
+@pytest.mark.parametrize("logger", [True, False])
+def test_the_end_does_not_contradict_an_alert_that_was_logged(
+    logger: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The alert is gone in the last epochs, and the loss has not fallen."""
+    monitor = TrainingMonitor(every_n_steps=1, rules=["-lr_zero", "-not_updated"])
+    logged_to = CSVLogger(tmp_path, name="", version="run") if logger else False
+    trainer([monitor], max_epochs=4, logger=logged_to).fit(Reviving(dying().net, lr=0.0), loader(shuffle=False))
+    printed = capsys.readouterr().out
+    headline = monitor.verdict
+    assert f"Monitors: {headline}\n" in printed
+    assert "Open alerts: none\n" in printed
+    assert headline.startswith("Dead units at net.1, in epoch 0, not seen since; the loss ")
+    if logger:
+        assert headline in (tmp_path / "run/lightning_hooks/report.md").read_text()
+    logged = [r.message.partition(":")[0] for r in caplog.records if r.name == "lightning_hooks"]
+    assert logged == ["[critical] dead at net.1 (epoch 0, step 7)", "[ended] dead at net.1 (epoch 2, step 21)"]
+    assert "[ended] dead at net.1 (epoch 2, step 21): not in the last 2 epochs." in caplog.messages
+
+
+def test_a_crash_is_the_verdict_with_or_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Crashes(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step == 10:
+                raise IndexError("index out of range in self")
+            return super().training_step(batch, batch_idx)
+
+    verdicts = []
+    for logger in (False, CSVLogger(tmp_path, name="", version="run")):
+        monitor = TrainingMonitor(every_n_steps=1)
+        with pytest.raises(IndexError):
+            trainer([monitor], max_epochs=3, logger=logger).fit(Crashes(mlp()), loader())
+        verdicts.append(monitor.verdict)
+        assert f"Monitors: {monitor.verdict}\n" in capsys.readouterr().out
+    crash = "Training ended with IndexError: index out of range in self (epoch 1, step 10). No alert was raised before it."
+    assert verdicts == [crash, crash]
+
+
 def test_what_was_reported_survives_resume(tmp_path: Any) -> None:
     seen: list[Alert] = []
     run = trainer([FeatureStatsMonitor(summary=False)], max_epochs=1)
@@ -85,7 +186,10 @@ def test_the_full_summary_names_the_worst_the_silent_and_the_coverage(capsys: py
     trainer(monitors(every_n_steps=2, summary="full"), gradient_clip_val=0.5).fit(dying(), loader())
     printed = capsys.readouterr().out
     assert "Feature statistics, epoch 0: 3 of 3 modules recorded, in 4 of 7 batches." in printed
-    assert printed.splitlines()[-2:] == ["Monitors: Dead units at net.1.", "Open alerts: [critical] dead at net.1"]
+    assert printed.splitlines()[-2:] == [
+        "Monitors: Dead units at net.1, since epoch 0.",
+        "Open alerts: [critical] dead at net.1 (epoch 0, step 7)",
+    ]
     assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters recorded" in printed
     assert "0-SGD" in printed
 
@@ -99,7 +203,7 @@ def test_the_summary_is_three_lines_once_for_all_monitors(tmp_path: Path, capsys
     trainer(monitors(), logger=CSVLogger(tmp_path, name="", version="run")).fit(Classifier(mlp()), loader())
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "Monitors: Nothing was found wrong.",
+        "Monitors: 1 epoch, no rule broken.",
         "Open alerts: none",
         f"Health report: {tmp_path / 'run' / 'lightning_hooks' / 'report.html'}",
     ]
@@ -140,7 +244,7 @@ def test_alerts_are_written_to_a_file_and_to_the_loggers_text(tmp_path: Any) -> 
     assert raised["consequences"] == ["zero at net.0.weight", "zero at net.0.bias", "zero at net.2.weight"]
     assert cleared == {
         "event": "cleared", "monitor": "features", "kind": "dead", "site": "net.1",
-        "first_epoch": 0, "last_epoch": 0, "epoch": 2, "step": 21,
+        "first_epoch": 0, "last_epoch": 0, "severity": "critical", "epoch": 2, "step": 21,
     }  # fmt: skip
     events = EventAccumulator(str(tmp_path / "tb/version_0")).Reload()
     (tag,) = (tag for tag in events.Tags()["tensors"] if "alerts" in tag)
@@ -172,7 +276,7 @@ def test_what_one_monitor_finds_explains_what_another_does(caplog: pytest.LogCap
         trainer(ours).fit(dying(), loader())
     reported = [r.message for r in caplog.records if r.message.startswith("[")]
     assert len(reported) == 1
-    assert reported[0].endswith("Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
+    assert reported[0].splitlines()[1].endswith(" Consequences: zero at 3 sites (net.0.weight, net.0.bias, net.2.weight).")
     assert [(a.name, a.cause, a.severity) for a in ours[1].report.alerts if a.kind != "lr_zero"] == [
         (f"zero at {name}", "dead at net.1", "info") for name in ("net.0.weight", "net.0.bias", "net.2.weight")
     ]
@@ -258,4 +362,5 @@ def test_the_console_is_coloured_where_it_is_a_terminal(
         trainer([FeatureStatsMonitor(summary=False)]).fit(dying(), loader())
     (reported,) = (r.message for r in caplog.records if "dead at net.1" in r.message)
     assert reported.startswith("\033[31m[critical]" if coloured else "[critical]")
-    assert reported.endswith("\033[0m") is coloured
+    assert reported.splitlines()[0].endswith("\033[0m") is coloured
+    assert reported.count("\033") == 2 * coloured  # why and what to try are plain

@@ -69,8 +69,8 @@ def test_the_trio_writes_one_report(tmp_path: Path) -> None:
     assert head["parameters"] == sum(parameter.numel() for parameter in mlp().parameters())
     assert head["torch"] == str(torch.__version__)
     assert (events[-1]["how"], events[-1]["epoch"], events[-1]["step"]) == ("finished", 2, 14)
-    assert "Nothing was found wrong." in (ours(tmp_path) / "report.html").read_text()
-    assert "Nothing was found wrong." in (ours(tmp_path) / "report.md").read_text()
+    assert "2 epochs, no rule broken; the loss " in (ours(tmp_path) / "report.html").read_text()
+    assert "2 epochs, no rule broken; the loss " in (ours(tmp_path) / "report.md").read_text()
 
 
 def test_lines_hold_what_the_monitors_reported(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_each_alone_leaves_a_report_too(tmp_path: Path, one: Any) -> None:
     fit(tmp_path, [one(summary=False)], epochs=1)
     run = read_run(tmp_path)
     assert [recorded.prefix for recorded in run.monitors] == [one.collector.prefix]
-    assert judge(run).headline == "Nothing was found wrong."
+    assert judge(run).headline == "1 epoch, no rule broken."
 
 
 def test_without_a_logger_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_after_an_exception_the_report_says_so(tmp_path: Path, when: str, first:
         return
     assert (run.end["how"], run.end["error"]) == ("exception", "ValueError: the <disk> is gone")
     assert run.epochs == ([0] if when == "on_train_batch_end" else [0, 1])
-    assert "Training ended with ValueError: the &lt;disk&gt; is gone." in (ours(tmp_path) / "report.html").read_text()
+    assert "Training ended with ValueError: the &lt;disk&gt; is gone (epoch " in (ours(tmp_path) / "report.html").read_text()
 
 
 def test_after_an_interruption_the_report_says_so(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_an_alert_that_ends_training_is_in_the_report(tmp_path: Path) -> None:
         fit(tmp_path, quiet(on_alert="raise"), model=model)
     run = read_run(tmp_path)
     assert run.epochs == [0]
-    assert judge(run).headline == "Dead units at net.1, since epoch 0."
+    assert judge(run).headline == "Dead units at net.1, since epoch 0. on_alert='raise' ended training at step 7."
     assert [recorded.prefix for recorded in run.monitors] == ["features", "gradient_flow", "gradient_clip"]
 
 
@@ -266,7 +266,7 @@ def test_the_report_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(tmp_path, epochs=1)
     reported = [record.message for record in caplog.records if "Health report" in record.message]
-    assert reported == [f"Health report: Nothing was found wrong. {ours(tmp_path) / 'report.html'}"]
+    assert reported == [f"Health report: 1 epoch, no rule broken. {ours(tmp_path) / 'report.html'}"]
 
 
 def test_the_progress_bar_gets_alerts_and_clip_rate_if_asked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import lightning_hooks
 from lightning_hooks import HookedCallback, monitors
-from lightning_hooks.callbacks.missing_monitors import MissingMonitors
+from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
 
 ROOT = Path(__file__).parents[3]
 twin = pytest.importorskip("pytorch_lightning")
@@ -37,7 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [*CALLBACKS, MissingMonitors, Own])
+@pytest.mark.parametrize("kind", [*CALLBACKS, MonitorsFromEnvironment, Own])
 def test_a_callback_is_one_of_both(kind: Any) -> None:
     """What a Trainer of pytorch_lightning 2.4 and 2.5 asks of each callback raised "Expected a parent" there."""
     from pytorch_lightning.utilities.model_helpers import is_overridden
@@ -52,7 +52,7 @@ def test_a_callback_is_one_of_both(kind: Any) -> None:
 def test_no_method_is_taken_from_the_other_package() -> None:
     monitors()
     names = [name for name, value in vars(twin.Callback).items() if callable(value) and not name.startswith("__")]
-    for kind in (*CALLBACKS, MissingMonitors):
+    for kind in (*CALLBACKS, MonitorsFromEnvironment):
         owners = [next(owner for owner in kind.__mro__ if name in vars(owner)) for name in names if hasattr(pl.Callback, name)]
         assert twin.Callback not in owners
 

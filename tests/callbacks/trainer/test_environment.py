@@ -18,8 +18,8 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipper, monitors
 from lightning_hooks.alerts import Dead
-from lightning_hooks.callbacks.missing_monitors import MissingMonitors
 from lightning_hooks.callbacks.monitor import SessionCallback
+from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
@@ -90,7 +90,7 @@ def test_unset_nothing_happens(installed: Path, monkeypatch: pytest.MonkeyPatch,
     run = trainer()
     run.fit(Classifier(mlp()), loader())
     assert present(run) == []
-    assert not any(isinstance(callback, MissingMonitors) for callback in run.callbacks)
+    assert not any(isinstance(callback, MonitorsFromEnvironment) for callback in run.callbacks)
 
 
 def test_unset_nothing_is_imported(installed: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_script_gets_the_trio_without_an_edit(installed: Path, tmp_path: Path)
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)]), "LIGHTNING_HOOKS": "1"}
     done = subprocess.run([sys.executable, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "Monitors: Nothing was found wrong." in done.stdout
+    assert "Monitors: 1 epoch, " in done.stdout
     assert "Health report: " in done.stdout
     assert [recorded.prefix for recorded in read_run(tmp_path / "lightning_logs").monitors] == TRIO
 
@@ -177,7 +177,7 @@ def test_the_other_lightning_gets_them_too(installed: Path, monkeypatch: pytest.
     other = pytest.importorskip("pytorch_lightning")
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
     run = other.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
-    assert [type(callback).__name__ for callback in run.callbacks].count("MissingMonitors") == 1
+    assert [type(callback).__name__ for callback in run.callbacks].count("MonitorsFromEnvironment") == 1
 
 
 def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_says_their_arguments(installed: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LIGHTNING_HOOKS", str(path))
     run = trainer()
     run.fit(Classifier(mlp()), loader())
-    monitor = next(callback for callback in run.callbacks if isinstance(callback, MissingMonitors))
+    monitor = next(callback for callback in run.callbacks if isinstance(callback, MonitorsFromEnvironment))
     assert list(monitor.features.sites) == ["net.0", "net.1"]
     assert [(member.settings.every_n_steps, member.settings.on_alert) for member in monitor.members[:2]] == [(3, "stop")] * 2
     path.write_text("")
@@ -221,8 +221,8 @@ def test_a_wrong_file_is_one_warning_and_no_monitors(
 
 def test_monitors_that_cannot_be_imported_are_one_warning(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
-    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.missing_monitors", None)
-    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*missing_monitors"):
+    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.monitors_from_environment", None)
+    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*monitors_from_environment"):
         assert callbacks_from_environment() == []
 
 
@@ -231,7 +231,7 @@ def test_where_gradients_are_sharded_the_others_stay(monkeypatch: pytest.MonkeyP
         raise RuntimeError("needs whole gradients")
 
     monkeypatch.setattr("lightning_hooks.callbacks.lightning_api.check_gradients", refuse)
-    run = trainer([MissingMonitors(summary=False)])
+    run = trainer([MonitorsFromEnvironment(summary=False)])
     with pytest.warns(
         UserWarning, match="LIGHTNING_HOOKS: .* without .*, because of RuntimeError: needs whole gradients"
     ) as reported:
@@ -286,7 +286,7 @@ def test_what_cannot_observe_a_model_is_left_out(installed: Path, monkeypatch: p
 def test_a_pattern_for_another_model_leaves_its_monitors_out(arguments: dict[str, Any], left: list[str]) -> None:
     model = Classifier(mlp())
     before = hook_counts(model)
-    run = trainer([copy.deepcopy(MissingMonitors(summary=False, **arguments))])
+    run = trainer([copy.deepcopy(MonitorsFromEnvironment(summary=False, **arguments))])
     with pytest.warns(
         UserWarning, match=r"LIGHTNING_HOOKS: this fit runs without .*'encoder\.\*'.* Training goes on\.$"
     ) as reported:
@@ -301,22 +301,28 @@ def test_a_model_that_is_built_after_setup_is_observed() -> None:
         def configure_model(self) -> None:
             self.net = mlp()
 
-    run = trainer([MissingMonitors(summary=False)])
+    run = trainer([MonitorsFromEnvironment(summary=False)])
     run.fit(Later(torch.nn.ParameterList()), loader())
     assert present(run) == TRIO
 
 
-def test_their_state_is_in_checkpoints(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("name", ["MonitorsFromEnvironment", "MissingMonitors"])  # now, and in earlier versions
+def test_their_state_is_in_checkpoints(name: str, tmp_path: Path) -> None:
     def dying() -> Classifier:
         model = Classifier(mlp())
         torch.nn.init.constant_(model.net[0].bias, -20.0)
         return model
 
-    first = trainer([MissingMonitors(summary=False)], max_epochs=1)
+    first = trainer([MonitorsFromEnvironment(summary=False)], max_epochs=1)
     first.fit(dying(), loader())
     first.save_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    (key,) = (key for key in checkpoint["callbacks"] if "MonitorsFromEnvironment" in key)
+    checkpoint["callbacks"][key.replace("MonitorsFromEnvironment", name)] = checkpoint["callbacks"].pop(key)
+    torch.save(checkpoint, tmp_path / "last.ckpt")
     reported: list[Any] = []
-    again = trainer([MissingMonitors(summary=False, on_alert=reported.append)], max_epochs=2)
+    again = trainer([MonitorsFromEnvironment(summary=False, on_alert=reported.append)], max_epochs=2)
     again.fit(dying(), loader(), ckpt_path=tmp_path / "last.ckpt")
     assert [alert.kind for alert in again.callbacks[0].features.alerts] == ["dead"]
     assert reported == []  # it was reported before

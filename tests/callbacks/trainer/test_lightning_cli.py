@@ -19,6 +19,7 @@ from lightning_hooks import (
 )
 from lightning_hooks.alerts import Dead, Saturated
 from tests.support.models import Classifier, loader, mlp
+from tests.support.trainings import dying
 
 CONFIG = """
 seed_everything: 1
@@ -44,7 +45,7 @@ trainer:
           - {kind: saturated, threshold: 0.9}
           - "-constant at net.0"
     - class_path: lightning_hooks.GradientFlowMonitor
-      init_args: {modules: [net.0, "net.[24]"], summary: false}
+      init_args: {modules: [net.0, "net.[24]"], on_alert: [log, warn, tests.support.trainings.dying], summary: false}
     - class_path: lightning_hooks.GradientClipper
       init_args:
         policy: {class_path: lightning_hooks.clipping.ZClip, init_args: {z: 2.0, warmup: 3}}
@@ -83,6 +84,7 @@ def test_yaml_says_all_that_python_says(
     assert [rule.threshold for rule in book.rules if isinstance(rule, Saturated)] == [0.9]
     assert [(mute.kind, mute.sites) for mute in book.mutes] == [("silent", "*"), ("constant", "net.0")]
     assert list(features.report.sites) == ["net.0", "net.1", "net.2", "net.3", "net.4"]
+    assert flow.on_alert == ["log", "warn", dying]
     assert list(flow.report.modules) == ["net.0", "net.2", "net.4"]
     assert (clipper.policy.z, clipper.policy.warmup, clipper.policy.alpha) == (2.0, 3, 0.97)
     with pytest.raises(SystemExit):

@@ -12,13 +12,18 @@ from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 from lightning_hooks.collectors.warn import warn
 
 
-class MissingMonitors(TrainingMonitor):
+class MonitorsFromEnvironment(TrainingMonitor):
     """Gives every fit the parts of :class:`~lightning_hooks.TrainingMonitor` that its trainer lacks; none is doubled.
 
     It is what ``LIGHTNING_HOOKS=1`` adds to a trainer. Unlike monitors that a script asks for, these never end a fit: a part that
     cannot observe this model (it has no modules, a pattern matches none of them, each rank holds a shard of the gradients) is left
-    out, with a warning. The arguments are those of TrainingMonitor.
+    out, with a warning. The arguments are those of TrainingMonitor. Lightning prints the name of this class at the start.
     """
+
+    @property
+    @override
+    def _legacy_state_key(self) -> str:  # type: ignore[override]  # Lightning looks for a callback's state in a checkpoint here too
+        return self.state_key.replace(type(self).__qualname__, "MissingMonitors", 1)  # as earlier versions called it
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
