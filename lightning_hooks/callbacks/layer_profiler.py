@@ -259,4 +259,4 @@ def _require_plots() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError('LayerProfiler(plot=True) needs matplotlib: pip install "lightning-hooks[plots]".') from error
+        raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.") from error

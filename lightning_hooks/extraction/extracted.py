@@ -106,9 +106,7 @@ def safetensors_for(what: str) -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise ImportError(
-            f'safetensors is needed to {what} such files: pip install "lightning-hooks[files]", or use npz.'
-        ) from error
+        raise ImportError(f"safetensors is needed to {what} such files: pip install safetensors, or use npz.") from error
     return safetensors.torch
 
 

@@ -62,7 +62,7 @@ def style() -> Iterator[None]:
     try:
         from matplotlib import rcParams
     except ImportError as error:
-        raise ImportError('lightning_hooks.plots needs matplotlib: pip install "lightning-hooks[plots]".') from error
+        raise ImportError("lightning_hooks.plots needs matplotlib: pip install matplotlib.") from error
     with _STYLING:
         before = {key: rcParams[key] for key in STYLE}
         rcParams.update(STYLE)

@@ -28,7 +28,7 @@ def frame(reports: Iterable[Any]) -> pandas.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError('to_frame() needs pandas: pip install "lightning-hooks[files]".') from error
+        raise ImportError("to_frame() needs pandas: pip install pandas.") from error
     rows = []
     for report in reports:
         for table, noun in TABLES.items():

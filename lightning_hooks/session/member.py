@@ -51,6 +51,7 @@ class Member(MemberContext):
         session: The session under way; None outside of a run.
         collector: Of the run under way, or of the last one.
         batch: The training batch under way, from 0 in each epoch.
+        ended: How the last run ended, as its file says it; None before, and while one is under way.
         batches: Training batches of the window under way.
         sampled_batches: Those of them that are sampled.
         window_end_seconds: What the end of the last window took.
@@ -78,6 +79,7 @@ class Member(MemberContext):
         self.batches = self.sampled_batches = self.batch = 0
         self.window_end_seconds, self.table_bytes = float("nan"), 0
         self.folder: Path | None = None  # of the run's files
+        self.ended: dict[str, Any] | None = None
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
@@ -90,7 +92,7 @@ class Member(MemberContext):
         self.session, host = session, session.host
         self.faults = Faults()
         self.batches = self.sampled_batches = 0
-        self.report = self.epoch_report = None
+        self.report = self.epoch_report = self.ended = None
         self.histograms = {}
         self.history.reports.clear()
         self.windows.start(window_length(self.settings.report_every_n_steps, host.batches_per_epoch))

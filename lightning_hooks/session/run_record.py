@@ -104,11 +104,7 @@ class RunRecord:
             error: What ended training.
         """
         self.write()
-        end = {"how": how, "epoch": self._host.epoch, "step": self._host.global_step, "ended": _now()}
-        if error is not None:
-            end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-            if how == "exception":
-                end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
+        end = end_of(self._host, how, error)
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", end)])))
         self._try(self._conclude)
         if self._broken:
@@ -137,6 +133,16 @@ class RunRecord:
                 f"The health report in {self.file.parent} cannot be written: {type(error).__name__}: {error}. Training goes on "
                 "without it, and this warning is shown once. report_dir= names another directory; report_dir=None writes nothing."
             )
+
+
+def end_of(host: Host, how: str, error: BaseException | None) -> dict[str, Any]:
+    """The event of a run's end; arguments as for :meth:`RunRecord.close`."""
+    end = {"how": how, "epoch": host.epoch, "step": host.global_step, "ended": _now()}
+    if error is not None:
+        end["error"] = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        if how == "exception":
+            end |= {"error_type": type(error).__name__, "error_text": str(error)[:LONGEST_ERROR]}
+    return end
 
 
 def _description(host: Host) -> dict[str, Any]:

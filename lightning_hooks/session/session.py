@@ -22,7 +22,7 @@ from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.rank_merge import check_ranks_agree
-from lightning_hooks.session.run_record import RunRecord
+from lightning_hooks.session.run_record import RunRecord, end_of
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
 
@@ -262,6 +262,7 @@ class Session:
             self.hooks.remove_all(self.host.model)
         for member in list(members):
             member.detach()
+            member.ended = end_of(self.host, how, error)
         self.calls.close()
         for member in members:
             member.history.add(member.report)

@@ -102,4 +102,4 @@ class Settings:
         if self.figures < 0:
             raise ValueError(f"figures must be True, False, or a number of epochs of at least 1; got {self.figures!r}.")
         if self.figures and find_spec("matplotlib") is None:
-            raise ImportError(f'figures={self.figures!r} needs matplotlib: pip install "lightning-hooks[plots]".')
+            raise ImportError(f"figures={self.figures!r} needs matplotlib: pip install matplotlib.")

@@ -52,7 +52,7 @@ class Picture:
         try:
             from PIL import Image
         except ImportError as error:
-            raise ImportError('Pictures need Pillow: pip install "lightning-hooks[plots]".') from error
+            raise ImportError("Pictures need Pillow: pip install pillow.") from error
         return _encoded(Image.fromarray(image))
 
     def array(self) -> np.ndarray:
