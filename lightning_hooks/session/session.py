@@ -210,6 +210,7 @@ class Session:
         try:
             self.delivery.window_end(members)
         finally:  # also where on_alert="raise" ends the run here
+            self.publisher.write_verdict(self.members)
             self.publisher.publish(members)
         for member in members:
             member.history.add(member.report)
@@ -233,6 +234,7 @@ class Session:
     def finish(self) -> None:
         """Training has ended as it should: publish the last figures, and print the summaries."""
         with self._ending():
+            self.publisher.write_verdict(self.members, last=True)
             self.publisher.publish(self.members, last=True)
         if self.host.is_global_zero:
             for member in self.members:
