@@ -93,8 +93,8 @@ class Publisher:
         alerts = open_alerts(members)
         lines = [f"**{markdown_text(headline_of(alerts))}**", ""]
         for alert in alerts[:MOST_ALERTS]:
-            text = f"{alert.diagnosis} {'. '.join(alert.advice)}"
-            lines.append(f"- **[{alert.severity}] {markdown_text(alert.name)}**: {markdown_text(text)}")
+            what, _, text = str(alert).partition(": ")
+            lines.append(f"- **{markdown_text(what)}**: {markdown_text(text)}")
         lines += [f"- … and {len(alerts) - MOST_ALERTS} more"] if len(alerts) > MOST_ALERTS else []
         text = "\n".join(lines)
         if text != self._verdicts[-1] and (last or len(self._verdicts) <= MOST_VERDICTS):
