@@ -47,7 +47,8 @@ class Publisher:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._drawing: DrawingThread | None = None
-        self._verdicts = [""]
+        self._verdict = ""  # as it was written last
+        self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
 
     def log(self, members: Sequence[Member]) -> None:
         """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
@@ -89,7 +90,12 @@ class Publisher:
         )
 
     def write_verdict(self, members: Sequence[Member], last: bool = False) -> None:
-        """Write the verdict and the open alerts as text, where they have changed; arguments as for :meth:`publish`."""
+        """Write the verdict and the open alerts as text, where these have changed and at the end.
+
+        Args:
+            members: All of them.
+            last: Whether training is over.
+        """
         alerts = open_alerts(members)
         lines = [f"**{markdown_text(headline_of(alerts))}**", ""]
         for alert in alerts[:MOST_ALERTS]:
@@ -97,8 +103,10 @@ class Publisher:
             lines.append(f"- **{markdown_text(what)}**: {markdown_text(text)}")
         lines += [f"- … and {len(alerts) - MOST_ALERTS} more"] if len(alerts) > MOST_ALERTS else []
         text = "\n".join(lines)
-        if text != self._verdicts[-1] and (last or len(self._verdicts) <= MOST_VERDICTS):
-            self._verdicts.append(text)
+        problems = [(alert.severity, alert.name) for alert in alerts]
+        if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
+            self._problems.append(problems)
+            self._verdict = text
             self._host.trackers.text(VERDICT, text, self._host.log_step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:

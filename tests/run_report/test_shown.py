@@ -90,7 +90,7 @@ def test_after_an_exception_it_says_what_ended_training(tmp_path: Path, files: b
     with pytest.raises(IndexError):
         fit(monitor, Fails())
     assert monitor.report.verdict.status == "failed"
-    assert "Training ended with IndexError: index 96 is out of range." in monitor._repr_html_()
+    assert "Training ended with IndexError: index 96 is out of range" in monitor._repr_html_()
     assert "Dead units" in monitor._repr_html_()
     assert (monitor.report.path is not None) is files
 
