@@ -103,7 +103,7 @@ class Publisher:
             lines.append(f"- **{markdown_text(what)}**: {markdown_text(text)}")
         lines += [f"- … and {len(alerts) - MOST_ALERTS} more"] if len(alerts) > MOST_ALERTS else []
         text = "\n".join(lines)
-        problems = [(alert.severity, alert.name) for alert in alerts]
+        problems: list[tuple[str, str]] = [(alert.severity, alert.name) for alert in alerts]
         if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
             self._problems.append(problems)
             self._verdict = text

@@ -210,12 +210,12 @@ class Session:
         try:
             self.delivery.window_end(members)
         finally:  # also where on_alert="raise" ends the run here
-            self.publisher.write_verdict(self.members)
             self.publisher.publish(members)
         for member in members:
             member.history.add(member.report)
             if not epoch_ends:
                 member.alerting.add_to_epoch(member.report)
+        self.publisher.write_verdict(self.members)
         for record in self._records.values():
             record.write()
         if any(member.settings.progress_bar for member in self.members):
@@ -234,7 +234,6 @@ class Session:
     def finish(self) -> None:
         """Training has ended as it should: publish the last figures, and print the summaries."""
         with self._ending():
-            self.publisher.write_verdict(self.members, last=True)
             self.publisher.publish(self.members, last=True)
         if self.host.is_global_zero:
             for member in self.members:
@@ -270,6 +269,7 @@ class Session:
             member.history.add(member.report)
         with self._ending():
             self.publisher.write_figures(last=True)
+            self.publisher.write_verdict(members, last=True)
         for record in self._records.values():
             with self._ending():
                 record.close(how, error)

@@ -243,7 +243,8 @@ def test_the_verdict_is_the_first_text_and_is_written_when_it_changes(tmp_path: 
     assert (at_first, then) == (6, 20)
     assert len(last) <= 1
     assert [dead, *(text for _, text in last)][-1].splitlines()[0] == f"**{monitor.verdict}**"
-    assert "- **\\[critical\\] dead at net.1**: 100% of its units" in dead
+    assert "\n- **\\[critical\\] dead at net.1" in dead
+    assert "100% of its units" in dead
     assert healthy != dead
     assert "dead" not in healthy
     assert sorted(tag for tag in events.Tags()["tensors"] if tag.endswith("text_summary"))[0] == "Verdict/text_summary"
