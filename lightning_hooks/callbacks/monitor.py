@@ -15,9 +15,9 @@ from lightning_hooks.callbacks.adapter import Adapter
 from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.collectors.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
-from lightning_hooks.session.history import run_report
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.session.so_far import run_report
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.session.closing import headline_of, open_alerts
-from lightning_hooks.session.history import History, run_report
+from lightning_hooks.session.history import History
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.so_far import run_report
 
 if TYPE_CHECKING:
     import pandas

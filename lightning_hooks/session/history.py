@@ -1,25 +1,17 @@
-"""The reports of a run, kept to draw from, and its health report."""
+"""The reports of a run, kept to draw from."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.plots.picture import picture
 from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.run_report.files import PAGE
 from lightning_hooks.run_report.frame import frame
-from lightning_hooks.run_report.lines import FOLDER, REPORTS
-from lightning_hooks.run_report.run import read_run, run_of_reports
-from lightning_hooks.run_report.shown import RunReport
-from lightning_hooks.session.described import mean_loss
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-    from lightning_hooks.session.member import Member
 
 MOST_EPOCHS = 1000
 MOST_ROWS = 100_000
@@ -72,22 +64,3 @@ class History:
 
 def _window(report: Any) -> tuple[int, int | None]:
     return report.epoch, getattr(report, "window", None)
-
-
-def run_report(members: Sequence[Member]) -> RunReport:
-    """The health report of a run so far: from its files where they are written, else from the reports in memory.
-
-    Args:
-        members: Of one monitor; of the files, all that was written there counts.
-    """
-    used = [member for member in members if not getattr(member.collector, "unused", False)]  # a model without attention has none
-    reports = {(member.kind.prefix, member.selection): member.history.reports for member in used}
-    folder = next((member.folder / FOLDER for member in members if member.folder is not None), None)
-    if folder is not None and any(reports.values()) and (folder / REPORTS).exists():
-        page = folder / PAGE
-        return RunReport(read_run(folder / REPORTS), page if members[0].ended is not None and page.exists() else None)
-    windows: dict[int, list[Any]] = {}
-    for report in (report for found in reports.values() for report in found):
-        windows.setdefault(report.at, []).append(report)
-    losses = {at: loss for at, found in sorted(windows.items()) if (loss := mean_loss(found)) is not None}
-    return RunReport(run_of_reports(reports, losses, members[0].ended), None)
