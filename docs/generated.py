@@ -35,5 +35,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  MkDocs passes them by name
-    """Fill in the table of kinds."""
+    """Fill in the tables of kinds."""
     return markdown.replace("{{ kinds }}", kind_pages.table())

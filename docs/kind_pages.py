@@ -26,12 +26,35 @@ MONITORS = {
     "ClipReport": "GradientClipMonitor",
     "RouterReport": "RouterMonitor",
 }
+GROUPS = {
+    "Set-up": (
+        *("not_optimized", "unregistered", "eval_mode", "frozen_statistics", "shared", "silent", "settings", "optimizer_settings"),
+        "precision_not_applied",
+    ),
+    "Data": ("batch_repeated", "labels_ignored", "validation_shift"),
+    "Loss": ("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting", "double_softmax", "output_range"),
+    "Forward": (
+        *("dead", "saturated", "constant", "nonfinite", "representation_collapse", "poor_init", "softmax_dim", "dropout_in_eval"),
+    ),
+    "Backward": ("vanishing", "exploding", "zero", "missing", "spike"),
+    "Updates": (
+        *("lr_zero", "update_too_small", "not_updated", "update_too_large", "update_spike", "weights_growing", "updates_lost"),
+        *("second_moment_stale", "not_zeroed", "steps_skipped"),
+    ),
+    "Clipping": ("always_clipped", "clip_ineffective"),
+    "Attention, experts, residual streams": (
+        *("attention_logits", "attention_collapse", "attention_uniform", "masked_rows", "router_collapse", "dead_experts"),
+        *("activation_outliers", "residual_growth"),
+    ),
+    "Several processes": ("ranks_same_batch", "ranks_differ"),
+}
+"""Where in a training a user looks for what each kind is about."""
 EVERY_RULE = tuple(field.name for field in dataclasses.fields(Rule))
 
 
 def paths() -> list[str]:
-    """The pages, in the order of the table."""
-    return [f"{page_of(kind)}.md" for kind in KINDS]
+    """The pages, in the order of the tables."""
+    return [f"{page_of(kind)}.md" for kinds in GROUPS.values() for kind in kinds]
 
 
 def pages() -> dict[str, str]:
@@ -45,9 +68,15 @@ def rules_of(kind: str) -> list[Rule]:
 
 
 def table() -> str:
-    """A row for each kind."""
-    rows = [f"| [`{kind}`]({kind}.md) | {MEANINGS[kind].partition('. ')[0].rstrip('.')} | {SEVERITIES[kind]} |" for kind in KINDS]
-    return "\n".join(["| kind | means | severity |", "|---|---|---|", *rows])
+    """All kinds in groups, in the order in which a reader looks for what went wrong: a line each."""
+    return "\n\n".join(
+        "\n".join([f"### {group}", "", "| what you see | kind | severity |", "|---|---|---|", *map(_row, kinds)])
+        for group, kinds in GROUPS.items()
+    )
+
+
+def _row(kind: str) -> str:
+    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {SEVERITIES[kind].partition(';')[0].partition(' ')[0]} |"
 
 
 def page(kind: str) -> str:

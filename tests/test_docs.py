@@ -74,6 +74,25 @@ def test_every_kind_has_a_page() -> None:
     assert set(kind_pages.paths()) == {f"alerts/{kind}.md" for kind in ALERT_KINDS} == set(kind_pages.pages())
 
 
+def test_every_kind_is_in_one_group_of_the_table() -> None:
+    rows = re.findall(r"^\| (.+) \| \[`(\w+)`\]\(\2\.md\) \| (\w+) \|$", kind_pages.table(), re.MULTILINE)
+    assert sorted(kind for _, kind, _ in rows) == sorted(ALERT_KINDS)
+    assert ("Dead units", "dead", "warning") in rows
+    assert {severity for *_, severity in rows} == {"info", "warning", "critical"}
+    groups = re.findall(r"^### (.+)$", kind_pages.table(), re.MULTILINE)
+    assert groups == [
+        "Set-up",
+        "Data",
+        "Loss",
+        "Forward",
+        "Backward",
+        "Updates",
+        "Clipping",
+        "Attention, experts, residual streams",
+        "Several processes",
+    ]
+
+
 @pytest.mark.parametrize("kind", ALERT_KINDS)
 def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
     text = kind_pages.page(kind)

@@ -17,6 +17,7 @@ from lightning_hooks.collectors.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.session.so_far import run_report
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class SessionCallback(EitherPackage):
         session = Adapter.of(trainer).session_of(trainer, pl_module)
         for member in self.joining(trainer, pl_module):
             session.join(member)
+
+    def _repr_html_(self) -> str:
+        """The head of the run's health report, for a notebook."""
+        return run_report(self.members).head()
 
     def subscribe(self, observer: Callable[[Alert], object]) -> None:
         """Call ``observer`` with every new alert, after those that subscribed before and next to what ``on_alert`` says.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
@@ -13,9 +13,19 @@ from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureRe
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitors import monitors
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.session.closing import open_alerts, verdict_of
+from lightning_hooks.session.history import History
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.so_far import run_report
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+NAMES = {"gradient_flow": "gradients", "gradient_clip": "clipping"}
+"""The prefix of a monitor's tags to its name here, where they differ."""
 
 
 class TrainingMonitor(SessionCallback):
@@ -147,8 +157,43 @@ class TrainingMonitor(SessionCallback):
     @property
     def history(self) -> dict[str, deque[Any]]:
         """The reports of this fit, oldest first, of ``features``, ``gradients``, ``clipping``, ``attention`` and ``routers``."""
-        names = {"gradient_flow": "gradients", "gradient_clip": "clipping"}
-        return {names.get(member.kind.prefix, member.kind.prefix): member.history.reports for member in self.members}
+        return {NAMES.get(member.kind.prefix, member.kind.prefix): member.history.reports for member in self.members}
+
+    @property
+    def report(self) -> RunReport:
+        """The health report of the run so far, which a notebook shows; its ``.path`` is the page on disk."""
+        return run_report(self.members)
+
+    def plot(self, stat: str | None = None, monitor: str = "features") -> Figure:
+        """Draw what was reported in this fit: a matplotlib figure.
+
+        Args:
+            stat: A statistic, such as ``rms``, for a heat map of all layers over the windows; None for what suits the reports best.
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+            ValueError: If there is no report yet, no such statistic or no such monitor.
+        """
+        return self._history_of(monitor).plot(stat)
+
+    def to_frame(self, monitor: str = "features") -> pandas.DataFrame:
+        """Return what was reported in this fit as a pandas table: a row for each window and each module, parameter or optimizer.
+
+        Args:
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
+
+        Raises:
+            ImportError: If pandas is not installed.
+            ValueError: If there is no report yet or no such monitor.
+        """
+        return self._history_of(monitor).to_frame()
+
+    def _history_of(self, monitor: str) -> History:
+        known = {NAMES.get(member.kind.prefix, member.kind.prefix): member.history for member in self.members}
+        if monitor not in known:
+            raise ValueError(f"monitor must be one of {', '.join(known)}; got {monitor!r}.")
+        return known[monitor]
 
     @property
     def alerts(self) -> list[Alert]:

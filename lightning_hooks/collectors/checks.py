@@ -51,7 +51,7 @@ class Early:
         return {"found": [alert.record() for alert in self.found.values()], "reported": sorted(self.reported)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the state of an epoch that a checkpoint interrupted."""
+        """Restore the state of an epoch that a checkpoint interrupted."""
         alerts = [from_plain(Alert, plain) for plain in state.get("found", [])]
         self.found = {(alert.kind, alert.site): alert for alert in alerts}
         self.reported = set(state.get("reported", []))

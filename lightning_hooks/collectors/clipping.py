@@ -136,6 +136,11 @@ class ClipCollector(Collector[ClipReport]):
 
     @property
     @override
+    def n_modules(self) -> int:
+        return len({name.rpartition(".")[0] for name in self._steps.names})
+
+    @property
+    @override
     def stretches(self) -> Stretches:
         tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
         return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(N_CARELESS, largest, added), tally

@@ -241,6 +241,10 @@ class FeatureCollector(Collector[FeatureReport]):
         return [stat for stat in self.logged_by_default or () if not absent.get(stat)]
 
     @override
+    def not_logged_by_default(self) -> set[str]:
+        return {f"{self.prefix}/model/mean_worst"}  # a mean is no fault, however large
+
+    @override
     def charts(self, written: Written) -> Layout:
         of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
         return {"Features": of_model(self.prefix, self._model_statistics()) if of_sites is None else of_sites}

@@ -58,4 +58,4 @@ class Functional(Protocol):
         """The sites, in plain types."""
 
     def restore(self, state: Sequence[Sequence[str]]) -> None:
-        """Take up the sites of an earlier run, before any other is known."""
+        """Restore the sites of an earlier run, before any other is known."""

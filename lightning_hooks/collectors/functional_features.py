@@ -56,7 +56,7 @@ class FunctionalFeatures:
         return {"sites": [] if self._functional is None else self._functional.state(), "recorded": list(self.functions)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the sites of an earlier run."""
+        """Restore the sites of an earlier run."""
         if self._functional is None:
             return
         self._functional.restore(state["sites"])

@@ -113,7 +113,7 @@ class ModuleModes:
         return torch.cat((levels, moved))
 
     def unpack(self, maxima: Tensor) -> None:
-        """Take up what :meth:`maxima` gave."""
+        """Load what :meth:`maxima` gave."""
         self._levels = [-level for level in maxima[: len(self.names)].tolist()]
 
     def read(self, maxima: Tensor) -> tuple[dict[str, int], dict[str, float]]:

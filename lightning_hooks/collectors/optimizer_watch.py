@@ -32,7 +32,7 @@ class _Rate:
     low_since: int | None = None  # the global step at which it was first seen to be low, and has been since
 
     def see(self, rate: float | None, step: int) -> None:
-        """Take up the rate at a step."""
+        """Record the rate at a step."""
         if rate is None:
             return
         self.peak = rate if self.peak is None else max(self.peak, rate)
@@ -133,7 +133,7 @@ class OptimizerWatch:
         return {"rates": [(*place, rate.peak, rate.low_since) for place, rate in self._rates.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the :meth:`state` of an earlier run."""
+        """Restore the :meth:`state` of an earlier run."""
         self._rates = {(place, number): _Rate(peak, low) for place, number, peak, low in state.get("rates", ())}
 
 

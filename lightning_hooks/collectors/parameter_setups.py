@@ -87,7 +87,7 @@ class SetupWatch:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the :meth:`state` of an earlier run."""
+        """Restore the :meth:`state` of an earlier run."""
         self._peaks, self._steps = dict(state.get("peaks", {})), dict(state.get("steps", {}))
         self._reached = set(state.get("reached", ()))
         self._unzeroed, self._at_zero = dict(state.get("unzeroed", {})), {*self._at_zero, *state.get("at_zero", ())}

@@ -26,7 +26,7 @@ class ReplicaWatch:
             self.table.add_gradients(measured.indices, measured.read[0], step.global_step)
 
     def _take_weights(self) -> None:
-        """The window ends: take up the weights of the parameters that every rank is to hold alike."""
+        """The window ends: record the weights of the parameters that every rank is to hold alike."""
         places = [(self._context.steps.index_of(parameter), parameter) for parameter in self._context.host.replicated_parameters()]
         known = [(place, parameter) for place, parameter in places if place is not None]
         self.table.add_weights([place for place, _ in known], [parameter for _, parameter in known])

@@ -66,7 +66,7 @@ class SetupChecks:
         return {"before": self._hashes.before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of an earlier run."""
+        """Restore the state of an earlier run."""
         before = state.get("before")
         self._hashes.before = None if before is None else before.to(self._device)
 
@@ -121,7 +121,7 @@ class SetupChecks:
         return torch.cat((*sums, reached.to(self._device, non_blocking=True), self._modes.maxima(), self._hashes.maxima()))
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up what :meth:`pack` or a merge gave."""
+        """Load what :meth:`pack` or a merge gave."""
         losses, batches, pairs, reached, modes, hashes = self._parts(packed)
         self._of_losses.unpack(losses)
         self._of_batches.unpack(batches)

@@ -50,7 +50,7 @@ class Step:
             first are the gradients at the weights that the step starts from.
         withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
         unzeroed: The gradients had not been zeroed since the step before.
-        late: Under manual optimisation with several ranks: all ranks took up this step when backward ended, and this rank had no
+        late: Under manual optimisation with several ranks: all ranks recorded this step when backward ended, and this rank had no
             gradients for it then.
         wasted: They were changed after the step before, and then zeroed.
         discarded: How many batches since the step before gave gradients that were removed before the backward of the next one,

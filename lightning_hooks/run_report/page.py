@@ -16,9 +16,9 @@ MOST_BYTES = 1_900_000
 """A page that would be larger draws less of a large run."""
 
 
-def health_page(run: Run) -> str:
-    """Return the health report of a run: a whole HTML document of less than 2 MB."""
-    return _page("page.html.j2", RunView(run, Limits()))
+def health_page(run: Run, most_bytes: int | None = None) -> str:
+    """Return the health report of a run: a whole HTML document of less than 2 MB, or of about ``most_bytes``."""
+    return _page("page.html.j2", RunView(run, Limits()), most_bytes)
 
 
 def compare_page(found: Comparison) -> str:
@@ -32,9 +32,10 @@ def health_markdown(run: Run) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _page(template: str, view: RunView | ComparisonView) -> str:
+def _page(template: str, view: RunView | ComparisonView, most_bytes: int | None = None) -> str:
+    most = MOST_BYTES if most_bytes is None else most_bytes
     while True:
         page = render(template, view)
-        if len(page.encode("utf-8", "backslashreplace")) <= MOST_BYTES or view.limits.rows < 8:
+        if len(page.encode("utf-8", "backslashreplace")) <= most or view.limits.rows < 8:
             return page
         view = dataclasses.replace(view, limits=view.limits.halved())

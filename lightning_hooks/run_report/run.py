@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,17 @@ from lightning_hooks.plots.series import Series
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.reports.plain import NONFINITE, from_plain
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_of, spread, with_columns
+from lightning_hooks.run_report.lines import (
+    FOLDER,
+    REPORTS,
+    is_table,
+    place,
+    read_lines,
+    report_line,
+    report_of,
+    spread,
+    with_columns,
+)
 
 MOST_EPOCHS = 300
 """Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
@@ -135,12 +146,35 @@ def read_run(path: Path | str) -> Run:
         ValueError: If the file holds no run.
     """
     file = find(Path(path))
-    run = Run(file.parent, run_name(file))
+    bad: list[int] = []
+    run = _run_of_events(Run(file.parent, run_name(file)), read_lines(file, bad.append), _epochs_written(file), bad)
+    if not run.fit and not run.monitors:
+        raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
+    return run
+
+
+def run_of_reports(
+    reports: Mapping[tuple[str, str], Sequence[Any]], losses: Mapping[int, float], end: dict[str, Any] | None
+) -> Run:
+    """Make a run of reports in memory, for where none is written.
+
+    Args:
+        reports: The prefix of each monitor and the modules that it observes, to its reports, oldest first.
+        losses: The mean loss by the place of a window: its epoch, or its step where windows are shorter.
+        end: How training ended; None if it goes on.
+    """
+    events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
+    run = _run_of_events(Run(Path(), "in memory", end=end), events, max(map(len, reports.values()), default=0), [])
+    run.timing = {at: {"loss": loss} for at, loss in losses.items()}
+    return run
+
+
+def _run_of_events(run: Run, events: Iterable[Mapping[str, Any]], epochs: int, bad: list[int]) -> Run:
+    """Fill in a run from its events; of those that cannot be read ``bad`` gets a 0."""
     found: Found = {}
     known: dict[tuple[str, str], _Known] = {}
-    bad: list[int] = []
-    stride = max(1, -(-_epochs_written(file) // MOST_EPOCHS))
-    for event in read_lines(file, bad.append):
+    stride = max(1, -(-epochs // MOST_EPOCHS))
+    for event in events:
         try:
             _take(run, found, known, event, stride)
         except (TypeError, ValueError, KeyError, OverflowError):
@@ -152,8 +186,6 @@ def read_run(path: Path | str) -> Run:
             last = report_of(known[key].latest)
             alerts = next(reversed(record.alerts.values()), ())
             record.last = None if last is None else dataclasses.replace(last, alerts=alerts)
-    if not run.fit and not run.monitors:
-        raise ValueError(f"{file} holds no run: {len(bad)} of its lines could not be read. Was it written by lightning_hooks?")
     return run
 
 

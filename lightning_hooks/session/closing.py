@@ -85,7 +85,9 @@ def _listed(alerts: Sequence[Alert], room: int) -> str:
         return "none"
     text = ""
     for count, alert in enumerate(alerts):
-        longer = f"{text}{', ' * bool(text)}[{alert.severity}] {alert.kind} at {alert.where} (epoch {alert.epoch}, step {alert.step})"
+        longer = (
+            f"{text}{', ' * bool(text)}[{alert.severity}] {alert.kind} at {alert.where} (epoch {alert.epoch}, step {alert.step})"
+        )
         rest = len(alerts) - count - 1
         if text and len(longer) + (len(f" and {rest} more") if rest else 0) > room:
             return f"{text} and {len(alerts) - count} more"

@@ -55,7 +55,10 @@ class History:
 
     def _known(self) -> list[Any]:
         if not self.reports:
-            raise ValueError(f"{self._name} has no report yet; it has its first after a window of trainer.fit().")
+            raise ValueError(
+                f"{self._name} has no report yet: expected a window of trainer.fit() that has ended, got none. Call this after "
+                "the first window: an epoch, or report_every_n_steps batches."
+            )
         return list(self.reports)
 
 

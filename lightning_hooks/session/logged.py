@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lightning_hooks.collectors.collector import Written
@@ -13,6 +14,8 @@ MOST_SITE_TAGS = 45
 """Tags of sites that a monitor logs by default in a small model."""
 MOST_ALERTED_TAGS = 21
 """Tags of sites that had an alert, which a monitor logs by default in a larger model."""
+FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")
+"""Shares and counts of what is wrong, 0 in health."""
 
 
 class LoggedScalars:
@@ -42,6 +45,7 @@ class LoggedScalars:
         """A fit starts."""
         self._kinds: set[str] = set()  # tags of alerts that were raised so far
         self._sites: set[str] = set()  # that had an alert
+        self._risen: set[str] = set()  # tags of faults that were above 0 so far
         self.statistics = self._wanted
         """The statistics of a site that are logged where sites are, best first; after the first epoch, those that some site has."""
         self.of_sites = self.named
@@ -67,25 +71,27 @@ class LoggedScalars:
 
         Args:
             scalars: All, by tag: ``<prefix>/<site>/<stat>`` of sites, ``<prefix>/model/…`` of the whole model,
-                ``<prefix>/alerts/<kind>``, others, which are logged always.
+                ``<prefix>/alerts/<kind>``, others. Of large models, shares and counts of faults are logged from the first that is
+                not 0.
             prefix: The monitor's.
             n_modules: How many modules the monitor observes.
             alerted: The sites that have an alert now.
             watched: Tags that are logged in any case.
-            not_by_default: Tags of sites that ``auto`` does not log, though their statistic is one of the defaults.
+            not_by_default: Tags that ``auto`` does not log, though their statistic is one of the defaults.
         """
         sites: dict[str, list[str]] = {}
         chosen = {tag for tag in watched if tag in scalars}
         of_model: list[str] = []
+        others: list[str] = []
         for tag, value in scalars.items():
             name, _, stat = tag.removeprefix(f"{prefix}/").rpartition("/")
             if name == "alerts":
                 if value > 0:
                     self._kinds.add(tag)
             elif name == "model":
-                of_model.append(tag)
+                of_model += [] if tag in not_by_default else [tag]
             elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
-                chosen.add(tag)
+                others.append(tag)
             elif stat in self._wanted and (self.named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
         found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}
@@ -93,9 +99,9 @@ class LoggedScalars:
         all_sites = [tag for tags in sites.values() for tag in tags]
         self.of_sites = self.named or (n_modules <= SMALL_MODEL and len(all_sites) <= MOST_SITE_TAGS)
         if self.of_sites:
-            chosen.update(all_sites)
+            chosen.update((*all_sites, *others))
         else:
-            chosen.update(of_model)
+            chosen.update(tag for tag in (*of_model, *others) if self._is_seen(tag, scalars[tag]))
             left = MOST_ALERTED_TAGS - sum(len(sites.get(site, ())) for site in self._sites)
             for site in dict.fromkeys(alerted):
                 if site in sites and site not in self._sites and len(sites[site]) <= left:
@@ -104,6 +110,12 @@ class LoggedScalars:
             chosen.update(tag for site in self._sites for tag in sites.get(site, ()))
         chosen |= self._kinds
         return {tag: value for tag, value in scalars.items() if tag in chosen}
+
+    def _is_seen(self, tag: str, value: float) -> bool:
+        """Whether a tag is no fault's, or one that was above 0 so far: no card is flat at 0 for a whole run."""
+        if value > 0:
+            self._risen.add(tag)
+        return tag in self._risen or FAULTS.search(tag) is None
 
 
 def of_each(logged: Logged, *rankings: Sequence[str]) -> list[Logged]:

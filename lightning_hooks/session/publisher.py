@@ -13,11 +13,13 @@ from torch.nn.parameter import is_lazy
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
+from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.drawing_thread import DrawingThread
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.publishing import MOST_PICTURED, evenly
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.layout import Chart, Lines, training_charts
+from lightning_hooks.trackers.names import markdown_text
 
 if TYPE_CHECKING:
     from lightning_hooks.collectors.collector import Figures
@@ -27,6 +29,12 @@ OF_EPOCH = "_epoch"
 """What is appended to the tags of an epoch that had several windows."""
 MOST_SITES = 300
 """Rows of the table of sites."""
+MOST_ALERTS = 10
+"""Alerts in the verdict."""
+VERDICT = "Verdict"
+"""The tag of the verdict: trackers sort by tag, capitals first."""
+MOST_VERDICTS = 50
+"""Verdicts that are written in a run, next to the last one."""
 
 
 class Publisher:
@@ -39,6 +47,8 @@ class Publisher:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._drawing: DrawingThread | None = None
+        self._verdict = ""  # as it was written last
+        self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
 
     def log(self, members: Sequence[Member]) -> None:
         """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
@@ -78,6 +88,26 @@ class Publisher:
             watched,
             member.live.not_logged_by_default(),
         )
+
+    def write_verdict(self, members: Sequence[Member], last: bool = False) -> None:
+        """Write the verdict and the open alerts as text, where these have changed and at the end.
+
+        Args:
+            members: All of them.
+            last: Whether training is over.
+        """
+        alerts = open_alerts(members)
+        lines = [f"**{markdown_text(verdict_of(members).headline)}**", ""]
+        for alert in alerts[:MOST_ALERTS]:
+            what, *more = (line.strip() for line in str(alert).splitlines())
+            lines.append(f"- {markdown_text(' '.join([what, *more]))}")
+        lines += [f"- … and {len(alerts) - MOST_ALERTS} more"] if len(alerts) > MOST_ALERTS else []
+        text = "\n".join(lines)
+        problems: list[tuple[str, str]] = [(alert.severity, alert.name) for alert in alerts]
+        if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
+            self._problems.append(problems)
+            self._verdict = text
+            self._host.trackers.text(VERDICT, text, self._host.log_step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
         """Write charts, the table of sites, histograms and figures, after each member has made its report.

@@ -219,6 +219,7 @@ class Session:
             member.remember()
             if not epoch_ends:
                 member.alerting.add_to_epoch(member.report)
+        self.publisher.write_verdict(self.members)
         for record in self._records.values():
             record.write()
         if any(member.settings.progress_bar for member in self.members):
@@ -278,6 +279,7 @@ class Session:
             for member in members:
                 member.remember()
                 member.end = end
+            self.publisher.write_verdict(members, last=True)
             for record in self._records.values():
                 with self._ending():
                     record.close(end)

@@ -70,10 +70,14 @@ def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] 
 
 
 def of_model(prefix: str, statistics: Sequence[str]) -> dict[str, Chart]:
-    """A chart per statistic with its median over the sites and its worst value."""
+    """A chart per statistic with its median over the sites and its worst value; one of all shares, some of which may stay at 0."""
+    shares = [statistic for statistic in statistics if statistic.endswith(("_fraction", "_rows"))]
+    lines = {statistic: re.escape(statistic) for statistic in statistics if statistic not in shares}
+    if shares:
+        lines["shares"] = any_of(shares)
     return {
-        f"{statistic}: median and worst": Lines((f"{re.escape(prefix)}/model/{re.escape(statistic)}_(median|worst)$",))
-        for statistic in statistics
+        f"{title}: median and worst": Lines((f"{re.escape(prefix)}/model/{pattern}_(median|worst)$",))
+        for title, pattern in lines.items()
     }
 
 

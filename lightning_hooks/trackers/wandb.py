@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -80,6 +81,9 @@ class WandbTracker(Tracker):
 
     @override
     def file(self, path: Path, step: int) -> None:
+        folder = Path(self.experiment.dir)
+        if folder.is_dir():  # W&B prints a line for each file that it has to link into its folder
+            path = Path(shutil.copyfile(path, folder / path.name))
         self.experiment.save(str(path), base_path=str(path.parent), policy="now")
 
     @override

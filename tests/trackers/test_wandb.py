@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,19 @@ def test_the_file_and_the_alert(run: Any) -> None:
     assert [(alert.title, alert.text, alert.level) for alert in alerts] == [
         ("dead at net.0", "all units are dead", "ERROR") for _ in STEPS
     ]
+
+
+def test_no_line_is_printed_for_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import wandb
+
+    page = tmp_path / "report.html"
+    page.write_text("<p>fine</p>")
+    for mode in ("offline", "disabled"):
+        with wandb.init(mode=mode, dir=tmp_path, settings=wandb.Settings(silent=False, console="off")) as run:
+            capfd.readouterr()
+            WandbTracker(SimpleNamespace(experiment=run)).file(page, 1)
+            assert "".join(capfd.readouterr()) == ""
+            assert (Path(run.dir) / "report.html").exists() is (mode == "offline")
 
 
 def test_nobody_gets_mail_who_did_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

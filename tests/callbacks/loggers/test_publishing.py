@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import math
 import pickle
 import re
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch import nn
 
-from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors, plots
-from lightning_hooks.alerts import AlertError
+from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors, plots
+from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import N_SIDE, bin_edges
@@ -197,6 +200,66 @@ def test_by_default_a_model_of_any_size_has_at_most_100_tags(tmp_path: Path, n_s
     assert list(charts)[:2] == ["Training", "Alerts"]
     assert re.match(charts["Training"]["loss"].multiline.tag[0], "train_loss")
     assert_curves(charts, events.Tags()["scalars"])
+
+
+def test_a_large_models_faults_are_written_from_the_first_that_is_not_zero(tmp_path: Path) -> None:
+    class Breaks(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                torch.nn.init.constant_(pl_module.net.blocks["encoder_block_0"].bias, float("nan"))
+
+    net = Deep(30)
+    watches = EarlyStopping("features/model/saturated_fraction_worst", patience=9)  # what is watched is written in any case
+    run = trainer(
+        [*monitors(every_n_steps=1, summary=False), Breaks(), watches],
+        logger=TensorBoardLogger(tmp_path, name="tb", version=0),
+        max_epochs=3,
+    )
+    run.fit(Classifier(net), loader())
+    events = read(tmp_path / "tb/version_0")
+    written = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert written["features/model/nonfinite_fraction_worst"] == [13, 20]
+    assert written["loss/nonfinite_steps"] == [13, 20]
+    assert written["features/model/saturated_fraction_worst"] == [6, 13, 20]
+    assert written["features/model/rms_worst"] == written["gradient_clip/rate"] == [6, 13, 20]
+    never = {"features/model/mean_worst", "gradient_clip/skipped_steps"}
+    assert not never & {*written}
+    assert never <= {*run.callback_metrics}
+
+
+def verdicts(events: EventAccumulator) -> list[tuple[int, str]]:
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors("Verdict/text_summary")]
+
+
+def test_the_verdict_is_the_first_text_and_is_written_when_it_changes(tmp_path: Path) -> None:
+    class Kills(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 2:
+                torch.nn.init.constant_(pl_module.net[0].bias, -100.0)
+
+    monitor = TrainingMonitor(every_n_steps=1, summary=False)
+    events = fit(mlp(), tmp_path, [monitor, Kills()], max_epochs=4)
+    (at_first, healthy), (then, dead), *last = verdicts(events)
+    assert (at_first, then) == (6, 20)
+    assert len(last) <= 1
+    assert [dead, *(text for _, text in last)][-1].splitlines()[0] == f"**{monitor.verdict}**"
+    assert "\n- **\\[critical\\] dead at net.1" in dead
+    assert "100% of its units" in dead
+    assert healthy != dead
+    assert "dead" not in healthy
+    assert sorted(tag for tag in events.Tags()["tensors"] if tag.endswith("text_summary"))[0] == "Verdict/text_summary"
+
+
+def test_a_verdict_that_always_changes_is_written_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    alerts = (Alert(f"kind_{number}", "net", 1.0, 0.0, 0, number, "warning", "It is so.") for number in itertools.count())
+    monkeypatch.setattr("lightning_hooks.session.publisher.open_alerts", lambda members: [next(alerts)])
+    publisher = Publisher(SimpleNamespace(trackers=SimpleNamespace(text=lambda tag, text, step: written.append(text)), log_step=0))
+    for _ in range(200):
+        publisher.write_verdict([])
+    publisher.write_verdict([], last=True)
+    assert len(written) == 51
+    assert ["kind_0 " in written[0].replace("\\", ""), "kind_200 " in written[-1].replace("\\", "")] == [True, True]
 
 
 def test_the_model_level_values_are_the_median_and_the_worst_of_the_sites() -> None:
@@ -570,7 +633,7 @@ def test_bad_figures(wrong: Any, error: type[Exception], message: str) -> None:
 
 def test_figures_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_hooks.session.settings.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"figures=True needs matplotlib: pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"figures=True needs matplotlib: pip install matplotlib\."):
         monitors(figures=True)
     monitors()
 

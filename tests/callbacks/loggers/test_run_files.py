@@ -56,7 +56,7 @@ def ours(folder: Path) -> Path:
 
 def test_the_trio_writes_one_report(tmp_path: Path) -> None:
     fit(tmp_path)
-    assert sorted(path.name for path in ours(tmp_path).iterdir()) == [*FILES, "sites"]
+    assert sorted(path.name for path in ours(tmp_path).iterdir()) == ["Verdict", *FILES, "sites"]
     events = list(read_lines(ours(tmp_path) / "reports.jsonl", pytest.fail))
     assert [event["event"] for event in events] == ["fit", *["report", "report", "report", "epoch"] * 2, "end"]
     assert [event["monitor"] for event in events if event["event"] == "report"] == [
@@ -370,7 +370,7 @@ def test_modules_of_any_name_stay_in_their_files(tmp_path: Path) -> None:
     run = trainer(quiet(), logger=CSVLogger(tmp_path, name="<b>name", version="<i>v"), max_epochs=1)
     run.fit(model, loader())
     (folder,) = tmp_path.glob("**/lightning_hooks")
-    assert sorted(path.name for path in folder.iterdir()) == [*FILES, "sites"]
+    assert sorted(path.name for path in folder.iterdir()) == ["Verdict", *FILES, "sites"]
     text = (folder / "report.html").read_text()
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
