@@ -1,221 +1,233 @@
-"""What the trio costs: training steps with and without it and its peers, in turn, in one process; medians of paired ratios.
+"""What the monitors cost: whole fits with and without them in turn, and the microseconds inside their code.
 
-python -m tests.benchmarks.overhead [--workloads digits …] [--pairs 7] [--no-peers] [--json FILE]
+python -m tests.benchmarks.overhead [--quick] [--workloads digits …] [--rows every default …] [--parts fits own …] [--json FILE]
+
+*Whole fits.* A row is measured by fits off, on, off, on …: a new model and new callbacks each time, the same seed and data. Time is
+the CPU time of the process, with one thread for torch; a second pass takes the wall time with as many threads as torch takes by
+itself. The times at which steps start are noted by a callback that does nothing else, so that one fit gives what a step costs and
+what the start and the end of training cost, which the difference of two lengths of fits gives with more noise. The first steps do
+not count for a step: PyTorch warms up, and the monitors look at everything in their first three sampled batches. They count for
+the start. Of steps at the same place of repeated fits the low quartile is taken, with and without: other work on the machine only
+adds to a time. The quartile of the ratios of pairs would not do: the more a machine is disturbed, the less it would say that
+we cost. The spread is what the quartiles of these ratios say.
+
+*Microseconds inside* are those of ``own_time.py``: what figures under 2 % are held by.
+
+``--parts``: ``fits`` (CPU time), ``wall`` (of the most important rows), ``own`` (microseconds inside, of a sampled step, another
+one, a first look, and of start and end), ``counts`` (operations, waits for the device, dispatches to our function modes),
+``capabilities`` (what each takes of a sampled step) and ``limits`` (``limits.py``).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
+import math
 import platform
-import statistics
 import time
 import warnings
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
-from lightning.pytorch import Callback
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_hooks import kernels, monitors
-from lightning_hooks.trackers import table_lines
-from tests.benchmarks.peers import FLOORS, PEERS
-from tests.benchmarks.workloads import WORKLOADS, Task, Workload, batches
+from tests.benchmarks.capabilities import CAPABILITIES, prices
+from tests.benchmarks.fits import FitTimes, by_place, clock_of, fit
+from tests.benchmarks.own_time import dispatches, own_time
+from tests.benchmarks.rows import ROWS, Row
+from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
 
-Variant = Callable[[], list[Any]]
-
-WARM_UP = 2
-"""Steps of a block that do not count."""
-
-
-class Blocks(Callback):
-    """Runs blocks of steps with other callbacks in turn, in one fit, and keeps each step's seconds. The last callback.
-
-    Args:
-        plan: Of each block: what it is called, the callbacks, and how many steps it has.
-    """
-
-    def __init__(self, plan: list[tuple[str, Variant, int]]) -> None:
-        self.plan = plan
-        self.steps = sum(steps for _, _, steps in plan)
-        self.seconds: list[tuple[str, list[tuple[int, float]]]] = []  # of each block: (batch, seconds)
-        self.block, self.left = 0, 0
-        self.marks: list[tuple[int, Any]] = []
-        self.on: list[Any] = []
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.others = [each for each in trainer.callbacks if each is not self]
-        self._enter(trainer, pl_module)
-
-    def _enter(self, trainer: Any, pl_module: Any) -> None:
-        _, make, self.left = self.plan[self.block]
-        self.on = make()
-        trainer.callbacks = [*self.others, *self.on, self]
-        for callback in self.on:
-            callback.on_train_start(trainer, pl_module)
-        for callback in self._present(trainer):
-            callback.on_train_epoch_start(trainer, pl_module)
-
-    def _leave(self, trainer: Any, pl_module: Any) -> None:
-        present = self._present(trainer)
-        for callback in present:
-            callback.on_train_end(trainer, pl_module)
-        for callback in present:
-            callback.teardown(trainer, pl_module, "fit")
-        self.on = []
-        trainer.callbacks = [*self.others, self]
-
-    def _present(self, trainer: Any) -> list[Any]:
-        """The callbacks of the block, and what they have added to the trainer's."""
-        known = {id(each) for each in (*self.others, self)}
-        return [each for each in trainer.callbacks if id(each) not in known]
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if torch.cuda.is_available():
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append((batch_idx, event))
-        else:
-            self.marks.append((batch_idx, time.process_time()))  # CPU time: a noisy machine disturbs it less
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.left -= 1
-        if self.left:
-            return
-        self.on_train_batch_start(trainer, pl_module, batch, batch_idx + 1)
-        self.seconds.append((self.plan[self.block][0], self._steps()))
-        self.marks.clear()
-        self._leave(trainer, pl_module)
-        self.block += 1
-        if self.block < len(self.plan):
-            self._enter(trainer, pl_module)
-            gc.collect()
-
-    def _steps(self) -> list[tuple[int, float]]:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            return [(batch, begin.elapsed_time(end) / 1e3) for (batch, begin), (_, end) in pairwise(self.marks)]
-        return [(batch, end - begin) for (batch, begin), (_, end) in pairwise(self.marks)]
+FIRST = 3
+"""Steps at the start of a fit that do not count: as many sampled ones are looked at in full."""
+MANY = 50
+"""Steps from which on a workload is a fast one: its fits with the default settings are long enough for a whole period."""
+PARTS = ("fits", "own", "counts", "capabilities", "wall")
+PRICED = ("transformer", "resnet")
+"""The workloads of which capabilities are priced."""
+WALL = ("default", "every", "nothing", "five-items")
 
 
-def mean_step(steps: list[tuple[int, float]], period: int) -> float:
-    """Mean seconds of a step, by the median of those at each place in the sampling's period: outliers do not count."""
-    steps = steps[WARM_UP:]
-    sampled = [seconds for batch, seconds in steps if batch % period == 0]
-    others = [seconds for batch, seconds in steps if batch % period]
-    if not others:
-        return statistics.median(sampled)
-    return (statistics.median(sampled) + (period - 1) * statistics.median(others)) / period
+def lengths(workload: Workload, stride: int) -> tuple[int, int]:
+    """How many first steps do not count, and how many then do: whole periods of the sampling."""
+    if stride == 1:
+        return FIRST, workload.steady
+    if workload.steady >= MANY:
+        return 2 * stride + 1, 10 * stride
+    return FIRST, stride
 
 
-def fit(task: Task, workload: Workload, callbacks: list[Any], steps: int) -> None:
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="gpu" if workload.cuda else "cpu",
-        devices=1,
-        precision=workload.precision,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=1.0,
-        callbacks=callbacks,
-    )
-    if workload.compiled:  # a graph is made for the hooks that are there
-        torch.compiler.reset()
-    gc.collect()
-    gc.disable()
-    try:
-        trainer.fit(task, batches(workload.batch, workload.batch_size, steps))
-    finally:
-        gc.enable()
+def measure_row(workload: Workload, row: Row, wall: bool = False) -> dict[str, Any]:
+    """Fits without and with the callbacks of a row, in turn."""
+    clock = clock_of(workload, wall)
+    first, steady = lengths(workload, row.stride)
+    first_off, steady_off = (first, steady) if workload.steady >= MANY else (FIRST, workload.steady)
+    off, on = [], []
+    with row.within():
+        for _ in range(workload.pairs):
+            off.append(fit(workload, list, first_off + steady_off, clock))
+            on.append(fit(workload, row.make, first + steady, clock))
+    without, having = by_place(off), by_place(on)
+    step_off, step_on = float(np.mean(without.steps[first_off:])), float(np.mean(having.steps[first:]))
+    ratios = [np.mean(b.steps[first:]) / np.mean(a.steps[first_off:]) for a, b in zip(off, on, strict=True)]
+    at_first = sum(having.steps[:first]) - first * step_on - sum(without.steps[:first_off]) + first_off * step_off
+    return {
+        "percent": 100 * (step_on / step_off - 1),
+        "quartiles": [100 * (float(q) - 1) for q in np.quantile(ratios, (0.25, 0.5, 0.75))],
+        "us": 1e6 * (step_on - step_off),
+        "step_ms": 1e3 * step_off,
+        "start_ms": 1e3 * (having.start - without.start + at_first),
+        "end_ms": 1e3 * (having.end - step_on - without.end + step_off),
+        "pairs": workload.pairs,
+    }
 
 
-def in_turn(
-    task: Task, workload: Workload, every: dict[str, tuple[Variant, int]], pairs: int
-) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of a step without and with each: blocks of steps off, on, off, on, ..., of one fit where hooks may come and go."""
-    found: dict[str, list[tuple[float, float]]] = {label: [] for label in every}
-    plan: list[tuple[str, Variant, int]] = [("", list, 10)]  # the first steps of all
-    for _ in range(pairs):
-        for label, (make, period) in every.items():
-            plan.append(("off", list, WARM_UP + workload.block))
-            plan.append((label, make, WARM_UP + max(period, workload.block)))
-    # A compiled model is compiled again for its hooks: each block is a fit of its own.
-    fits = [Blocks([block]) for block in plan] if workload.compiled else [Blocks(plan)]
-    for blocks in fits:
-        fit(task, workload, [blocks], blocks.steps)
-    seconds = [block for blocks in fits for block in blocks.seconds][1:]
-    for (_, off), (label, on) in zip(seconds[::2], seconds[1::2], strict=True):
-        found[label].append((mean_step(off, 1), mean_step(on, every[label][1])))
+def measure_fits(workload: Workload, rows: Sequence[str], wall: bool = False) -> dict[str, Any]:
+    found = {}
+    for key in rows:
+        found[key] = measure_row(workload, ROWS[key], wall)
+        entry = found[key]
+        low, _, high = entry["quartiles"]
+        print(
+            f"  {ROWS[key].label:44}{entry['percent']:+7.1f} %   pairs {low:+.1f} … {high:+.1f} %{entry['us']:+10.0f} µs a step of "
+            f"{entry['step_ms']:.2f} ms; start {entry['start_ms']:+.0f} ms, end {entry['end_ms']:+.0f} ms",
+            flush=True,
+        )
     return found
 
 
-def counts(task: Task, workload: Workload, callbacks: Callable[[], list[Any]]) -> tuple[float, float]:
-    """Per step: how often the host waits for a number, and how many kernels are launched (on the CPU: operations)."""
-    few, many = (_counted(task, workload, callbacks, steps) for steps in (20, 40))
-    return (many[0] - few[0]) / 20, (many[1] - few[1]) / 20  # so that an epoch's start and end do not count
+def measure_own(workload: Workload, rows: Sequence[str]) -> dict[str, Any]:
+    """Microseconds inside the package, of rows with and without the C library."""
+    found = {}
+    for key, row in (("c", ROWS["every"]), ("torch", ROWS["native0"])):
+        if key == "torch" and not {"native0", "default-native0"} & set(rows):
+            continue
+        steps = min(2 * FIRST + workload.steady, 40)
+        repeats = min(workload.pairs, 3)
+        taken: list[list[FitTimes]] = [[], [], []]
+        with row.within():
+            for _ in range(repeats):  # in turn: a step without us is measured while the machine has the same other work
+                taken[0].append(fit(workload, list, steps))
+                taken[1].append(own_time(workload, lambda: monitors(every_n_steps=1), steps))
+                taken[2].append(own_time(workload, lambda: monitors(every_n_steps=10**6), steps))
+        plain, sampled, other = map(by_place, taken)
+        step, a_sampled, another = (1e6 * float(np.mean(times.steps[FIRST:])) for times in (plain, sampled, other))
+        found[key] = {
+            "sampled": a_sampled,
+            "other": another,
+            "default": (a_sampled + 9 * another) / 10,
+            "step_ms": step / 1e3,
+            "percent": {"every": 100 * a_sampled / step, "default": 10 * (a_sampled + 9 * another) / step},
+            "first_looks": 1e6 * float(np.mean(sampled.steps[1:FIRST])),
+            "start_ms": 1e3 * sampled.start,
+            "end_ms": 1e3 * (sampled.end - a_sampled / 1e6),
+        }
+        entry = found[key]
+        print(
+            f"  inside our code ({key}): {entry['sampled']:.0f} µs a sampled step, {entry['other']:.0f} another, "
+            f"{entry['default']:.0f} by default; {entry['first_looks']:.0f} a first look; start {entry['start_ms']:.0f} ms, "
+            f"end {entry['end_ms']:.0f} ms; of a step of {step / 1e3:.2f} ms {entry['percent']['every']:.1f} % at every step, "
+            f"{entry['percent']['default']:.1f} % by default",
+            flush=True,
+        )
+    return found
 
 
-def _counted(task: Task, workload: Workload, callbacks: Callable[[], list[Any]], steps: int) -> tuple[int, int]:
+def measure_counts(workload: Workload) -> dict[str, Any]:
+    """Per step, over a fit without callbacks: waits of the host, operations (on CUDA kernels), and calls of our function modes."""
+    nothing = _operations(workload, list)
+    found = {}
+    for key, stride in (("sampled", 1), ("other", 10**6)):
+        make = lambda stride=stride: monitors(every_n_steps=stride)  # noqa: E731
+        syncs, operations = (there - here for there, here in zip(_operations(workload, make), nothing, strict=True))
+        every, own = (float(np.mean(times.steps[FIRST:])) for times in dispatches(workload, make, FIRST + 2))
+        found[key] = {"syncs": syncs, "operations": operations, "dispatches": every, "own_dispatches": own}
+        print(
+            f"  {'a sampled step' if stride == 1 else 'another step'}: {syncs:.0f} syncs, {operations:.0f} operations, {every:.0f} "
+            f"dispatches to our function modes, {own:.0f} of them by our own code",
+            flush=True,
+        )
+    return found
+
+
+def _operations(workload: Workload, make: Any) -> tuple[float, float]:
+    (few_syncs, few), (many_syncs, many) = (_profiled(workload, make, FIRST + more) for more in (1, 3))
+    return (many_syncs - few_syncs) / 2, (many - few) / 2
+
+
+def _profiled(workload: Workload, make: Any, steps: int) -> tuple[int, int]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
     with profile(activities=activities, acc_events=True) as seen:
-        fit(task, workload, callbacks(), steps)
+        fit(workload, make, steps)
     found = {event.key: event.count for event in seen.key_averages()}
     launched = [count for key, count in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
     return found.get("aten::_local_scalar_dense", 0), sum(launched)
 
 
-def variants(peers: bool) -> dict[str, tuple[Variant, int]]:
-    """By name: the callbacks, and the period in which their steps differ."""
-    found: dict[str, tuple[Variant, int]] = {
-        "trio, every step": (lambda: monitors(every_n_steps=1, summary=False), 1),
-        "trio, default": (lambda: monitors(summary=False), 10),
-    }
-    for name, kind in {**FLOORS, **(PEERS if peers else {})}.items():
-        found[name] = (lambda kind=kind: [kind()], 1)
+def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[str]) -> dict[str, Any]:
+    """Microseconds of a sampled step that each capability takes, inside its own functions and as the difference without it."""
+    found = prices(chosen, workload, FIRST, min(workload.steady, 8))
+    for key, entry in found.items():
+        entry["percent"] = (entry["saved"] if math.isnan(entry["inside"]) else entry["inside"]) / 10 / step_ms
+        print(
+            f"  {CAPABILITIES[key].label:36}{entry['inside']:8.0f} µs inside {entry['saved']:8.0f} µs saved without, "
+            f"{entry['percent']:+.2f} % of a step",
+            flush=True,
+        )
     return found
 
 
-def measure(name: str, pairs: int, peers: bool) -> dict[str, Any]:
-    workload = WORKLOADS[name]
-    torch.manual_seed(0)
-    task, every = Task(workload.build()), variants(peers)
-    seconds = in_turn(task, workload, every, pairs)
-    plain = [off for found in seconds.values() for off, _ in found]
-    ratios = {label: [on / off for off, on in found] for label, found in seconds.items()}
-    result: dict[str, Any] = {
-        "workload": name,
-        "step_ms": 1e3 * statistics.median(plain),
-        "percent": {label: 100 * (statistics.median(values) - 1) for label, values in ratios.items()},
-        "quartiles": {label: [100 * (q - 1) for q in statistics.quantiles(values, n=4)[::2]] for label, values in ratios.items()},
-    }
-    print(f"\n{name}: {result['step_ms']:.2f} ms a step", flush=True)
-    rows = [
-        (label, f"{value:+.1f} %", "{:+.1f} … {:+.1f}".format(*result["quartiles"][label]))
-        for label, value in result["percent"].items()
-    ]
-    show(("", "median", "quartiles"), rows)
-    nothing = counts(task, workload, list)
-    own = [label for label in every if workload.block > 9 or label.startswith("trio")]  # the others take too long to count
-    counted = {label: counts(task, workload, every[label][0]) for label in own}
-    result["syncs"] = {label: count[0] - nothing[0] for label, count in counted.items()}
-    result["launches"] = {label: count[1] - nothing[1] for label, count in counted.items()}
-    show(
-        ("", "syncs a step", "kernels a step"),
-        [(label, f"{result['syncs'][label]:.0f}", f"{result['launches'][label]:.0f}") for label in own],
-    )
+def quick(workload: Workload) -> Workload:
+    """A workload with few and short fits."""
+    fast = workload.steady >= MANY
+    return replace(workload, pairs=min(workload.pairs, 5 if fast else 2), steady=MANY if fast else 3)
+
+
+def plain_step(workload: Workload) -> float:
+    """Milliseconds of CPU time of a step without callbacks."""
+    return 1e3 * float(np.mean(by_place([fit(workload, list, FIRST + 3) for _ in range(2)]).steps[FIRST:]))
+
+
+def measure(
+    name: str,
+    workload: Workload,
+    rows: Sequence[str],
+    parts: Sequence[str] = PARTS,
+    capabilities: Sequence[str] = tuple(CAPABILITIES),
+) -> dict[str, Any]:
+    """One workload."""
+    result: dict[str, Any] = {"workload": name}
+    wanted = [key for key in rows if ROWS[key].available]
+    torch.set_num_threads(1)
+    if "fits" in parts:
+        print(f"\n{NAMES.get(name, name)}: CPU time, one thread", flush=True)
+        result["fits"] = measure_fits(workload, wanted)
+    if "own" in parts:
+        print(f"\n{NAMES.get(name, name)}: microseconds", flush=True)
+        result["own"] = measure_own(workload, wanted)
+    if "counts" in parts:
+        result["counts"] = measure_counts(workload)
+    known = [*result.get("fits", {}).values(), *result.get("own", {}).values()]
+    result["step_ms"] = step_ms = known[0]["step_ms"] if known else plain_step(workload)
+    if "capabilities" in parts and (name in PRICED or len(parts) == 1):
+        print(f"\n{NAMES.get(name, name)}: capabilities, a sampled step", flush=True)
+        result["capabilities"] = measure_capabilities(workload, step_ms, capabilities)
+    if "wall" in parts:
+        torch.set_num_threads(USUAL_THREADS)
+        print(f"\n{NAMES.get(name, name)}: wall time, {USUAL_THREADS} threads", flush=True)
+        result["wall"] = measure_fits(workload, [key for key in wanted if key in WALL], wall=True)
+        torch.set_num_threads(1)
     return result
 
 
-def show(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
-    print("\n".join("  " + line for line in table_lines(header, lines)), flush=True)
+USUAL_THREADS = torch.get_num_threads()
+"""As torch chose them when this module was imported."""
 
 
 def machine() -> dict[str, Any]:
@@ -223,31 +235,52 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": pl.__version__,
         "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
+        "processor": _processor(),
+        "threads": USUAL_THREADS,
         "kernels": kernels()["cpu"],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), help="which; all that this machine can run by default")
-    parser.add_argument("--pairs", type=int, default=7, help="how often each is run with and without")
-    parser.add_argument("--no-peers", action="store_true", help="the trio and the floors only")
-    parser.add_argument("--json", type=Path, help="write the results there")
-    arguments = parser.parse_args()
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def quiet() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), help="by default all that this machine can run")
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), help="by default all")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="by default all")
+    parser.add_argument("--capabilities", nargs="*", choices=list(CAPABILITIES), default=list(CAPABILITIES))
+    parser.add_argument("--pairs", type=int, help="how often fits with and without are compared")
+    parser.add_argument("--quick", action="store_true", help="few pairs of short fits, of the main rows, for development")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    arguments = parser.parse_args()
+    quiet()
     where = machine()
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     names = arguments.workloads or [name for name, workload in WORKLOADS.items() if workload.cuda == torch.cuda.is_available()]
     results = []
     for name in names:
-        results.append(measure(name, arguments.pairs, not arguments.no_peers))
+        workload, rows = WORKLOADS[name], arguments.rows or list(ROWS)
+        if arguments.quick:
+            workload = quick(workload)
+            rows = arguments.rows or ["default", "every", "native0"]
+        if arguments.pairs:
+            workload = replace(workload, pairs=arguments.pairs)
+        results.append(measure(name, workload, rows, arguments.parts, arguments.capabilities))
         if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": where, "results": results}, indent=2))
+            arguments.json.write_text(json.dumps({"machine": where, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

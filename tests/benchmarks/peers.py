@@ -137,7 +137,7 @@ class WandbWatch(Callback):
 
 @functools.cache
 def _wandb_run() -> Any:
-    """One run for all blocks of steps: it takes a second to start."""
+    """One run for all fits: it takes a second to start."""
     import wandb
 
     os.environ["WANDB_SILENT"] = "true"
@@ -155,11 +155,15 @@ class TensorBoardHistograms(Callback):
                 trainer.logger.experiment.add_histogram(f"{name}.grad", parameter.grad, trainer.current_epoch)
 
 
-FLOORS = {"hooks that do nothing": NothingFloor, "one sum of each tensor": SumFloor}
+# Key to what tables call it, its callback, and for peers the package that it needs.
+FLOORS = {
+    "nothing": ("hooks that do nothing", NothingFloor),
+    "sum": ("one sum of each tensor", SumFloor),
+}
 PEERS = {
-    "five .item() a tensor": FiveItems,
-    "wandb.watch(log_freq=1)": WandbWatch,
-    "fastai ActivationStats": FastaiActivationStats,
-    "torchinstruments": Instruments,
-    "Lightning gradient statistics": GradientStatistics,
+    "five-items": ("five `.item()` per tensor", FiveItems, ""),
+    "wandb": ("`wandb.watch(log_freq=1)`", WandbWatch, "wandb"),
+    "fastai": ("fastai's ActivationStats", FastaiActivationStats, ""),
+    "torchinstruments": ("torchinstruments", Instruments, ""),
+    "lightning-gradients": ("Lightning's gradient statistics", GradientStatistics, ""),
 }

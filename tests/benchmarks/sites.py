@@ -49,7 +49,7 @@ def fastest(layers: int, callbacks: list[Any]) -> tuple[float, float]:
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[*callbacks, clock],
-    ).fit(Task(ManyLayers(layers)), batches(lambda: torch.randn(4, 4), 4, STEPS))
+    ).fit(Task(ManyLayers(layers)), batches(lambda: torch.randn(4, 32), 4, STEPS))
     sampled = [step for index, step in enumerate(clock.steps) if index > 2 and index % EVERY == 0]
     others = [step for index, step in enumerate(clock.steps) if index > 2 and index % EVERY]
     return min(sampled), min(others)
@@ -88,7 +88,7 @@ def _held_bytes(layers: int, steps: int, trio: list[Any]) -> int:
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[weigh, *trio],
-    ).fit(Task(ManyLayers(layers)), batches(lambda: torch.randn(4, 4), 4, steps))
+    ).fit(Task(ManyLayers(layers)), batches(lambda: torch.randn(4, 32), 4, steps))
     return int(weigh.bytes)
 
 

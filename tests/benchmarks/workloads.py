@@ -66,6 +66,35 @@ class Transformer(nn.Module):
         return self.head(self.layers(self.embed(ids)).mean(1))
 
 
+class SdpaBlock(nn.Module):
+    """Attention as own code writes it: the function, called by the module."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class SdpaTransformer(nn.Module):
+    """As :class:`Transformer`, but with functional attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 256)
+        self.blocks = nn.Sequential(*(SdpaBlock(256, 4) for _ in range(6)))
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embed(ids)).mean(1))
+
+
 class Task(pl.LightningModule):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -81,8 +110,8 @@ class Task(pl.LightningModule):
 class ManyLayers(nn.Sequential):
     """A thousand tiny layers: what a tensor costs, apart from its size."""
 
-    def __init__(self, layers: int = 1000) -> None:
-        super().__init__(*(nn.Linear(4, 4) for _ in range(layers)), nn.Linear(4, 10))
+    def __init__(self, layers: int = 1000, width: int = 32) -> None:
+        super().__init__(*(nn.Linear(width, width) for _ in range(layers)), nn.Linear(width, 10))
 
 
 class Bottleneck(nn.Module):
@@ -154,12 +183,21 @@ def _compiled(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 @dataclass(frozen=True)
 class Workload:
-    """A net, what makes one batch of its input, the batch's size, and how many steps in a row are measured."""
+    """A net and its data, and how long its fits are.
+
+    Attributes:
+        build: Makes the net.
+        batch: Makes one batch of its input.
+        batch_size: Samples in it.
+        steady: Steps of a fit that are measured, after the first ones.
+        pairs: How often a fit with and one without a row's callbacks are compared.
+    """
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Tensor]
     batch_size: int
-    block: int
+    steady: int
+    pairs: int
     cuda: bool = False
     precision: Any = "32-true"
     compiled: bool = False
@@ -178,18 +216,31 @@ def _tokens() -> Tensor:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "digits CNN": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 30),
-    "ResNet-18, 32x32": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 5),
-    "transformer, 6 layers": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8),
-    "1000 tiny layers": Workload(ManyLayers, lambda: torch.randn(4, 4), 4, 10),
-    "ResNet-50, bf16": Workload(_resnet50, _pictures, 128, 40, True, "bf16-mixed"),
-    "GPT-2, bf16": Workload(GPT2, _tokens, 8, 40, True, "bf16-mixed"),
-    "ResNet-50, bf16, compiled": Workload(_compiled(_resnet50), _pictures, 128, 40, True, "bf16-mixed", True),
-    "GPT-2, bf16, compiled": Workload(_compiled(GPT2), _tokens, 8, 40, True, "bf16-mixed", True),
+    "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 100, 7),
+    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 4, 3),
+    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 6, 4),
+    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 6, 4),
+    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 10, 4),
+    "resnet50-cuda": Workload(_resnet50, _pictures, 128, 40, 5, True, "bf16-mixed"),
+    "gpt2-cuda": Workload(GPT2, _tokens, 8, 40, 5, True, "bf16-mixed"),
+    "resnet18-cuda": Workload(ResNet18, lambda: torch.randn(256, 3, 32, 32), 256, 100, 5, True),
+    "transformer-cuda": Workload(Transformer, lambda: torch.randint(0, 100, (256, 64)), 256, 100, 5, True),
+    "resnet50-compiled": Workload(_compiled(_resnet50), _pictures, 128, 40, 5, True, "bf16-mixed", True),
+    "gpt2-compiled": Workload(_compiled(GPT2), _tokens, 8, 40, 5, True, "bf16-mixed", True),
 }
+NAMES = {
+    "digits": "small CNN",
+    "resnet": "ResNet-18, 32x32",
+    "transformer": "transformer, 6 layers",
+    "sdpa": "transformer with sdpa",
+    "tiny": "1 000 tiny layers",
+}
+"""What tables call them; the others by their keys."""
+
+DIFFERENT_BATCHES = 8
 
 
-def batches(make: Any, batch_size: int, steps: int) -> DataLoader[Any]:
-    """The same batch again and again: the loader must cost nothing."""
-    batch = (make(), torch.randint(0, 10, (batch_size,)))
-    return DataLoader([batch] * steps, batch_size=None)
+def batches(make: Callable[[], Tensor], batch_size: int, steps: int) -> DataLoader[Any]:
+    """Batches that are made before: the loader must cost nothing."""
+    made = [(make(), torch.randint(0, 10, (batch_size,))) for _ in range(min(steps, DIFFERENT_BATCHES))]
+    return DataLoader([made[step % len(made)] for step in range(steps)], batch_size=None)
