@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from lightning_hooks.statistics import batch_hash, labels
 from lightning_hooks.statistics.first_weights import FirstWeights
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.residual import ResidualTable
-from tests.benchmarks.fits import FitTimes, by_place, fit
+from tests.benchmarks.fits import fit
 from tests.benchmarks.own_time import Stopwatch, measured, own_time
 from tests.benchmarks.workloads import Workload
 
@@ -100,7 +101,7 @@ CAPABILITIES: dict[str, Capability] = {
 }
 
 
-def prices(chosen: Sequence[str], workload: Workload, first: int, steps: int) -> dict[str, dict[str, float]]:
+def prices(chosen: Sequence[str], workload: Workload, first: int, steps: int, off: bool = True) -> dict[str, dict[str, float]]:
     """Microseconds of a sampled step that each capability takes; of the fit's start where it is done once.
 
     Args:
@@ -108,10 +109,11 @@ def prices(chosen: Sequence[str], workload: Workload, first: int, steps: int) ->
         workload: What is trained.
         first: Steps at the start of a fit that do not count.
         steps: Steps that count.
+        off: Whether each is turned off too; otherwise only those that have no functions of their own to be measured by.
 
     Returns:
-        ``inside`` its own functions (NaN where it has none of its own), and ``saved`` where it is off, in one fit each: as noisy as
-        one fit is.
+        ``inside`` its own functions (NaN where it has none), and ``saved`` where it is off (NaN where it was not turned off): the
+        difference of two fits, as noisy as these are.
     """
     watches = {key: Stopwatch() for key in chosen}
     taken: list[list[float]] = []
@@ -128,24 +130,15 @@ def prices(chosen: Sequence[str], workload: Workload, first: int, steps: int) ->
             stack.enter_context(measured(watch, CAPABILITIES[key].points))
         fit(workload, lambda: monitors(every_n_steps=1, **options), first + steps, note)
     start, begin, end = (dict(zip(chosen, taken[place], strict=True)) for place in (1, 1 + first, 1 + first + steps))
-    found: dict[str, dict[str, Any]] = {}
-    base = [_own(workload, {}, first + steps)]
-    for number, key in enumerate(chosen):
-        capability = CAPABILITIES[key]
-        with capability.turned_off():
-            other = _own(workload, capability.options, first + steps)
-        if number in (len(chosen) // 2, len(chosen) - 1):
-            base.append(_own(workload, {}, first + steps))
+    found = {}
+    for key in chosen:
+        capability, saved = CAPABILITIES[key], float("nan")
+        if off or not capability.points:
+            with capability.turned_off():
+                without = own_time(workload, lambda: monitors(every_n_steps=1), first + steps)
+            whole = own_time(workload, partial(monitors, every_n_steps=1, **capability.options), first + steps)
+            of_steps = (sum(whole.steps[first:]) - sum(without.steps[first:])) / steps
+            saved = whole.start - without.start if capability.once else of_steps
         inside = start[key] if capability.once else (end[key] - begin[key]) / steps
-        found[key] = {"inside": 1e6 * inside if capability.points else float("nan"), "other": other}
-    plain = by_place(base)
-    for key, entry in found.items():
-        other = entry.pop("other")
-        capability = CAPABILITIES[key]
-        saved = plain.start - other.start if capability.once else (sum(plain.steps[first:]) - sum(other.steps[first:])) / steps
-        entry["saved"] = 1e6 * (-saved if capability.options else saved)
+        found[key] = {"inside": 1e6 * inside if capability.points else float("nan"), "saved": 1e6 * saved}
     return found
-
-
-def _own(workload: Workload, options: Mapping[str, Any], steps: int) -> FitTimes:
-    return own_time(workload, lambda: monitors(every_n_steps=1, **options), steps)

@@ -54,7 +54,11 @@ def clock_of(workload: Workload, wall: bool = False) -> Callable[[], Any]:
 
 
 def fit(
-    workload: Workload, make: Callable[[], Sequence[Any]], steps: int, clock: Callable[[], Any] = time.process_time
+    workload: Workload,
+    make: Callable[[], Sequence[Any]],
+    steps: int,
+    clock: Callable[[], Any] = time.process_time,
+    clip: float | None = 1.0,
 ) -> FitTimes:
     """A fit of so many steps, and one that is not counted among them: its end is the fit's.
 
@@ -76,7 +80,7 @@ def fit(
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            gradient_clip_val=1.0,
+            gradient_clip_val=clip,
             callbacks=[stamps, *callbacks],
         )
         trainer.fit(task, data)

@@ -15,7 +15,7 @@ we cost. The spread is what the quartiles of these ratios say.
 
 ``--parts``: ``fits`` (CPU time), ``wall`` (of the most important rows), ``own`` (microseconds inside, of a sampled step, another
 one, a first look, and of start and end), ``counts`` (operations, waits for the device, dispatches to our function modes),
-``capabilities`` (what each takes of a sampled step) and ``limits`` (``limits.py``).
+``capabilities`` (what each takes of a sampled step), ``off`` (also what is saved without each) and ``limits`` (``limits.py``).
 """
 
 from __future__ import annotations
@@ -40,18 +40,35 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_hooks import kernels, monitors
 from tests.benchmarks.capabilities import CAPABILITIES, prices
 from tests.benchmarks.fits import FitTimes, by_place, clock_of, fit
+from tests.benchmarks.limits import measure_limits
 from tests.benchmarks.own_time import dispatches, own_time
-from tests.benchmarks.rows import ROWS, Row
+from tests.benchmarks.rows import LONG, ROWS, SHORT, Row
+from tests.benchmarks.tables import code_hash, commit
 from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
 
 FIRST = 3
 """Steps at the start of a fit that do not count: as many sampled ones are looked at in full."""
 MANY = 50
 """Steps from which on a workload is a fast one: its fits with the default settings are long enough for a whole period."""
-PARTS = ("fits", "own", "counts", "capabilities", "wall")
-PRICED = ("transformer", "resnet")
-"""The workloads of which capabilities are priced."""
-WALL = ("default", "every", "nothing", "five-items")
+PARTS = ("fits", "own", "counts", "capabilities", "off", "wall", "limits")
+MAIN = ("digits", "resnet", "transformer")
+"""The workloads of the README's table, of which everything is measured."""
+WALL = ("default", "every")
+"""The rows that are measured in wall time too."""
+QUICK = ("default", "every", "native0")
+
+
+def parts_of(name: str, short: bool) -> Sequence[str]:
+    """What is measured of a workload unless it is asked for."""
+    if short or name not in MAIN:
+        return "fits", "own"
+    # Each capability off: only where a fit is neither long nor too short to show it.
+    return [part for part in PARTS if part not in ("off", "limits") or (part == "off" and name == "transformer")]
+
+
+def rows_of(name: str, short: bool) -> Sequence[str]:
+    """The rows that are measured of a workload unless they are asked for."""
+    return QUICK if short else list(ROWS) if name == "digits" else LONG if name in MAIN else SHORT
 
 
 def lengths(workload: Workload, stride: int) -> tuple[int, int]:
@@ -108,8 +125,7 @@ def measure_own(workload: Workload, rows: Sequence[str]) -> dict[str, Any]:
     for key, row in (("c", ROWS["every"]), ("torch", ROWS["native0"])):
         if key == "torch" and not {"native0", "default-native0"} & set(rows):
             continue
-        steps = min(2 * FIRST + workload.steady, 40)
-        repeats = min(workload.pairs, 3)
+        steps, repeats = FIRST + min(workload.steady, 40), min(workload.pairs, 3)
         taken: list[list[FitTimes]] = [[], [], []]
         with row.within():
             for _ in range(repeats):  # in turn: a step without us is measured while the machine has the same other work
@@ -146,7 +162,7 @@ def measure_counts(workload: Workload) -> dict[str, Any]:
     for key, stride in (("sampled", 1), ("other", 10**6)):
         make = lambda stride=stride: monitors(every_n_steps=stride)  # noqa: E731
         syncs, operations = (there - here for there, here in zip(_operations(workload, make), nothing, strict=True))
-        every, own = (float(np.mean(times.steps[FIRST:])) for times in dispatches(workload, make, FIRST + 2))
+        every, own = dispatches(workload, make, FIRST, 2)
         found[key] = {"syncs": syncs, "operations": operations, "dispatches": every, "own_dispatches": own}
         print(
             f"  {'a sampled step' if stride == 1 else 'another step'}: {syncs:.0f} syncs, {operations:.0f} operations, {every:.0f} "
@@ -170,9 +186,9 @@ def _profiled(workload: Workload, make: Any, steps: int) -> tuple[int, int]:
     return found.get("aten::_local_scalar_dense", 0), sum(launched)
 
 
-def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[str]) -> dict[str, Any]:
+def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[str], off: bool) -> dict[str, Any]:
     """Microseconds of a sampled step that each capability takes, inside its own functions and as the difference without it."""
-    found = prices(chosen, workload, FIRST, min(workload.steady, 8))
+    found = prices(chosen, workload, FIRST, min(workload.steady, 8), off)
     for key, entry in found.items():
         entry["percent"] = (entry["saved"] if math.isnan(entry["inside"]) else entry["inside"]) / 10 / step_ms
         print(
@@ -186,7 +202,7 @@ def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[st
 def quick(workload: Workload) -> Workload:
     """A workload with few and short fits."""
     fast = workload.steady >= MANY
-    return replace(workload, pairs=min(workload.pairs, 5 if fast else 2), steady=MANY if fast else 3)
+    return replace(workload, pairs=min(workload.pairs, 5 if fast else 1), steady=MANY if fast else 3)
 
 
 def plain_step(workload: Workload) -> float:
@@ -215,9 +231,9 @@ def measure(
         result["counts"] = measure_counts(workload)
     known = [*result.get("fits", {}).values(), *result.get("own", {}).values()]
     result["step_ms"] = step_ms = known[0]["step_ms"] if known else plain_step(workload)
-    if "capabilities" in parts and (name in PRICED or len(parts) == 1):
+    if "capabilities" in parts:
         print(f"\n{NAMES.get(name, name)}: capabilities, a sampled step", flush=True)
-        result["capabilities"] = measure_capabilities(workload, step_ms, capabilities)
+        result["capabilities"] = measure_capabilities(workload, step_ms, capabilities, "off" in parts)
     if "wall" in parts:
         torch.set_num_threads(USUAL_THREADS)
         print(f"\n{NAMES.get(name, name)}: wall time, {USUAL_THREADS} threads", flush=True)
@@ -259,28 +275,43 @@ def quiet() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), help="by default all that this machine can run")
-    parser.add_argument("--rows", nargs="*", choices=list(ROWS), help="by default all")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="by default all")
+    parser.add_argument("--rows", nargs="*", choices=list(ROWS), help="by default all; of slow workloads the most important")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, help="by default all")
     parser.add_argument("--capabilities", nargs="*", choices=list(CAPABILITIES), default=list(CAPABILITIES))
     parser.add_argument("--pairs", type=int, help="how often fits with and without are compared")
-    parser.add_argument("--quick", action="store_true", help="few pairs of short fits, of the main rows, for development")
+    parser.add_argument("--quick", action="store_true", help="few and short fits of the main rows, for development")
     parser.add_argument("--json", type=Path, help="write the results there")
     arguments = parser.parse_args()
     quiet()
-    where = machine()
-    print(", ".join(f"{key} {value}" for key, value in where.items()))
-    names = arguments.workloads or [name for name, workload in WORKLOADS.items() if workload.cuda == torch.cuda.is_available()]
-    results = []
-    for name in names:
-        workload, rows = WORKLOADS[name], arguments.rows or list(ROWS)
-        if arguments.quick:
-            workload = quick(workload)
-            rows = arguments.rows or ["default", "every", "native0"]
-        if arguments.pairs:
-            workload = replace(workload, pairs=arguments.pairs)
-        results.append(measure(name, workload, rows, arguments.parts, arguments.capabilities))
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": where, "results": results}, indent=1))
+    about = {"commit": commit(), "code": code_hash(), "machine": machine()}
+    print(", ".join(f"{key} {value}" for key, value in about["machine"].items()))
+    can_run = [name for name, workload in WORKLOADS.items() if workload.cuda == torch.cuda.is_available()]
+    results: list[dict[str, Any]] = []
+    for name in arguments.workloads or (MAIN if arguments.quick and can_run[0] in MAIN else can_run):
+        workload = quick(WORKLOADS[name]) if arguments.quick else WORKLOADS[name]
+        workload = replace(workload, pairs=arguments.pairs or workload.pairs)
+        rows, parts = arguments.rows or rows_of(name, arguments.quick), arguments.parts or parts_of(name, arguments.quick)
+        if parts != ["limits"]:
+            results.append(measure(name, workload, rows, parts, arguments.capabilities))
+        write(arguments.json, {**about, "results": results})
+    if "limits" in (arguments.parts or ([] if arguments.quick or arguments.workloads else PARTS)):
+        print("\nLimits", flush=True)
+        found = measure_limits()
+        write(arguments.json, {**about, "results": results, "limits": found})
+
+
+def write(path: Path | None, measured: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(rounded(measured), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with as many digits as they are worth."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return (float(f"{value:.4g}") if math.isfinite(value) else None) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

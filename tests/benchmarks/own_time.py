@@ -108,32 +108,35 @@ def measured(watch: Stopwatch, points: Sequence[tuple[Any, str]]) -> Iterator[No
         yield
 
 
-def own_time(workload: Workload, make: Callable[[], Sequence[Any]], steps: int) -> FitTimes:
+def own_time(workload: Workload, make: Callable[[], Sequence[Any]], steps: int, clip: float | None = 1.0) -> FitTimes:
     """Seconds inside the package, of a fit with some callbacks."""
     watch = Stopwatch()
     with measured(watch, list(entry_points())):
-        return fit(workload, make, steps, lambda: watch.seconds)
+        return fit(workload, make, steps, lambda: watch.seconds, clip)
 
 
-def dispatches(workload: Workload, make: Callable[[], Sequence[Any]], steps: int) -> tuple[FitTimes, FitTimes]:
-    """How often a function mode of this package is called, at each step of a fit: in all, and by the package's own code."""
-    every, own = _counted(workload, make, steps, own=False), _counted(workload, make, steps, own=True)
-    return every, own
+def dispatches(workload: Workload, make: Callable[[], Sequence[Any]], first: int, steps: int) -> tuple[float, float]:
+    """How often function modes of this package are called at a step: in all, and by the package's own code."""
+    watch, found, taken = Stopwatch(), [0, 0], []
 
+    def note() -> float:
+        taken.append(tuple(found))
+        return 0.0
 
-def _counted(workload: Workload, make: Callable[[], Sequence[Any]], steps: int, own: bool) -> FitTimes:
-    watch, found = Stopwatch(), [0.0]
     with ExitStack() as stack:
         stack.enter_context(measured(watch, list(entry_points())))
         for kind in _modes():
             dispatch = kind.__torch_function__
 
             def counting(*args: Any, dispatch: Callable[..., Any] = dispatch, **kwargs: Any) -> Any:
-                found[0] += watch.inside or not own
+                found[0] += 1
+                found[1] += watch.inside
                 return dispatch(*args, **kwargs)
 
             stack.enter_context(patch.object(kind, "__torch_function__", counting))
-        return fit(workload, make, steps, lambda: found[0])
+        fit(workload, make, first + steps, note)
+    every, own = ((end - begin) / steps for begin, end in zip(taken[1 + first], taken[1 + first + steps], strict=True))
+    return every, own
 
 
 def _modes() -> list[type]:

@@ -40,7 +40,6 @@ class Row:
         stride: Every how many steps they sample.
         within: What its fits run in.
         needs: A package that it needs.
-        main: Whether it is measured where fits take long, in wall time, and by default.
     """
 
     label: str
@@ -48,7 +47,6 @@ class Row:
     stride: int = 1
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     needs: str = ""
-    main: bool = False
 
     @property
     def available(self) -> bool:
@@ -60,15 +58,18 @@ def _alone(kind: Callable[..., Any], **options: Any) -> Callable[[], Sequence[An
 
 
 ROWS: dict[str, Row] = {
-    "default": Row("the monitors, default (every tenth step)", monitors, 10, main=True),
-    "every": Row("the monitors, every step", lambda: monitors(every_n_steps=1), main=True),
-    "default-native0": Row("default, without the C library", monitors, 10, without_native, main=True),
-    "native0": Row("every step, without the C library", lambda: monitors(every_n_steps=1), 1, without_native, main=True),
+    "default": Row("the monitors, default (every tenth step)", monitors, 10),
+    "every": Row("the monitors, every step", lambda: monitors(every_n_steps=1)),
+    "default-native0": Row("default, without the C library", monitors, 10, without_native),
+    "native0": Row("every step, without the C library", lambda: monitors(every_n_steps=1), 1, without_native),
     "features": Row("FeatureStatsMonitor alone, every step", _alone(FeatureStatsMonitor, every_n_steps=1)),
     "features-modules": Row("… with functional=False", _alone(FeatureStatsMonitor, every_n_steps=1, functional=False)),
     "gradients": Row("GradientFlowMonitor alone, every step", _alone(GradientFlowMonitor, every_n_steps=1)),
     "clipping": Row("GradientClipMonitor alone", _alone(GradientClipMonitor)),
     "attention": Row("AttentionMonitor alone, every step", _alone(AttentionMonitor, every_n_steps=1)),
-    **{key: Row(label, _alone(kind), main=True) for key, (label, kind) in FLOORS.items()},
-    **{key: Row(label, _alone(kind), needs=needs, main=key == "five-items") for key, (label, kind, needs) in PEERS.items()},
+    **{key: Row(label, _alone(kind)) for key, (label, kind) in FLOORS.items()},
+    **{key: Row(label, _alone(kind), needs=needs) for key, (label, kind, needs) in PEERS.items()},
 }
+LONG = ("default", "every", "default-native0", "native0", "nothing", "five-items", "fastai", "wandb")
+"""The rows of a workload whose fits take long."""
+SHORT = ("default", "every")

@@ -6,10 +6,12 @@ python -m tests.benchmarks.sites [--sites 100 1000 5000] [--repeats 3]
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import time
 import tracemalloc
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -56,30 +58,33 @@ def fastest(layers: int, callbacks: list[Any]) -> tuple[float, float]:
 
 
 def kept_bytes(layers: int, steps: int) -> int:
-    """Bytes of Python memory and of tables that the trio holds after some steps, over those of a run without it."""
-    _held_bytes(10, 4, [])  # what is imported and cached at the first run is nobody's
-    return _held_bytes(layers, steps, monitors(every_n_steps=1, summary=False)) - _held_bytes(layers, steps, [])
+    """Bytes of Python memory and of tensors that the monitors hold after some steps, over those of a run without them."""
+    _held_bytes(10, 4, list)  # what is imported and cached at the first run is nobody's
+    return _held_bytes(layers, steps, lambda: monitors(every_n_steps=1, summary=False)) - _held_bytes(layers, steps, list)
 
 
-def _held_bytes(layers: int, steps: int, trio: list[Any]) -> int:
+class _Weigh(Callback):
+    """Bytes held at the end of a step."""
 
-    class Weigh(Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            tracemalloc.start()
+    def __init__(self, at: int) -> None:
+        self.at, self.bytes = at, 0
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == steps - 1:
-                python = tracemalloc.get_traced_memory()[0]
-                tables: list[torch.Tensor] = []
-                if trio:
-                    features, flow, clip = (each.member.collector for each in trio[:3])
-                    table, gradients, ledger = features.table, flow.modules, clip.ledgers[0]
-                    tables += [table.rows, *table.fired.values(), gradients.rows, flow.parameters.rows]
-                    tables += [*ledger._before, *ledger._after, ledger._total]
-                self.bytes = python + sum(table.numel() * table.element_size() for table in tables)
-                tracemalloc.stop()
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        tracemalloc.start()
 
-    weigh = Weigh()
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.at:
+            gc.collect()
+            python = tracemalloc.get_traced_memory()[0]
+            tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+            storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+            self.bytes = python + sum(storages.values())
+            tracemalloc.stop()
+
+
+def _held_bytes(layers: int, steps: int, make: Callable[[], list[Any]]) -> int:
+    weigh = _Weigh(steps - 1)
+    torch.manual_seed(0)
     pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -87,9 +92,9 @@ def _held_bytes(layers: int, steps: int, trio: list[Any]) -> int:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[weigh, *trio],
+        callbacks=[weigh, *make()],
     ).fit(Task(ManyLayers(layers)), batches(lambda: torch.randn(4, 32), 4, steps))
-    return int(weigh.bytes)
+    return weigh.bytes
 
 
 def main() -> None:
@@ -119,10 +124,7 @@ def main() -> None:
     print("\n".join(table_lines(("sites", "monitors", "µs a tensor, sampled", "µs, not sampled"), rows)))
     if not arguments.no_memory:
         few, many = kept_bytes(1000, 8), kept_bytes(1000, 40)
-        places = 4 * 1001  # of each layer: its output, its gradient, a weight and a bias
-        print(
-            f"kept for {places} tensors of 1000 layers: {few / places:.0f} bytes each after 8 steps, {many / places:.0f} after 40"
-        )
+        print(f"kept for each of 1001 layers: {few / 1001:.0f} bytes after 8 steps, {many / 1001:.0f} after 40")
 
 
 if __name__ == "__main__":

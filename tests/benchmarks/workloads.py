@@ -216,11 +216,11 @@ def _tokens() -> Tensor:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 100, 7),
-    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 4, 3),
-    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 6, 4),
-    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 6, 4),
-    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 10, 4),
+    "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 100, 5),
+    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 3, 2),
+    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 4, 3),
+    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 4, 3),
+    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 10, 3),
     "resnet50-cuda": Workload(_resnet50, _pictures, 128, 40, 5, True, "bf16-mixed"),
     "gpt2-cuda": Workload(GPT2, _tokens, 8, 40, 5, True, "bf16-mixed"),
     "resnet18-cuda": Workload(ResNet18, lambda: torch.randn(256, 3, 32, 32), 256, 100, 5, True),
