@@ -11,7 +11,7 @@ CORE   := tests/hooks tests/statistics tests/clipping tests/alerts \
 # These two compare with transformers, which wants newer versions.
 CORE   += --ignore tests/hooks/test_tensors.py --ignore tests/statistics/test_units.py
 
-.PHONY: demo check test test-min lint docs docs-serve bench faults exam browser clean
+.PHONY: demo check test test-min lint docs docs-serve bench bench-tables bench-check faults exam browser clean
 
 $(READY): pyproject.toml constraints.txt hatch_build.py lightning_hooks/statistics/kernels/native.c
 	$(PYTHON) -m venv $(VENV)
@@ -49,9 +49,15 @@ docs: $(READY)  ## build the documentation site into site/, offline; a broken li
 docs-serve: $(READY)  ## the same, shown at http://127.0.0.1:8000 while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-bench: $(READY)
-	$(BIN)/python -m tests.benchmarks.overhead
-	$(BIN)/python -m tests.benchmarks.epoch_end
+bench: $(READY)  ## what the monitors cost, 25 minutes on a machine without other work; then `make bench-tables` puts it into README and docs
+	mkdir -p tests/benchmarks/results
+	$(BIN)/python -m tests.benchmarks.overhead --json tests/benchmarks/results/cpu.json
+
+bench-tables: $(READY)
+	$(BIN)/python -m tests.benchmarks.tables
+
+bench-check: $(READY)  ## before a release: the tables are of the code as it is
+	$(BIN)/python -m tests.benchmarks.tables --check
 
 faults: $(READY)  ## the proof, in one table: zoo, bugs of others, real trainings, lead times, and the peers' rules beside them
 	$(BIN)/python -m tests.proof

@@ -21,7 +21,8 @@ TESTS = Path(__file__).parent
 # What a test runs follows from where it stands: the nearest folder named here decides.
 KINDS = {
     ".": "unit",  # one part of the package, alone
-    "callbacks": "fit",  # a whole fit in this process
+    "benchmarks": "fit",  # a whole fit in this process
+    "callbacks": "fit",
     "golden": "fit",
     "callbacks/ranks": "system",  # other processes, a browser, scripts as a user runs them
     "examples": "system",

@@ -85,12 +85,12 @@ def fit(
         )
         trainer.fit(task, data)
         stamps.marks.append(clock())
-    start, *between, end = _differences(stamps.marks, workload.cuda)
+    start, *between, end = _differences(stamps.marks)
     return FitTimes(start, between, end)
 
 
-def _differences(marks: Sequence[Any], events: bool) -> list[float]:
-    if events:
+def _differences(marks: Sequence[Any]) -> list[float]:
+    if not isinstance(marks[0], float):  # events of a GPU
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks)]
     return [end - begin for begin, end in pairwise(marks)]

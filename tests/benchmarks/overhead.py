@@ -29,6 +29,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +173,24 @@ def measure_counts(workload: Workload) -> dict[str, Any]:
     return found
 
 
-def _operations(workload: Workload, make: Any) -> tuple[float, float]:
-    (few_syncs, few), (many_syncs, many) = (_profiled(workload, make, FIRST + more) for more in (1, 3))
-    return (many_syncs - few_syncs) / 2, (many - few) / 2
-
-
-def _profiled(workload: Workload, make: Any, steps: int) -> tuple[int, int]:
+def _operations(workload: Workload, make: Any, steps: int = 2) -> tuple[float, float]:
+    """Waits of the host, and operations, of a step after the first ones."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
-    with profile(activities=activities, acc_events=True) as seen:
-        fit(workload, make, steps)
+    seen = profile(activities=activities, acc_events=True)
+    starts = count(-1)  # of the fit, then of each step
+
+    def at_start() -> float:
+        step = next(starts)
+        if step == FIRST:
+            seen.start()
+        elif step == FIRST + steps:
+            seen.stop()
+        return 0.0
+
+    fit(workload, make, FIRST + steps, at_start)
     found = {event.key: event.count for event in seen.key_averages()}
-    launched = [count for key, count in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
-    return found.get("aten::_local_scalar_dense", 0), sum(launched)
+    launched = [number for key, number in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
+    return found.get("aten::_local_scalar_dense", 0) / steps, sum(launched) / steps
 
 
 def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[str], off: bool) -> dict[str, Any]:

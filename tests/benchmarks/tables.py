@@ -221,7 +221,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
 
 def filled(page: str, results: Results) -> str:
     """A page with its tables."""
-    return _BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]](results)}\n{block[4]}", page)
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]](results)}\n\n{block[4]}", page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,216 @@
+"""The benchmark runs, its arithmetic is right, and its tables are those of its results. Nothing is timed here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hooks import FeatureStatsMonitor, monitors
+from lightning_hooks.session.module_hooks import SharedHook
+from lightning_hooks.statistics.kernels import kernels_for
+from tests.benchmarks import overhead, tables
+from tests.benchmarks.capabilities import CAPABILITIES, prices
+from tests.benchmarks.fits import FitTimes, by_place, fit
+from tests.benchmarks.own_time import Stopwatch, entry_points, own_time
+from tests.benchmarks.rows import LONG, ROWS, SHORT, Row, without_native
+from tests.benchmarks.workloads import NAMES, WORKLOADS, DigitsCNN, SdpaTransformer, Workload
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # as the benchmark itself does
+
+TINY = Workload(DigitsCNN, lambda: torch.randn(4, 1, 8, 8), 4, 2, 1)
+TOKENS = Workload(SdpaTransformer, lambda: torch.randint(0, 100, (4, 8)), 4, 2, 1)
+ABOUT = {
+    "commit": "abc1234",
+    "code": tables.code_hash(),
+    "machine": {"date": "2026-11-23", "processor": "a processor", "torch": "2.13", "threads": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """What a run of everything gives, of a tiny workload."""
+    parts = ("fits", "own", "counts", "capabilities")
+    found = overhead.measure("digits", TINY, ["default", "every"], parts, ["updates", "kurtosis"])
+    found["wall"] = found["fits"]
+    limits = {"epoch_end": {"label": "an epoch's end", "value": 12.0, "unit": "ms", "limit": 100}}
+    return json.loads(json.dumps(overhead.rounded({**ABOUT, "results": [found], "limits": limits})))
+
+
+def test_a_run_measures_each_part(results: dict[str, Any]) -> None:
+    (found,) = results["results"]
+    assert list(found["fits"]) == ["default", "every"]
+    own = found["own"]["c"]
+    assert own["sampled"] > own["other"] > 0
+    assert own["default"] == pytest.approx((own["sampled"] + 9 * own["other"]) / 10, rel=1e-2)
+    sampled, other = found["counts"]["sampled"], found["counts"]["other"]
+    assert sampled["operations"] > other["operations"] >= 0
+    assert sampled["syncs"] == other["syncs"] == 0
+    assert other["dispatches"] == 0
+    assert sampled["dispatches"] >= sampled["own_dispatches"]
+    assert found["capabilities"]["updates"]["inside"] > 0
+    assert found["capabilities"]["kurtosis"]["inside"] is None  # it has no functions of its own
+
+
+def test_a_step_is_compared_apart_from_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off 10 ms a step; on 12, the first three 22, and 100 and 50 ms more at start and end."""
+
+    def times(workload: Workload, make: Any, steps: int, clock: Any) -> FitTimes:
+        if make is list:
+            return FitTimes(1.0, [0.010] * steps, 0.510)
+        return FitTimes(1.1, [0.022] * 3 + [0.012] * (steps - 3), 0.562)
+
+    monkeypatch.setattr(overhead, "fit", times)
+    found = overhead.measure_row(TINY, ROWS["every"])
+    assert found["percent"] == pytest.approx(20)
+    assert found["quartiles"] == pytest.approx([20, 20, 20])
+    assert found["us"] == pytest.approx(2000)
+    assert found["step_ms"] == pytest.approx(10)
+    assert found["start_ms"] == pytest.approx(100 + 3 * 10)
+    assert found["end_ms"] == pytest.approx(50)
+
+
+def test_the_low_quartile_of_each_place() -> None:
+    fits = [FitTimes(float(i), [float(i), float(4 - i)], 1.0) for i in range(5)]
+    assert by_place(fits) == FitTimes(1.0, [1.0, 1.0], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("steady", "stride", "expected"), [(100, 10, (21, 100)), (100, 1, (3, 100)), (4, 10, (3, 10)), (4, 1, (3, 4))]
+)
+def test_whole_periods_count(steady: int, stride: int, expected: tuple[int, int]) -> None:
+    assert overhead.lengths(Workload(DigitsCNN, torch.empty, 1, steady, 1), stride) == expected
+
+
+def test_each_fit_has_the_same_data_and_a_new_model() -> None:
+    seen: list[torch.Tensor] = []
+
+    class See(overhead.pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(outputs["loss"].detach())
+
+    for make in (lambda: [See()], lambda: [See(), *monitors(every_n_steps=1)]):
+        times = fit(TINY, make, 3)
+        assert len(times.steps) == 3
+    assert len(seen) == 8  # one more step than is counted in each
+    assert torch.equal(torch.stack(seen[:4]), torch.stack(seen[4:]))
+
+
+def test_a_call_within_a_call_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: Iterator[float] = iter([1.0, 4.0, 10.0, 15.0])
+    monkeypatch.setattr("tests.benchmarks.own_time.time.thread_time", lambda: next(ticks))
+    monkeypatch.setattr("tests.benchmarks.own_time._costs", lambda: (0.5, 0.25))
+    watch = Stopwatch()
+    inner = watch.around(lambda: None)
+    watch.around(lambda: (inner(), inner()))()
+    with pytest.raises(ZeroDivisionError):
+        watch.around(lambda: 1 / 0)()
+    assert watch.seconds == 3 + 5 - 2 * 0.5 - 2 * 0.25
+
+
+def test_the_package_is_as_before_after_its_time_is_measured() -> None:
+    before = {(kind, name): vars(kind)[name] for kind, name in entry_points()}
+    assert (SharedHook, "__call__") in before
+    times = own_time(TINY, lambda: [FeatureStatsMonitor(every_n_steps=1)], 3)
+    assert min(times.steps) > 0
+    assert {(kind, name): vars(kind)[name] for kind, name in entry_points()} == before
+
+
+def test_every_capability_is_priced() -> None:
+    found = prices(list(CAPABILITIES), TOKENS, 1, 2, off=False)
+    assert [key for key, price in found.items() if not price["inside"] > 0] == ["kurtosis"]
+    assert [key for key, price in found.items() if not math.isnan(price["saved"])] == ["kurtosis"]
+
+
+def test_without_capabilities_training_goes_on() -> None:
+    """What stands in their places is enough for a whole fit: no site is disabled."""
+    made = monitors(every_n_steps=1)
+    with contextlib.ExitStack() as stack:
+        for capability in CAPABILITIES.values():
+            stack.enter_context(capability.turned_off())
+        fit(TOKENS, lambda: made, 2)
+    assert [monitor.faults.errors for monitor in made] == [{}, {}, {}]
+    features, gradients, _ = (monitor.report for monitor in made)
+    assert features.sites
+    assert features.outputs == features.representations == {}
+    compared = [name for name, stats in gradients.parameters.items() if stats.update_ratio is not None]
+    assert compared == ["net.embed.weight"]  # whose rows are compared apart
+
+
+def test_the_c_library_is_turned_off_and_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTNING_HOOKS_NATIVE", raising=False)
+    before = kernels_for("cpu").name
+    with without_native():
+        assert kernels_for("cpu").name == "torch"
+    assert kernels_for("cpu").name == before
+
+
+def test_rows_are_known() -> None:
+    assert {*LONG, *SHORT, *overhead.QUICK, *overhead.WALL, *tables.IN_SHORT} <= set(ROWS)
+    assert {*overhead.MAIN, *NAMES} <= set(WORKLOADS)
+    assert Row("", list, needs="no_such_package").available is False
+
+
+# The tables.
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_a_table_is_rendered(name: str, results: dict[str, Any]) -> None:
+    rendered = tables.TABLES[name](results)
+    assert "commit `abc1234`" in rendered
+    lines = [line for line in rendered.splitlines() if line.startswith("|")]
+    assert len(lines) > 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_numbers_are_those_of_the_run(results: dict[str, Any]) -> None:
+    every = results["results"][0]["fits"]["every"]
+    assert f"| the monitors, every step | {tables.percent(every['percent'])} |" in tables.in_short(results)
+    assert "| an epoch's end | 12 ms | 100 ms |" in tables.limits(results)
+
+
+def test_a_page_is_filled_and_checked(results: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, page = tmp_path / "run.json", tmp_path / "page.md"
+    page.write_text("before\n<!-- benchmark: limits -->\nold\n<!-- /benchmark -->\nafter\n", encoding="utf-8")
+    given = ["--results", str(run), "--pages", str(page)]
+    assert tables.main(given) == 1  # no results
+    run.write_text(json.dumps(results), encoding="utf-8")
+    assert tables.main([*given, "--check"]) == 1
+    assert "its tables are not those of run.json" in capsys.readouterr().out
+    assert tables.main(given) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- benchmark: limits -->\n\nMeasured at commit `abc1234`")
+    assert text.endswith("|\n\n<!-- /benchmark -->\nafter\n")
+    assert tables.main([*given, "--check"]) == 0
+    run.write_text(json.dumps({**results, "code": "another"}), encoding="utf-8")
+    assert tables.main([*given, "--check"]) == 1
+    assert "The tables are of commit abc1234" in capsys.readouterr().out
+
+
+def test_the_hash_is_of_the_measured_code(tmp_path: Path) -> None:
+    for name in ("hooks/gate.py", "statistics/kernels/native.c", "plots/heat.py", "hooks/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1", encoding="utf-8")
+    before = tables.code_hash(tmp_path)
+    for name, changes in (("plots/heat.py", False), ("hooks/notes.txt", False), ("statistics/kernels/native.c", True)):
+        (tmp_path / name).write_text("2", encoding="utf-8")
+        assert (tables.code_hash(tmp_path) != before) is changes, name
+
+
+def test_pages_have_known_tables() -> None:
+    found = {page.name: [block[1] for block in tables._BLOCK.findall(page.read_text(encoding="utf-8"))] for page in tables.PAGES}
+    assert found == {"README.md": ["in-short"], "cost.md": [name for name in tables.TABLES if name != "in-short"]}
+
+
+@pytest.mark.skipif(not tables.RESULTS.is_file(), reason="no results of a run are kept")
+def test_the_tables_of_the_pages_are_those_of_the_kept_run() -> None:
+    kept = json.loads(tables.RESULTS.read_text(encoding="utf-8"))
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert tables.filled(text, kept) == text
