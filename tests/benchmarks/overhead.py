@@ -61,8 +61,10 @@ QUICK = ("default", "every", "native0")
 
 def parts_of(name: str, short: bool) -> Sequence[str]:
     """What is measured of a workload unless it is asked for."""
+    if short and WORKLOADS[name].steady < MANY:
+        return ["own"]  # one pair of long fits says nothing
     if short or name not in MAIN:
-        return "fits", "own"
+        return ["fits", "own"]
     # Each capability off: only where a fit is neither long nor too short to show it.
     return [part for part in PARTS if part not in ("off", "limits") or (part == "off" and name == "transformer")]
 
