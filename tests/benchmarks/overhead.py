@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results there")
     arguments = parser.parse_args()
     quiet()
-    about = {"commit": commit(), "code": code_hash(), "machine": machine()}
+    about = {"commit": commit(), "code": code_hash(), "machine": machine(), "quick": arguments.quick}
     print(", ".join(f"{key} {value}" for key, value in about["machine"].items()))
     can_run = [name for name, workload in WORKLOADS.items() if workload.cuda == torch.cuda.is_available()]
     results: list[dict[str, Any]] = []

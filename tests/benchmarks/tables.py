@@ -42,18 +42,16 @@ def code_hash(package: Path = ROOT / "lightning_hooks") -> str:
 
 
 def commit() -> str:
-    """The commit under test, with a + where files differ from it; empty where that is not known."""
+    """The commit under test, with a + where the package differs from it; empty where that is not known."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        head, changes = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "--", "lightning_hooks")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return described.stdout.strip()
+    return head + "+" * bool(changes)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 # Rendering.
@@ -115,7 +113,7 @@ def whole_fits(results: Results, part: str = "fits") -> str:
             entry = result[part].get(key)
             cells.append("" if entry is None else f"{percent(entry['percent'])} ({_spread(entry['quartiles'])})")
         lines.append([ROWS[key].label, *cells])
-    what = "CPU time, one thread" if part == "fits" else f"wall time, {results['machine']['threads']} threads"
+    what = "CPU time, one thread" if part == "fits" else f"wall time, threads: {results['machine']['threads']}"
     headings = _headings(found) if part == "fits" else [NAMES.get(result["workload"], result["workload"]) for result in found]
     return f"{measured_at(results)}. Longer steps in percent, {what}; in brackets the quartiles of pairs of fits.\n\n" + table(
         ["", *headings], lines
@@ -219,9 +217,19 @@ TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
+PART_OF = {"in-short": "fits", "inside": "own"}
+"""The part of a run that a table is of, where they are not called the same."""
+
+
 def filled(page: str, results: Results) -> str:
-    """A page with its tables."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]](results)}\n\n{block[4]}", page)
+    """A page with its tables; those that the run has no numbers for stay as they are."""
+
+    def fill(block: re.Match[str]) -> str:
+        part = PART_OF.get(block[2], block[2])
+        known = part in results or _of(results, part)
+        return f"{block[1]}\n{TABLES[block[2]](results)}\n\n{block[4]}" if known else block[0]
+
+    return _BLOCK.sub(fill, page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -234,6 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.results} is not there: run `make bench`.")
         return 1
     results, code = json.loads(options.results.read_text(encoding="utf-8")), 0
+    if results["quick"] and options.pages is PAGES:
+        print(f"{options.results} is of a quick run: run `make bench`.")
+        return 1
     for page in options.pages:
         before = page.read_text(encoding="utf-8")
         after = filled(before, results)

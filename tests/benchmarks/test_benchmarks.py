@@ -30,6 +30,7 @@ ABOUT = {
     "commit": "abc1234",
     "code": tables.code_hash(),
     "machine": {"date": "2026-11-23", "processor": "a processor", "torch": "2.13", "threads": 2},
+    "quick": True,
 }
 
 
@@ -181,12 +182,16 @@ def test_a_page_is_filled_and_checked(results: dict[str, Any], tmp_path: Path, c
     given = ["--results", str(run), "--pages", str(page)]
     assert tables.main(given) == 1  # no results
     run.write_text(json.dumps(results), encoding="utf-8")
+    assert tables.main(given[:2]) == 1  # the project's own pages take no quick run's
+    assert "is of a quick run" in capsys.readouterr().out
     assert tables.main([*given, "--check"]) == 1
     assert "its tables are not those of run.json" in capsys.readouterr().out
     assert tables.main(given) == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n<!-- benchmark: limits -->\n\nMeasured at commit `abc1234`")
     assert text.endswith("|\n\n<!-- /benchmark -->\nafter\n")
+    without = {**results, "limits": {}, "results": []}
+    assert tables.filled(text.replace("limits", "counts"), without) == text.replace("limits", "counts")  # it has none
     assert tables.main([*given, "--check"]) == 0
     run.write_text(json.dumps({**results, "code": "another"}), encoding="utf-8")
     assert tables.main([*given, "--check"]) == 1
