@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.hooks import Listener, guarded
-from lightning_hooks.hooks.functional import FunctionMode
+from lightning_hooks.hooks.functional import CallObserver
 from lightning_hooks.session.step_probe import StepProbe
 from tests.benchmarks.fits import FitTimes, fit
 from tests.benchmarks.workloads import Workload
@@ -90,7 +90,8 @@ def entry_points() -> Iterator[tuple[type, str]]:
             if callable(method) and (name.startswith("on_") or name in ("setup", "teardown")):
                 yield kind, name
     yield StepProbe, "clipped"  # called by the closure that the optimizer's step is given
-    yield FunctionMode, "_seen"
+    for name in ("_shown", "enter", "leave"):  # of functional calls, and around training_step
+        yield CallObserver, name
 
 
 def _kinds(base: type) -> list[type]:
