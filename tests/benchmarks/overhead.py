@@ -6,10 +6,11 @@ python -m tests.benchmarks.overhead [--quick] [--workloads digits …] [--rows e
 the CPU time of the process, with one thread for torch; a second pass takes the wall time with as many threads as torch takes by
 itself. The times at which steps start are noted by a callback that does nothing else, so that one fit gives what a step costs and
 what the start and the end of training cost, which the difference of two lengths of fits gives with more noise. The first steps do
-not count for a step: PyTorch warms up, and the monitors look at everything in their first three sampled batches. They count for
-the start. Of steps at the same place of repeated fits the low quartile is taken, with and without: other work on the machine only
-adds to a time. The quartile of the ratios of pairs would not do: the more a machine is disturbed, the less it would say that
-we cost. The spread is what the quartiles of these ratios say.
+not count for a step: PyTorch warms up, and the monitors look at everything in their first sampled batches. They count for the
+start. Where fits take long, the default settings are nine steps of a fit that samples none and one of a fit that samples all. Of
+steps at the same place of repeated fits the low quartile is taken, with and without: other work on the machine only adds to a time.
+The quartile of the ratios of pairs would not do: the more a machine is disturbed, the less it would say that we cost. The spread is
+what the quartiles of these ratios say.
 
 *Microseconds inside* are those of ``own_time.py``: what figures under 2 % are held by.
 
@@ -47,8 +48,12 @@ from tests.benchmarks.rows import LONG, ROWS, SHORT, Row
 from tests.benchmarks.tables import code_hash, commit
 from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
 
-FIRST = 3
-"""Steps at the start of a fit that do not count: as many sampled ones are looked at in full."""
+FIRST = 8
+"""Sampled steps at the start of a fit that do not count: the first ones are looked at in full, then each eighth or tenth is."""
+FIRST_OFF = 3
+"""Steps that do not count where none is sampled."""
+NEVER = 10**6
+"""A stride by which the first step alone is sampled."""
 MANY = 50
 """Steps from which on a workload is a fast one: its fits with the default settings are long enough for a whole period."""
 PARTS = ("fits", "own", "counts", "capabilities", "off", "wall", "limits")
@@ -61,12 +66,11 @@ QUICK = ("default", "every", "native0")
 
 def parts_of(name: str, short: bool) -> Sequence[str]:
     """What is measured of a workload unless it is asked for."""
-    if short and WORKLOADS[name].steady < MANY:
+    if short and not is_fast(WORKLOADS[name]):
         return ["own"]  # one pair of long fits says nothing
     if short or name not in MAIN:
         return ["fits", "own"]
-    # Each capability off: only where a fit is neither long nor too short to show it.
-    return [part for part in PARTS if part not in ("off", "limits") or (part == "off" and name == "transformer")]
+    return [part for part in PARTS if part not in ("off", "limits")]  # turned off one by one they take too long for too little
 
 
 def rows_of(name: str, short: bool) -> Sequence[str]:
@@ -74,20 +78,16 @@ def rows_of(name: str, short: bool) -> Sequence[str]:
     return QUICK if short else list(ROWS) if name == "digits" else LONG if name in MAIN else SHORT
 
 
-def lengths(workload: Workload, stride: int) -> tuple[int, int]:
-    """How many first steps do not count, and how many then do: whole periods of the sampling."""
-    if stride == 1:
-        return FIRST, workload.steady
-    if workload.steady >= MANY:
-        return 2 * stride + 1, 10 * stride
-    return FIRST, stride
+def is_fast(workload: Workload) -> bool:
+    """Whether fits with the default settings are measured as they are, over whole periods of the sampling."""
+    return workload.steady >= MANY
 
 
 def measure_row(workload: Workload, row: Row, wall: bool = False) -> dict[str, Any]:
     """Fits without and with the callbacks of a row, in turn."""
     clock = clock_of(workload, wall)
-    first, steady = lengths(workload, row.stride)
-    first_off, steady_off = (first, steady) if workload.steady >= MANY else (FIRST, workload.steady)
+    first, steady = (FIRST_OFF, 3) if row.stride == NEVER else (FIRST * row.stride, workload.steady)
+    first_off, steady_off = FIRST_OFF, workload.steady if is_fast(workload) else 3
     off, on = [], []
     with row.within():
         for _ in range(workload.pairs):
@@ -108,10 +108,25 @@ def measure_row(workload: Workload, row: Row, wall: bool = False) -> dict[str, A
     }
 
 
+def by_default(unsampled: dict[str, Any], sampled: dict[str, Any]) -> dict[str, Any]:
+    """The default settings, of fits that sample no step and fits that sample every step: one in ten is sampled."""
+    mixed = {key: (9 * unsampled[key] + sampled[key]) / 10 for key in ("percent", "us")}
+    quartiles = [(9 * a + b) / 10 for a, b in zip(unsampled["quartiles"], sampled["quartiles"], strict=True)]
+    return {**unsampled, **mixed, "quartiles": quartiles}
+
+
 def measure_fits(workload: Workload, rows: Sequence[str], wall: bool = False) -> dict[str, Any]:
-    found = {}
-    for key in rows:
-        found[key] = measure_row(workload, ROWS[key], wall)
+    found: dict[str, Any] = {}
+    for key in sorted(rows, key=lambda key: ROWS[key].stride):
+        row = ROWS[key]
+        if row.stride == 1 or is_fast(workload):
+            found[key] = measure_row(workload, row, wall)
+        else:
+            every = key.replace("default-", "").replace("default", "every")
+            if every not in found:
+                found[every] = measure_row(workload, ROWS[every], wall)
+            never = replace(row, make=lambda: monitors(every_n_steps=NEVER), stride=NEVER)
+            found[key] = by_default(measure_row(workload, never, wall), found[every])
         entry = found[key]
         low, _, high = entry["quartiles"]
         print(
@@ -128,15 +143,17 @@ def measure_own(workload: Workload, rows: Sequence[str]) -> dict[str, Any]:
     for key, row in (("c", ROWS["every"]), ("torch", ROWS["native0"])):
         if key == "torch" and not {"native0", "default-native0"} & set(rows):
             continue
-        steps, repeats = FIRST + min(workload.steady, 40), min(workload.pairs, 3)
+        steady, repeats = min(workload.steady, 40), min(workload.pairs, 3)
+        plain_steps = FIRST_OFF + (steady if is_fast(workload) else 3)
         taken: list[list[FitTimes]] = [[], [], []]
         with row.within():
             for _ in range(repeats):  # in turn: a step without us is measured while the machine has the same other work
-                taken[0].append(fit(workload, list, steps))
-                taken[1].append(own_time(workload, lambda: monitors(every_n_steps=1), steps))
-                taken[2].append(own_time(workload, lambda: monitors(every_n_steps=10**6), steps))
+                taken[0].append(fit(workload, list, plain_steps))
+                taken[1].append(own_time(workload, lambda: monitors(every_n_steps=1), FIRST + steady))
+                taken[2].append(own_time(workload, lambda: monitors(every_n_steps=NEVER), plain_steps))
         plain, sampled, other = map(by_place, taken)
-        step, a_sampled, another = (1e6 * float(np.mean(times.steps[FIRST:])) for times in (plain, sampled, other))
+        step, another = (1e6 * float(np.mean(times.steps[FIRST_OFF:])) for times in (plain, other))
+        a_sampled = 1e6 * float(np.mean(sampled.steps[FIRST:]))
         found[key] = {
             "sampled": a_sampled,
             "other": another,
@@ -160,12 +177,12 @@ def measure_own(workload: Workload, rows: Sequence[str]) -> dict[str, Any]:
 
 def measure_counts(workload: Workload) -> dict[str, Any]:
     """Per step, over a fit without callbacks: waits of the host, operations (on CUDA kernels), and calls of our function modes."""
-    nothing = _operations(workload, list)
+    nothing = _operations(workload, list, FIRST_OFF, 2)
     found = {}
-    for key, stride in (("sampled", 1), ("other", 10**6)):
+    for key, stride, first, steps in (("sampled", 1, FIRST, 8), ("other", NEVER, FIRST_OFF, 2)):
         make = lambda stride=stride: monitors(every_n_steps=stride)  # noqa: E731
-        syncs, operations = (there - here for there, here in zip(_operations(workload, make), nothing, strict=True))
-        every, own = dispatches(workload, make, FIRST, 2)
+        syncs, operations = (there - here for there, here in zip(_operations(workload, make, first, steps), nothing, strict=True))
+        every, own = dispatches(workload, make, first, steps)
         found[key] = {"syncs": syncs, "operations": operations, "dispatches": every, "own_dispatches": own}
         print(
             f"  {'a sampled step' if stride == 1 else 'another step'}: {syncs:.0f} syncs, {operations:.0f} operations, {every:.0f} "
@@ -175,7 +192,7 @@ def measure_counts(workload: Workload) -> dict[str, Any]:
     return found
 
 
-def _operations(workload: Workload, make: Any, steps: int = 2) -> tuple[float, float]:
+def _operations(workload: Workload, make: Any, first: int, steps: int) -> tuple[float, float]:
     """Waits of the host, and operations, of a step after the first ones."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if workload.cuda else [])]
     seen = profile(activities=activities, acc_events=True)
@@ -183,13 +200,13 @@ def _operations(workload: Workload, make: Any, steps: int = 2) -> tuple[float, f
 
     def at_start() -> float:
         step = next(starts)
-        if step == FIRST:
+        if step == first:
             seen.start()
-        elif step == FIRST + steps:
+        elif step == first + steps:
             seen.stop()
         return 0.0
 
-    fit(workload, make, FIRST + steps, at_start)
+    fit(workload, make, first + steps, at_start)
     found = {event.key: event.count for event in seen.key_averages()}
     launched = [number for key, number in found.items() if key.startswith("cudaLaunchKernel" if workload.cuda else "aten::")]
     return found.get("aten::_local_scalar_dense", 0) / steps, sum(launched) / steps
@@ -210,13 +227,13 @@ def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[st
 
 def quick(workload: Workload) -> Workload:
     """A workload with few and short fits."""
-    fast = workload.steady >= MANY
-    return replace(workload, pairs=min(workload.pairs, 5 if fast else 1), steady=MANY if fast else 3)
+    fast = is_fast(workload)
+    return replace(workload, pairs=min(workload.pairs, 5 if fast else 1), steady=56 if fast else 8)
 
 
 def plain_step(workload: Workload) -> float:
     """Milliseconds of CPU time of a step without callbacks."""
-    return 1e3 * float(np.mean(by_place([fit(workload, list, FIRST + 3) for _ in range(2)]).steps[FIRST:]))
+    return 1e3 * float(np.mean(by_place([fit(workload, list, FIRST_OFF + 3) for _ in range(2)]).steps[FIRST_OFF:]))
 
 
 def measure(

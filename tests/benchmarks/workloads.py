@@ -216,17 +216,17 @@ def _tokens() -> Tensor:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 100, 5),
-    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 3, 2),
-    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 4, 3),
-    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 4, 3),
-    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 10, 3),
-    "resnet50-cuda": Workload(_resnet50, _pictures, 128, 40, 5, True, "bf16-mixed"),
-    "gpt2-cuda": Workload(GPT2, _tokens, 8, 40, 5, True, "bf16-mixed"),
-    "resnet18-cuda": Workload(ResNet18, lambda: torch.randn(256, 3, 32, 32), 256, 100, 5, True),
-    "transformer-cuda": Workload(Transformer, lambda: torch.randint(0, 100, (256, 64)), 256, 100, 5, True),
-    "resnet50-compiled": Workload(_compiled(_resnet50), _pictures, 128, 40, 5, True, "bf16-mixed", True),
-    "gpt2-compiled": Workload(_compiled(GPT2), _tokens, 8, 40, 5, True, "bf16-mixed", True),
+    "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 80, 5),
+    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 8, 2),
+    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8, 3),
+    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8, 3),
+    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 8, 3),
+    "resnet50-cuda": Workload(_resnet50, _pictures, 128, 80, 5, True, "bf16-mixed"),
+    "gpt2-cuda": Workload(GPT2, _tokens, 8, 80, 5, True, "bf16-mixed"),
+    "resnet18-cuda": Workload(ResNet18, lambda: torch.randn(256, 3, 32, 32), 256, 80, 5, True),
+    "transformer-cuda": Workload(Transformer, lambda: torch.randint(0, 100, (256, 64)), 256, 80, 5, True),
+    "resnet50-compiled": Workload(_compiled(_resnet50), _pictures, 128, 80, 5, True, "bf16-mixed", True),
+    "gpt2-compiled": Workload(_compiled(GPT2), _tokens, 8, 80, 5, True, "bf16-mixed", True),
 }
 NAMES = {
     "digits": "small CNN",
