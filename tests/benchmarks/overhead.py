@@ -87,7 +87,8 @@ def measure_row(workload: Workload, row: Row, wall: bool = False) -> dict[str, A
     """Fits without and with the callbacks of a row, in turn."""
     clock = clock_of(workload, wall)
     first, steady = (FIRST_OFF, 3) if row.stride == NEVER else (FIRST * row.stride, workload.steady)
-    first_off, steady_off = FIRST_OFF, workload.steady if is_fast(workload) else 3
+    # A process goes on warming up for some hundred milliseconds: where that is many steps, the same ones are compared.
+    first_off, steady_off = (first, steady) if is_fast(workload) else (FIRST_OFF, 3)
     off, on = [], []
     with row.within():
         for _ in range(workload.pairs):
@@ -216,10 +217,10 @@ def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[st
     """Microseconds of a sampled step that each capability takes, inside its own functions and as the difference without it."""
     found = prices(chosen, workload, FIRST, min(workload.steady, 8), off)
     for key, entry in found.items():
+        saved = "" if math.isnan(entry["saved"]) else f", {entry['saved']:.0f} µs saved without"
         entry["percent"] = (entry["saved"] if math.isnan(entry["inside"]) else entry["inside"]) / 10 / step_ms
         print(
-            f"  {CAPABILITIES[key].label:36}{entry['inside']:8.0f} µs inside {entry['saved']:8.0f} µs saved without, "
-            f"{entry['percent']:+.2f} % of a step",
+            f"  {CAPABILITIES[key].label:36}{entry['inside']:8.0f} µs inside{saved}, {entry['percent']:+.2f} % of a step",
             flush=True,
         )
     return found
