@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import ClassVar
 
@@ -45,7 +46,7 @@ class DeadExperts(Rule):
         for site, stats in report.routers.items():
             dead = self._dead(report, site)
             needed = self.min_batches if 2 * len(dead) >= stats.experts else self.of_few
-            if dead and _batches_in_a_row(report, history, lambda window, s=site, d=dead: d <= self._dead(window, s)) >= needed:
+            if dead and _batches_in_a_row(report, history, partial(self._lasts, site, dead)) >= needed:
                 shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
                 share = len(dead) / stats.experts
                 yield self.alert(
@@ -55,6 +56,9 @@ class DeadExperts(Rule):
                     "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "
                     "router that started far from even.",
                 )  # fmt: skip
+
+    def _lasts(self, site: str, dead: set[int], window: RouterReport) -> bool:
+        return dead <= self._dead(window, site)
 
     def _dead(self, report: RouterReport, site: str) -> set[int]:
         stats = report.routers.get(site)
@@ -94,11 +98,17 @@ class RouterCollapse(Rule):
     def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
         """Yield a warning per router and quantiser that has collapsed."""
         for site, stats in report.routers.items():
-            if _batches_in_a_row(report, history, lambda window, s=site: self._router(window.routers.get(s))) >= self.min_batches:
+            if _batches_in_a_row(report, history, partial(self._of_window, site)) >= self.min_batches:
                 yield self._of_router(report, site, stats)
         for site, book in report.codebooks.items():
-            if _batches_in_a_row(report, history, lambda window, s=site: self._book(window.codebooks.get(s))) >= self.min_batches:
+            if _batches_in_a_row(report, history, partial(self._book_of_window, site)) >= self.min_batches:
                 yield self._of_book(report, site, book)
+
+    def _of_window(self, site: str, window: RouterReport) -> bool:
+        return self._router(window.routers.get(site))
+
+    def _book_of_window(self, site: str, window: RouterReport) -> bool:
+        return self._book(window.codebooks.get(site))
 
     def _router(self, stats: RouterStats | None) -> bool:
         return stats is not None and _is_judged(stats, self.min_choices) and stats.experts**stats.balance <= self._least(stats)

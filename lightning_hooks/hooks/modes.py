@@ -28,7 +28,7 @@ def outside_modes() -> AbstractContextManager[None]:
     """Return a context in which no mode sees what is called, nor a subclass of tensors by its ``__torch_function__``."""
     if _len_dispatch():
         return _outside_all()
-    return torch._C.DisableTorchFunction() if _len_functions() else _NO_MODES  # type: ignore[return-value]
+    return torch._C.DisableTorchFunction() if _len_functions() else _NO_MODES
 
 
 @contextmanager

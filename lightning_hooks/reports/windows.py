@@ -33,7 +33,7 @@ from lightning_hooks.statistics.precision import PrecisionStats
 from lightning_hooks.statistics.replicas import RankDifference
 from lightning_hooks.statistics.representation import RepresentationStats
 from lightning_hooks.statistics.residual import ResidualStats
-from lightning_hooks.statistics.table_ids import IdOutOfRange
+from lightning_hooks.statistics.table_ids import MissedRow
 from lightning_hooks.statistics.targets import TargetStats
 
 
@@ -101,7 +101,7 @@ class FeatureReport(PlainReport):
     softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
     dropout: dict[str, DropoutUse] = field(default_factory=dict)
     precision: PrecisionStats | None = None
-    id_out_of_range: IdOutOfRange | None = None
+    id_out_of_range: MissedRow | None = None
     targets: dict[str, TargetStats] = field(default_factory=dict)
 
 

@@ -20,7 +20,7 @@ from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
-from lightning_hooks.statistics.table_ids import IdOutOfRange, id_out_of_range
+from lightning_hooks.statistics.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.trackers import Trackers, coloured, some
 
 COLUMNS = (
@@ -101,7 +101,7 @@ class AlertDelivery:
                 member.early.reset()
         self._pass_on(_notices(members, ordered.roots, fresh, found), members[-1:], records, ended)
 
-    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: IdOutOfRange | None = None) -> bool:
+    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: MissedRow | None = None) -> bool:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
 
         It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.

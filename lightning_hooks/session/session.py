@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Step
-from lightning_hooks.collectors.warn import skipped_message, warn
+from lightning_hooks.collectors.warn import info, skipped_message, warn
 from lightning_hooks.session.closing import ending, print_closing
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -230,7 +230,7 @@ class Session:
         skipped = self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members)
         if skipped and not self._explained_skipped:
             self._explained_skipped = True
-            self.host.info(skipped_message(skipped))
+            info(skipped_message(skipped))
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.

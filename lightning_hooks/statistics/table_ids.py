@@ -18,7 +18,7 @@ _LOOKUPS = (embedding.__code__, embedding_bag.__code__)  # what the frames of an
 
 
 @dataclass(frozen=True, slots=True)
-class IdOutOfRange:
+class MissedRow:
     """An id that an embedding has no row for.
 
     Attributes:
@@ -39,7 +39,7 @@ class IdOutOfRange:
     batch: int | None = None
 
 
-def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_idx: int | None) -> IdOutOfRange | None:
+def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_idx: int | None) -> MissedRow | None:
     """Find the id for which a lookup on the CPU raised; on CUDA the context is lost, and nothing is read.
 
     Args:
@@ -58,7 +58,7 @@ def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_id
             site = clean_name(next(owners, "")) or "embedding"
             found = ((place, _first(values == number)) for place, values in tensors_in(batch) if _holds_ids(values))
             place, index = next(((place, index) for place, index in found if index is not None), ("", bad))
-            return IdOutOfRange(site, number, table.shape[0], index, place, batch_idx)
+            return MissedRow(site, number, table.shape[0], index, place, batch_idx)
     return None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks.statistics.table_ids import IdOutOfRange, id_out_of_range
+from lightning_hooks.statistics.table_ids import MissedRow, id_out_of_range
 
 
 class Net(nn.Module):
@@ -31,18 +31,18 @@ IDS = torch.tensor([[0, 8, 3], [2, 9, -1]])
 @pytest.mark.parametrize(
     ("call", "batch", "found"),
     [
-        (lambda net: net.body["words"](IDS), (IDS.float(), IDS), IdOutOfRange("body.words", 9, 9, (1, 1), "[1]", 7)),
-        (lambda net: net.body["words"](IDS[1:, 1:]), {"w": IDS}, IdOutOfRange("body.words", 9, 9, (1, 1), "['w']", 7)),
-        (lambda net: net.body["words"](IDS + 1), (IDS,), IdOutOfRange("body.words", 9, 9, (1, 1), "[0]", 7)),
-        (lambda net: net.body["words"](IDS * 2), (IDS,), IdOutOfRange("body.words", 16, 9, (0, 1), "", 7)),
-        (lambda net: net.body["words"](IDS[1, 2:]), None, IdOutOfRange("body.words", -1, 9, (0,), "", 7)),
-        (lambda net: net.body["bag"](IDS), IDS, IdOutOfRange("body.bag", 9, 9, (1, 1), "batch", 7)),
-        (lambda net: F.embedding(IDS, net.table), IDS, IdOutOfRange("embedding", 8, 5, (0, 1), "batch", 7)),
+        (lambda net: net.body["words"](IDS), (IDS.float(), IDS), MissedRow("body.words", 9, 9, (1, 1), "[1]", 7)),
+        (lambda net: net.body["words"](IDS[1:, 1:]), {"w": IDS}, MissedRow("body.words", 9, 9, (1, 1), "['w']", 7)),
+        (lambda net: net.body["words"](IDS + 1), (IDS,), MissedRow("body.words", 9, 9, (1, 1), "[0]", 7)),
+        (lambda net: net.body["words"](IDS * 2), (IDS,), MissedRow("body.words", 16, 9, (0, 1), "", 7)),
+        (lambda net: net.body["words"](IDS[1, 2:]), None, MissedRow("body.words", -1, 9, (0,), "", 7)),
+        (lambda net: net.body["bag"](IDS), IDS, MissedRow("body.bag", 9, 9, (1, 1), "batch", 7)),
+        (lambda net: F.embedding(IDS, net.table), IDS, MissedRow("embedding", 8, 5, (0, 1), "batch", 7)),
         (lambda net: net.table[IDS], IDS, None),  # no lookup of an embedding: its numbers are nowhere
         (lambda net: list(net.children())[3], IDS, None),
     ],
 )
-def test_what_a_lookup_failed_for(call: Any, batch: Any, found: IdOutOfRange | None) -> None:
+def test_what_a_lookup_failed_for(call: Any, batch: Any, found: MissedRow | None) -> None:
     net = Net()
     assert id_out_of_range(raised(lambda: call(net)), net, batch, 7) == found
 
