@@ -15,12 +15,11 @@ from lightning_hooks.alerts.rulebook import RuleBook, RuleLike
 from lightning_hooks.collectors.checks import Early
 from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.host import Host
-from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.collectors.step import Kept, OptimizerSteps, Step
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.reduction import Stretches, merge_windows
-from lightning_hooks.statistics.shards import Shards
 from lightning_hooks.trackers.layout import Layout
 
 if TYPE_CHECKING:
@@ -29,23 +28,6 @@ if TYPE_CHECKING:
     Figures = Mapping[str, Callable[[], Figure]]
 
 R = TypeVar("R", bound=Report)
-
-
-class OptimizerSteps(Protocol):
-    """The optimizers and their parameters, as the session numbers them."""
-
-    @property
-    def names(self) -> list[str]:
-        """The parameters, in order; those that come later are appended."""
-
-    optimizer_names: list[str]
-    shards: Shards | None
-
-    def index_of(self, parameter: Tensor) -> int | None:
-        """The parameter's place in ``names``."""
-
-    def holders(self) -> dict[int, set[int]]:
-        """By the id of a parameter, the optimizers that hold it."""
 
 
 class Context(Protocol):

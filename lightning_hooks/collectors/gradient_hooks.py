@@ -9,7 +9,8 @@ from weakref import ref
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.collectors.collector import Context, OptimizerSteps
+from lightning_hooks.collectors.collector import Context
+from lightning_hooks.collectors.step import OptimizerSteps
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
 from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
 from lightning_hooks.hooks.unreadable import skipping

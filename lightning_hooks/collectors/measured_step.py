@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.collectors.collector import OptimizerSteps
 from lightning_hooks.collectors.optimizer_watch import OptimizerWatch
-from lightning_hooks.collectors.step import Step
+from lightning_hooks.collectors.step import OptimizerSteps, Step
 from lightning_hooks.statistics import ParameterTable, WeightSample
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 from lightning_hooks.statistics.row_sample import RowSample

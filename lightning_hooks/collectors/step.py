@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,23 @@ from lightning_hooks.statistics.shards import Shards, whole_where_partial
 
 Kept = list[int | None]
 """Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
+
+
+class OptimizerSteps(Protocol):
+    """The optimizers and their parameters, as the session numbers them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters, in order; those that come later are appended."""
+
+    optimizer_names: list[str]
+    shards: Shards | None
+
+    def index_of(self, parameter: Tensor) -> int | None:
+        """The parameter's place in ``names``."""
+
+    def holders(self) -> dict[int, set[int]]:
+        """By the id of a parameter, the optimizers that hold it."""
 
 
 def loss_scale(scaler: Any) -> Tensor | None:

@@ -22,7 +22,6 @@ from lightning_hooks.run_report.problems import ProblemHistory
 from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member_context import MemberContext, Parts
-from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.publishing import Publishing
 from lightning_hooks.session.rank_merge import merged, split
 from lightning_hooks.session.sampling import Sampling
@@ -121,23 +120,6 @@ class Member(MemberContext):
                 self.batches, self.sampled_batches = window
         if self._regions and not IN_GRAPHS and session.hooks.of(self):
             warn_of_tracing()
-
-    def _watch_steps(self) -> None:
-        """Hand the events of optimizer steps to the collector.
-
-        Raises:
-            RuntimeError: If parameters are sharded in a way that does not say how.
-        """
-        self.host.check_gradients(self.name)
-
-        def safe(name: str) -> Callable[[Any], Any]:
-            def call(value: Any) -> None:
-                getattr(self.live, name)(value)
-
-            return self.guard(call, f"optimizer step ({name})", self.meter)
-
-        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
-        self.steps.subscribe(self, observer)
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""

@@ -21,6 +21,7 @@ from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.publishing import Publishing
 from lightning_hooks.session.sampling import Sampling
@@ -140,6 +141,23 @@ class MemberContext:
             new = partial(skipping, record, on_fault=self.faults, meter=self.meter, observes=True)
             gate = self.details if detailed else self.gate
             calls.add(self, functions, gate, lambda site: new(site=site), layers, in_validation)
+
+    def _watch_steps(self) -> None:
+        """Hand the events of optimizer steps to the collector.
+
+        Raises:
+            RuntimeError: If parameters are sharded in a way that does not say how.
+        """
+        self.host.check_gradients(self.name)
+
+        def safe(name: str) -> Callable[[Any], Any]:
+            def call(value: Any) -> None:
+                getattr(self.live, name)(value)
+
+            return self.guard(call, f"optimizer step ({name})", self.meter)
+
+        observer = StepObserver(*(safe(f"on_{event}") for event in ("gradients", "clipped", "taken", "skipped", "changed")))
+        self.steps.subscribe(self, observer)
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

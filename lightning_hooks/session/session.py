@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from lightning_hooks.alerts import AlertError
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.warn import info, skipped_message, warn
-from lightning_hooks.session.closing import ending, print_closing
+from lightning_hooks.session.closing import ending
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -22,7 +21,7 @@ from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.rank_merge import check_ranks_agree
-from lightning_hooks.session.run_record import RunRecord
+from lightning_hooks.session.run_records import RunRecords
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
 
@@ -50,7 +49,7 @@ class Session:
         self.probe = StepProbe(host)
         self.delivery = AlertDelivery(host)
         self.publisher = Publisher(host)
-        self._records: dict[Path, RunRecord] = {}
+        self._records = RunRecords(host)
         self._warned_of_ending = self._explained_skipped = self._closed = False
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
@@ -71,7 +70,7 @@ class Session:
         finally:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
-        self._open_record(member)
+        self._records.open(member)
 
     def release(self, member: Member) -> None:
         """Remove what a member registered."""
@@ -85,25 +84,11 @@ class Session:
         """What each member costs."""
         return [member.sampling.overhead for member in self.members if member.sampling.overhead is not None]
 
-    def _open_record(self, member: Member) -> None:
-        member.folder = None
-        if not self.host.is_global_zero:
-            return
-        try:
-            member.folder = folder = self.host.folder(member.settings.report_dir or None)
-            if folder is not None:
-                if folder not in self._records:
-                    self._records[folder] = RunRecord(self.host, folder)
-                self._records[folder].members.append(member)
-        except Exception as error:  # noqa: BLE001  a logger's error is not the training's
-            warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
-
     # Events of the training loop.
 
     def epoch_start(self) -> None:
         """An epoch starts."""
-        for record in self._records.values():
-            record.epoch_start()
+        self._records.epoch_start()
 
     def batch_start(self, batch_idx: int, batch: Any) -> None:
         """A training batch starts."""
@@ -114,10 +99,6 @@ class Session:
             member.batch_start(batch_idx, batch)
         self.hooks.gate.start(any(member.gate.sampled for member in self.members))
         self.calls.start()
-
-    def step(self) -> AbstractContextManager[None]:
-        """A block in which the loop calls ``training_step`` or ``validation_step``."""
-        return self.calls.step()
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
@@ -220,8 +201,7 @@ class Session:
             if not epoch_ends:
                 member.alerting.add_to_epoch(member.report)
         self.publisher.write_verdict(self.members)
-        for record in self._records.values():
-            record.write()
+        self._records.write()
         if any(member.settings.progress_bar for member in self.members):
             self.host.show_progress(in_short(member.report for member in self.members))
 
@@ -280,14 +260,7 @@ class Session:
                 member.remember()
                 member.end = end
             self.publisher.write_verdict(members, last=True)
-            for record in self._records.values():
-                with self._ending():
-                    record.close(end)
-            recorded = [member for record in self._records.values() for member in record.members]
-            without = [member for member in members if not any(member is other for other in recorded)]
-            if self.host.is_global_zero:
-                with self.host.printing():
-                    print_closing(without)
+            self._records.close(members, end, self._ending)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
