@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.modes import outside_modes
 
 
 def has_step_hooks(optimizer: Any) -> bool:
@@ -76,15 +77,19 @@ class BeforeUpdate(Listener):
         if not self.entered(optimizer):
             return None
         if closure is None:
-            self.clipped(optimizer)
+            self._look(optimizer)
             return None
 
         def watched() -> Any:
             result = closure()
-            self.clipped(optimizer)
+            self._look(optimizer)
             return result
 
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((args[0], watched, *args[2:]), kwargs)
+
+    def _look(self, optimizer: Optimizer) -> None:
+        with outside_modes():
+            self.clipped(optimizer)
 
 
 class AfterUpdate(Listener):
@@ -99,4 +104,5 @@ class AfterUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
-        self.left(optimizer)
+        with outside_modes():
+            self.left(optimizer)

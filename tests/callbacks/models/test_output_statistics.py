@@ -17,7 +17,7 @@ from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from lightning_hooks.alerts import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.collectors.outputs import COMPARED_BATCHES
 from tests.statistics import test_outputs, test_representation
-from tests.support.models import Classifier, loader, trainer
+from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
 
 N = 6
@@ -324,3 +324,12 @@ def test_kl_div_of_probabilities(site: str, loss: Any, logarithms: bool) -> None
     assert stats.bounded == stats.calls * 8 * 64
     assert stats.outside == (0 if logarithms else stats.bounded)
     assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == (set() if logarithms else {"output_range"})
+
+
+def test_costly_statistics_are_of_the_first_batches_and_each_eighth() -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, report_every_n_steps=20, summary=False)
+    trainer([monitor]).fit(Classifier(mlp()), loader(n=8 * 40))
+    assert [report.sampled_batches for report in monitor.history] == [20, 20]
+    for report in monitor.history:
+        assert report.outputs["cross_entropy"].calls == 9  # 1 to 8, and 16
+        assert report.sites["net.0"].calls == 20

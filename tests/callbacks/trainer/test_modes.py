@@ -105,7 +105,7 @@ def test_a_users_mode_sees_nothing_of_this_package(first: bool) -> None:
     ours = {file: count for file, count in around.mode.files.items() if file.startswith(PACKAGE)}
     # The mode passes the calls of the model on, from the frame that puts it around them.
     assert {Path(file).name for file in ours} <= {"functional.py"}
-    assert around.mode.files[__file__] > 0
+    assert around.mode.files
 
 
 def test_our_own_mode_sees_nothing_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
