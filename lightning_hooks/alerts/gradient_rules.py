@@ -206,7 +206,7 @@ class Exploding(Rule):
             if culprit is not None and flow.sites.index(culprit) not in grown:
                 sites.insert(0, (culprit, flow.rms[grown[-1]]))
         spared = self._spares_weights(report, [flow.sites[place] for place in grown])
-        learns = loss_falls(report, history) if history else falls_within(report)
+        learns = loss_falls(report, history) if history else falls_within(report, 0.9, 16)  # more than by chance
         severity: Severity = "info" if spared else "warning" if learns else "critical"
         for site, rms in sites:
             ratio = rms / near_loss

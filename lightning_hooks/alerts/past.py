@@ -44,11 +44,17 @@ def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport]
     return first is None or report.loss.mean < first.mean
 
 
-def falls_within(report: GradientFlowReport, to: float = 1.0) -> bool:
-    """Whether the loss of a window's last quarter is below this share of that of its first, as far as it is kept."""
+def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) -> bool:
+    """Whether the loss of a window's last quarter is below this share of that of its first, as far as it is kept.
+
+    Args:
+        report: Of the window.
+        to: The share.
+        least: How many losses there must be.
+    """
     losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
     quarter = len(losses) // 4
-    return quarter > 0 and sum(losses[-quarter:]) < to * sum(losses[:quarter])
+    return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
 
 
 def another_expert_learns(report: GradientFlowReport, site: str) -> bool:

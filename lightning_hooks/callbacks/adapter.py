@@ -151,6 +151,7 @@ class Adapter(EitherPackage):
         """
         session, self.session = self.session, None
         self._leave_steps()
+        self._leave_steps = lambda: None  # it holds the strategy, and with it the model
         callbacks = callbacks_of(trainer)
         trainer.callbacks = [each for each in callbacks if not isinstance(each, _First | Adapter)]  # type: ignore[attr-defined]
         for callback in callbacks:

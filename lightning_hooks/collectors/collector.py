@@ -51,7 +51,7 @@ class Context(Protocol):
 
     @property
     def details(self) -> DetailGate:
-        """Whether costly statistics are taken in this batch: the first eight sampled ones of a window, and each eighth."""
+        """Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth."""
 
     @property
     def faults(self) -> Faults:

@@ -129,8 +129,9 @@ class CallObserver:
         self._mode = _Mode(self._shown)
         self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
         self.compiled = modules_with_compiled_calls({"": root, **self.callers})
-        self._plans: dict[frozenset[str] | None, list[tuple[str, nn.Module, bool]]] = {}
-        self._handles: list[RemovableHandle] = []
+        self._hooks: dict[tuple[str, bool], _ForwardHooks] = {}
+        self._plans: dict[frozenset[str] | None, list[_ForwardHooks]] = {}
+        self._hooked: list[_ForwardHooks] = []
         self._frames: list[_Frame] = []
         self._seen_in: frozenset[str] | None = frozenset()
         self._thread = 0
@@ -146,18 +147,19 @@ class CallObserver:
         self._thread, self._seen_in = threading.get_ident(), None if seen_in is None else frozenset(seen_in)
         if self._seen_in not in self._plans:
             self._plans = {self._seen_in: self._plan()}  # of the last batch: most are like it
-        for name, module, sees in self._plans[self._seen_in]:
-            self._handles.append(module.register_forward_pre_hook(_Enter(self, name, sees)))
-            self._handles.append(module.register_forward_hook(_Leave(self), always_call=True))
+        self._hooked = self._plans[self._seen_in]
+        for hooks in self._hooked:
+            hooks.put()
 
-    def _plan(self) -> list[tuple[str, nn.Module, bool]]:
-        """The modules that are hooked in this batch, and whether their calls are seen."""
+    def _plan(self) -> list[_ForwardHooks]:
+        """The hooks that are in place in this batch."""
         found = []
         for name, module in self.callers.items():
             outer = next((outer for outer in outwards(name)[1:] if not outer or outer in self.callers), "")
             # A module whose calls are not seen takes the mode away, where the module around it has put it there.
             if self._sees(name) or self._sees(outer):
-                found.append((name, module, self._sees(name)))
+                key = name, self._sees(name)
+                found.append(self._hooks.setdefault(key, _ForwardHooks(self, module, *key)))
         return found
 
     def _sees(self, name: str) -> bool:
@@ -168,14 +170,15 @@ class CallObserver:
         self._switch(False)
         self._thread = 0
         self._frames.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for hooks in self._hooked:
+            hooks.take_out()
+        self._hooked = []
 
     def close(self) -> None:
         """Let the model go."""
         self.callers.clear()
         self._plans.clear()
+        self._hooks.clear()
         self._root = nn.Identity()
 
     @contextmanager
@@ -268,3 +271,39 @@ class _Leave(Listener):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not torch.compiler.is_compiling():
             self.calls.leave(module)
+
+
+class _ForwardHooks:
+    """The hooks around the forward of one module.
+
+    They return under the same numbers as before, which a compiled graph that goes through the module is guarded by.
+
+    Args:
+        calls: Whom they notify.
+        module: The module.
+        name: Its name.
+        sees: Whether its calls are seen.
+    """
+
+    __slots__ = ("_enter", "_handles", "_leave", "_module")
+
+    def __init__(self, calls: CallObserver, module: nn.Module, name: str, sees: bool) -> None:
+        self._module, self._enter, self._leave = module, _Enter(calls, name, sees), _Leave(calls)
+        self._handles: tuple[RemovableHandle, RemovableHandle] | None = None
+
+    def put(self) -> None:
+        """Put them behind the hooks that are there."""
+        module = self._module
+        if self._handles is None:
+            after = module.register_forward_hook(self._leave, always_call=True)
+            self._handles = module.register_forward_pre_hook(self._enter), after
+            return
+        before, after = self._handles  # torch has no public way to register a hook again under its number
+        module._forward_pre_hooks[before.id] = self._enter
+        module._forward_hooks[after.id] = self._leave
+        module._forward_hooks_always_called[after.id] = True
+
+    def take_out(self) -> None:
+        """Remove them."""
+        for handle in self._handles or ():
+            handle.remove()

@@ -30,8 +30,8 @@ from lightning_hooks.session.unfinished import load_window, save_window
 from lightning_hooks.session.windows import Windows, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
-DETAILED = 8
-"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them those of each eighth."""
+DETAILED = 16
+"""Sampled batches of a window, the first ones, in which costly statistics are taken too; after them each sixteenth."""
 
 NewCollector = Callable[[Context, Mapping[str, Any]], Collector[Any]]
 

@@ -121,7 +121,7 @@ def test_an_alert_error_carries_its_alerts():
 def test_an_alert_prints_each_of_its_texts_once() -> None:
     seen, why, first, second = "100% of its units output zero.", "A bias of -20 is the cause.", "Try a lower rate", "Use GELU"
     found = Alert(
-        "dead", "net.1", 1.0, 0.7, 0, 32, "critical", diagnosis=f"{seen} {why}", advice=(first, second), since_step=4, batch=4,
+        "dead", "net.1", 1.0, 0.7, 0, 32, "critical", seen, diagnosis=why, advice=(first, second), since_step=4, batch=4,
         consequences=("zero at a", "zero at b"),
     )  # fmt: skip
     assert str(found).splitlines() == [
@@ -138,7 +138,7 @@ def test_an_alert_prints_each_of_its_texts_once() -> None:
 
 def test_an_alert_of_the_users_own_needs_a_message_only() -> None:
     own = Alert("quiet", "<b>", 1e-4, 1e-3, 2, 30, "warning", "Its RMS is\n0.0001. Scale it up.")
-    assert str(own) == "[warning] quiet at <b> (epoch 2, step 30): Its RMS is 0.0001.\n  why: Scale it up."
+    assert str(own) == "[warning] quiet at <b> (epoch 2, step 30): Its RMS is 0.0001. Scale it up."
     assert "diagnosis" not in repr(own)
     assert eval(repr(own)) == own
     assert "quiet at &lt;b&gt;" in own._repr_html_()

@@ -46,7 +46,11 @@ def test_an_alert_of_every_built_in_rule_says_what_to_try(rule):
     assert (made.title, made.message, made.diagnosis) == (KINDS[rule.kind].title, "it is so.", "Usually why.")
     assert made.advice
     assert made.text == " ".join(["it is so.", "Usually why.", *(f"{step}." for step in made.advice)])
-    assert str(made) == f"[warning] {rule.kind} at layer: {made.text}"
+    what, why, *rest = str(made).splitlines()
+    assert what == f"[warning] {rule.kind} at layer (epoch 3, step 40): it is so."
+    assert why == "  why: Usually why."
+    assert len(rest) == 1
+    assert rest[0].startswith("  try: ")
 
 
 def test_advice_that_depends_on_what_was_seen_comes_first():

@@ -292,7 +292,7 @@ def test_nothing_is_done_in_batches_that_are_not_sampled(monkeypatch: pytest.Mon
 
     def counted(self: FunctionalCalls) -> None:
         start(self)
-        started.append(bool(self._observer._handles))
+        started.append(bool(self._observer._hooked))
 
     monkeypatch.setattr(FunctionalCalls, "start", counted)
     fit(Net(), FeatureStatsMonitor(every_n_steps=3, summary=False))

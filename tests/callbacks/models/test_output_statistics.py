@@ -326,10 +326,10 @@ def test_kl_div_of_probabilities(site: str, loss: Any, logarithms: bool) -> None
     assert {alert.kind for alert in monitor.report.alerts if alert.site == site} == (set() if logarithms else {"output_range"})
 
 
-def test_costly_statistics_are_of_the_first_batches_and_each_eighth() -> None:
-    monitor = FeatureStatsMonitor(every_n_steps=1, report_every_n_steps=20, summary=False)
-    trainer([monitor]).fit(Classifier(mlp()), loader(n=8 * 40))
-    assert [report.sampled_batches for report in monitor.history] == [20, 20]
+def test_costly_statistics_are_of_the_first_batches_and_each_sixteenth() -> None:
+    monitor = FeatureStatsMonitor(every_n_steps=1, report_every_n_steps=40, summary=False)
+    trainer([monitor]).fit(Classifier(mlp()), loader(n=8 * 80))
+    assert [report.sampled_batches for report in monitor.history] == [40, 40]
     for report in monitor.history:
-        assert report.outputs["cross_entropy"].calls == 9  # 1 to 8, and 16
-        assert report.sites["net.0"].calls == 20
+        assert report.outputs["cross_entropy"].calls == 17  # 1 to 16, and 32
+        assert report.sites["net.0"].calls == 40
