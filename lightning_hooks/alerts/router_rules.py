@@ -39,7 +39,7 @@ class DeadExperts(Rule):
     share: float = 0.25
     min_choices: int = 100
     min_batches: int = 20
-    of_few: int = 60
+    of_few: int = 40
 
     def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
         """Yield an alert per router with such experts."""

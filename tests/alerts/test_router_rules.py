@@ -94,10 +94,10 @@ def test_a_codebook_that_collapses(book: CodebookStats, found: bool) -> None:
         ((19, HALF_DEAD), [], set()),
         ((10, HALF_DEAD), [(10, HALF_DEAD)], {"dead_experts", "router_collapse"}),
         ((19, HALF_DEAD), [(60, HALF_DEAD), (60, EVEN)], set()),  # it has just begun
-        ((59, FIRST_DEAD), [], set()),  # one of four, as in a healthy training
-        ((60, FIRST_DEAD), [], {"dead_experts"}),
-        ((10, FIRST_DEAD), [(50, HALF_DEAD)], {"dead_experts"}),  # the other was found again
-        ((10, HALF_DEAD), [(50, FIRST_DEAD)], set()),
+        ((39, FIRST_DEAD), [], set()),  # one of four, as in a healthy training
+        ((40, FIRST_DEAD), [], {"dead_experts"}),
+        ((10, FIRST_DEAD), [(30, HALF_DEAD)], {"dead_experts"}),  # the other was found again
+        ((10, HALF_DEAD), [(30, FIRST_DEAD)], set()),
     ],
 )
 def test_batches_count_and_not_windows(now: Any, history: list[Any], found: set[str]) -> None:
