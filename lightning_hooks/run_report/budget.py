@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
-from lightning_hooks.run_report.lines import is_table, line, place, read_lines, with_columns
+from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
 from lightning_hooks.run_report.names import Names
 from lightning_hooks.run_report.run import MOST_EPOCHS
 
@@ -105,9 +105,7 @@ def _rewritten(file: Path, kept: set[Any], dropped: set[int]) -> Iterator[str]:
         for field in ("report", "layers"):
             if field in event:
                 event[field] = {name: names.of_plain(value) for name, value in event[field].items()}
-        new = names.new()
-        yield "" if new is None else line("names", new)
-        yield json.dumps(event, separators=(",", ":")) + "\n"
+        yield json.dumps({**event, **names.new()}, separators=(",", ":")) + "\n"
 
 
 def _key(event: dict[str, Any]) -> tuple[str, str]:

@@ -19,15 +19,14 @@ FIELDS: dict[str, Any] = {
     "layers": dict[str, tuple[Any, ...]],
     "alerts": tuple[Any, ...],
     "report": dict[str, Any],
-    "name": tuple[str, ...],
 }
 """Of all events; a field that is not known here is not looked at."""
 LAYERS: dict[str, Any] = {**dict.fromkeys(("name", "type", "detail"), tuple[str, ...]), "parameters": tuple[int, ...]}
-NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report"), "names": ("at", "name")}
+NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report")}
 
 
-def checked(event: Any, names: KnownNames) -> dict[str, Any] | None:
-    """Check one line, and put in the names that lines before hold.
+def checked(event: Any, names: KnownNames) -> dict[str, Any]:
+    """Check one line, and put in the names that have numbers in it.
 
     A report must be whole; of other events, what holds something else than it should is left out.
 
@@ -36,7 +35,7 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any] | None:
         names: Those of the lines before; gets those of this one.
 
     Returns:
-        The event; None for one that holds names alone.
+        The event.
 
     Raises:
         TypeError, ValueError, KeyError: If it is no event, or what it needs is missing or of another kind.
@@ -47,11 +46,13 @@ def checked(event: Any, names: KnownNames) -> dict[str, Any] | None:
     needed = NEEDED.get(kind, ())
     for field in needed:
         from_plain(FIELDS[field], event[field])
-    if kind == "names":
-        names.add(event["at"], event["name"])
-        return None
+    new = event.get("new_names")
+    if new is not None:
+        names.add(from_plain(int, new["at"]), from_plain(tuple[str, ...], new["name"]))
     kept = {}
     for field, value in event.items():
+        if field == "new_names":
+            continue
         try:
             kept[field] = _checked(field, value, names)
         except (TypeError, ValueError, KeyError):

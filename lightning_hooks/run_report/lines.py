@@ -1,9 +1,10 @@
 """A run's file, ``lightning_hooks/reports.jsonl`` in its log directory: one JSON object a line.
 
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
-epoch took), ``names`` (those that the next lines have numbers of), ``end``. Tables are written by columns, a column of equal values
-as one value, numbers in five significant digits; what has not changed since the line before is left out. What was written before a
-crash is whole. The file is appended to, and thinned when it grows too large (:mod:`lightning_hooks.run_report.budget`).
+epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits.
+Names are written by numbers, which the line that has them first explains (``new_names``). What has not changed since the line before is
+left out. What was written before a crash is whole. The file is appended to, and thinned when it grows too large
+(:mod:`lightning_hooks.run_report.budget`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ KINDS: dict[str, type[PlainReport]] = {
 
 
 def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) -> str:
-    """Return one event as a line of strict JSON, with its newline; before it the names that are new to a memory's file."""
+    """Return one event as a line of strict JSON, with its newline; of a file with a memory with numbers for names."""
     if memory is None:
         return _json({"event": event, **values}) + "\n"
-    text = _json({"event": event, **{key: memory.names.of_plain(to_plain(value)) for key, value in values.items()}}) + "\n"
-    return memory.new_names() + text
+    plain = {key: memory.names.of_plain(to_plain(value)) for key, value in values.items()}
+    return _json({"event": event, **plain, **memory.names.new()}) + "\n"
 
 
 def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
@@ -67,8 +68,9 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     if memory is not None:
         parts = memory.changed(key, parts)
     tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
-    before = "" if memory is None else memory.new_names()
-    return f'{before}{opened},"report":{{{",".join(tables)}}}}}\n'
+    new = {} if memory is None else memory.names.new()
+    named = "".join(f",{json.dumps(key)}:{_json(value)}" for key, value in new.items())
+    return f'{opened}{named},"report":{{{",".join(tables)}}}}}\n'
 
 
 def position(report: Any) -> dict[str, int]:
@@ -94,11 +96,6 @@ class Memory:
         """The file was thinned: names are written again, and what has numbers of them."""
         self.names = Names()
         self._known.clear()
-
-    def new_names(self) -> str:
-        """The line of the names that the file does not hold yet; empty if there is none."""
-        event = self.names.new()
-        return "" if event is None else line("names", event)
 
     def alerts(self, key: Key, alerts: Sequence[Alert]) -> dict[str, Any]:
         """The entry of a monitor's alerts: in full those that are new, else their numbers; none if all is as before."""
@@ -217,8 +214,7 @@ def read_lines(path: Path, on_bad: Callable[[int], object] = bool) -> Iterator[d
             except (TypeError, ValueError, KeyError, RecursionError):
                 on_bad(number)
                 continue
-            if event is not None:
-                yield event
+            yield event
 
 
 def append(path: Path, text: str) -> None:

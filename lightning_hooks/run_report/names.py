@@ -1,4 +1,4 @@
-"""Names in a run's file: each is written once, in an event ``names``, and later lines say its number."""
+"""Names in a run's file: each is written once, in the first line that has it, and later lines say its number."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Names:
         """The numbers of texts, as spans."""
         return ",".join(_spans([self._numbers.setdefault(text, len(self._numbers)) for text in texts]))
 
-    def new(self) -> dict[str, Any] | None:
-        """The event of the names that no line holds yet; None if there is none."""
+    def new(self) -> dict[str, Any]:
+        """The names that no line holds yet, with the number of the first, as a field of the next line; no field without any."""
         first, self._written = self._written, len(self._numbers)
-        return {"at": first, "name": list(self._numbers)[first:]} if first < self._written else None
+        return {"new_names": {"at": first, "name": list(self._numbers)[first:]}} if first < self._written else {}
 
     def of_plain(self, value: Any) -> Any:
         """Plain data with the long lists of texts in it, and the long mappings, by the numbers of their names."""
@@ -78,7 +78,7 @@ class KnownNames:
         self._of_tables: dict[tuple[str, str, str, int], list[str]] = {}  # of version 2: monitor, modules, table and number
 
     def add(self, at: int, names: Sequence[str]) -> None:
-        """Take the names of an event, the first of which has the number ``at``; a writer that begins again begins at 0."""
+        """Take the names of a line, the first of which has the number ``at``; a writer that begins again begins at 0."""
         self._names.update(enumerate(names, at))
 
     def whole(self, value: Any) -> Any:
