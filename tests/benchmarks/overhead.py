@@ -48,8 +48,8 @@ from tests.benchmarks.rows import LONG, ROWS, SHORT, Row
 from tests.benchmarks.tables import code_hash, commit
 from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
 
-FIRST = 8
-"""Sampled steps at the start of a fit that do not count: the first ones are looked at in full, then each eighth or tenth is."""
+FIRST = 16
+"""Sampled steps at the start of a fit that do not count: the first ones are recorded in detail, then each sixteenth; kurtosis each fourth, all modules each tenth."""
 FIRST_OFF = 3
 """Steps that do not count where none is sampled."""
 NEVER = 10**6
@@ -180,7 +180,7 @@ def measure_counts(workload: Workload) -> dict[str, Any]:
     """Per step, over a fit without callbacks: waits of the host, operations (on CUDA kernels), and calls of our function modes."""
     nothing = _operations(workload, list, FIRST_OFF, 2)
     found = {}
-    for key, stride, first, steps in (("sampled", 1, FIRST, 8), ("other", NEVER, FIRST_OFF, 2)):
+    for key, stride, first, steps in (("sampled", 1, FIRST, 16), ("other", NEVER, FIRST_OFF, 2)):
         make = lambda stride=stride: monitors(every_n_steps=stride)  # noqa: E731
         syncs, operations = (there - here for there, here in zip(_operations(workload, make, first, steps), nothing, strict=True))
         every, own = dispatches(workload, make, first, steps)
@@ -215,7 +215,7 @@ def _operations(workload: Workload, make: Any, first: int, steps: int) -> tuple[
 
 def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[str], off: bool) -> dict[str, Any]:
     """Microseconds of a sampled step that each capability takes, inside its own functions and as the difference without it."""
-    found = prices(chosen, workload, FIRST, min(workload.steady, 8), off)
+    found = prices(chosen, workload, FIRST, min(workload.steady, 16), off)
     for key, entry in found.items():
         saved = "" if math.isnan(entry["saved"]) else f", {entry['saved']:.0f} µs saved without"
         entry["percent"] = (entry["saved"] if math.isnan(entry["inside"]) else entry["inside"]) / 10 / step_ms
@@ -229,7 +229,7 @@ def measure_capabilities(workload: Workload, step_ms: float, chosen: Sequence[st
 def quick(workload: Workload) -> Workload:
     """A workload with few and short fits."""
     fast = is_fast(workload)
-    return replace(workload, pairs=min(workload.pairs, 5 if fast else 1), steady=56 if fast else 8)
+    return replace(workload, pairs=min(workload.pairs, 5 if fast else 1), steady=64 if fast else 16)
 
 
 def plain_step(workload: Workload) -> float:

@@ -217,10 +217,10 @@ def _tokens() -> Tensor:
 
 WORKLOADS: dict[str, Workload] = {
     "digits": Workload(DigitsCNN, lambda: torch.randn(64, 1, 8, 8), 64, 80, 5),
-    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 8, 2),
-    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8, 3),
-    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 8, 3),
-    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 8, 3),
+    "resnet": Workload(ResNet18, lambda: torch.randn(32, 3, 32, 32), 32, 16, 2),
+    "transformer": Workload(Transformer, lambda: torch.randint(0, 100, (16, 64)), 16, 16, 3),
+    "sdpa": Workload(SdpaTransformer, lambda: torch.randint(0, 100, (16, 64)), 16, 16, 3),
+    "tiny": Workload(ManyLayers, lambda: torch.randn(4, 32), 4, 16, 3),
     "resnet50-cuda": Workload(_resnet50, _pictures, 128, 80, 5, True, "bf16-mixed"),
     "gpt2-cuda": Workload(GPT2, _tokens, 8, 80, 5, True, "bf16-mixed"),
     "resnet18-cuda": Workload(ResNet18, lambda: torch.randn(256, 3, 32, 32), 256, 80, 5, True),
