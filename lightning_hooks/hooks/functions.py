@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import can_be_called
 
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -91,7 +92,7 @@ def is_calling_layer(module: nn.Module) -> bool:
 
 def is_fused(module: nn.Module) -> bool:
     """Whether a module takes a fused path now, which it leaves while a mode is on the stack."""
-    return isinstance(module, FUSED) and not module.training
+    return isinstance(module, FUSED) and not in_training_mode(module)
 
 
 def dropped(function: str, arguments: Mapping[str, Any]) -> float:

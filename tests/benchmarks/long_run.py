@@ -55,11 +55,12 @@ class Watched(TrainingMonitor):
         self.began = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.ends.append(sum(member.window_end_seconds for member in self.members))
+        known = (member.window_end_seconds for member in self.members)
+        self.ends.append(sum(seconds for seconds in known if seconds == seconds))  # it is NaN before the first window
         if (batch_idx + 1) % self.tenth == 0:
             size = sum(file.stat().st_size for file in self.folder.glob("**/lightning_hooks/*"))
             memory = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-            end = statistics.median(value for value in self.ends if value == value)
+            end = statistics.median(self.ends)
             held = f"{memory / 1e6:7.1f} MB resident, files {size / 1e6:6.2f} MB"
             now = time.perf_counter()
             step = (now - self.began) / self.tenth
