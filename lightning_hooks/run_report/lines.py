@@ -2,8 +2,8 @@
 
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
 epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits.
-Names are written by numbers, which the line that has them first explains (``new_names``). What has not changed since the line before
-is left out. What was written before a crash is whole. The file is appended to, and thinned when it grows too large
+Names are written by numbers, which the line that has them first explains (``new_names``). What has not changed since the line
+before is left out. What was written before a crash is whole. The file is appended to, and thinned when it grows too large
 (:mod:`lightning_hooks.run_report.budget`).
 """
 
