@@ -31,7 +31,7 @@ GROUPS = {
         *("not_optimized", "unregistered", "eval_mode", "frozen_statistics", "shared", "silent", "settings", "optimizer_settings"),
         "precision_not_applied",
     ),
-    "Data": ("batch_repeated", "labels_ignored", "validation_shift"),
+    "Data": ("id_out_of_range", "batch_repeated", "labels_ignored", "validation_shift"),
     "Loss": ("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting", "double_softmax", "output_range"),
     "Forward": (
         *("dead", "saturated", "constant", "nonfinite", "representation_collapse", "poor_init", "softmax_dim", "dropout_in_eval"),

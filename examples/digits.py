@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import Alert, TrainingMonitor
 
 BATCH = 64
-INDENT = " " * 9
+INDENT = " " * 4
 
 
 class DigitsNet(LightningModule):
@@ -156,23 +156,17 @@ def train(fault: Fault | None, epochs: int, log_dir: Path, name: str) -> tuple[f
     return trainer.callback_metrics["val_accuracy"].item(), alerts, Path(tensorboard.log_dir)
 
 
-def listed(names: list[str], most: int = 4) -> str:
-    """The names, the middle of a long list left out."""
-    return ", ".join(names if len(names) <= most else [*names[: most - 1], "…", names[-1]])
+def lines(alert: Alert) -> str:
+    """The lines of an alert, broken at 100 characters."""
+    return "\n".join(textwrap.fill(line, width=100, subsequent_indent=INDENT) for line in str(alert).splitlines())
 
 
 def print_findings(fault: Fault, alerts: list[Alert]) -> bool:
-    """Print what was planted and what was found; return whether the fault was found."""
-    expected = [alert for alert in alerts if alert.kind == fault.kind]
-    print(f"\nPlanted: {fault.what}.")
-    match = next((alert for alert in expected if f"{alert.site}.".startswith(f"{fault.site}.")), None)
-    if match is None:
-        print(f"Found:   no {fault.kind} alert at {fault.site}.")
-    else:
-        print(textwrap.fill(f"Found:   {match}", width=100, subsequent_indent=INDENT))
-    for kind in dict.fromkeys(alert.kind for alert in alerts):
-        sites = list(dict.fromkeys(alert.site for alert in alerts if alert.kind == kind))
-        print(f"{INDENT}{kind} at {len(sites)} site{'s' * (len(sites) > 1)}: {listed(sites)}")
+    """Print what was found; return whether the planted fault is among it."""
+    match = next((a for a in alerts if a.kind == fault.kind and f"{a.site}.".startswith(f"{fault.site}.")), None)
+    print(f"Found:   {f'no {fault.kind} alert at {fault.site}.' if match is None else lines(match)}")
+    if others := [f"{alert.kind} at {alert.where}" for alert in alerts if alert is not match]:
+        print(f"Also:    {', '.join(dict.fromkeys(others))}.")
     return match is not None
 
 
@@ -191,17 +185,19 @@ def main() -> int:
     fault = FAULTS[options.fault] if options.fault else None
     epochs = options.epochs or (2 if fault or options.fast else 10)
 
+    if fault is not None:
+        print(f"Planted: {fault.what}.\n")
     start = time.perf_counter()
     accuracy, alerts, logs = train(fault, epochs, options.log_dir, options.fault or "healthy")
     seconds = time.perf_counter() - start
 
+    print()
     found = True
     if fault is not None:
         found = print_findings(fault, alerts)
     else:
         for alert in alerts:
-            print("\n" + textwrap.fill(str(alert), width=100))
-        print(f"\nAlerts: {len(alerts) or 'none'}.")
+            print(lines(alert))
     print(f"Validation accuracy {accuracy:.1%} after {epochs} epochs, {seconds:.1f} s.")
     print(f"Logs: {logs} (events for TensorBoard, and metrics.csv). To look:\n    tensorboard --logdir {options.log_dir}")
     return 0 if found else 1

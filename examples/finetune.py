@@ -144,10 +144,8 @@ def main() -> int:
         callbacks=[unfreezing, features, flow, EpochLines(flow)],
         logger=[CSVLogger(options.log_dir, name="", version=tensorboard.version), tensorboard],
     )
-    if alerts:
-        print("\n" + textwrap.fill(str(alerts[0]), width=100))
-        if len(alerts) > 1:
-            print(f"The same at {', '.join(alert.site for alert in alerts[1:])}.")
+    for alert in alerts:
+        print("", *(textwrap.fill(line, width=100, subsequent_indent=" " * 4) for line in str(alert).splitlines()), sep="\n")
     print(f"\nAlerts: {len(alerts) or 'none'}. {time.perf_counter() - start:.1f} s.")
     print(f"Logs: {tensorboard.log_dir}. To look:\n    tensorboard --logdir {options.log_dir}")
     return 0

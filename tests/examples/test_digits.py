@@ -16,11 +16,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 
-# fault -> the kind and the site (a pattern) of the expected alert
+# fault -> the severity, the kind and the site (a pattern) of the expected alert. Exploding is a warning: the steps of AdamW do not
+# depend on the scale of the gradient, and the loss falls.
 EXPECTED = {
     "vanishing": ("warning", "vanishing", r"head\.stack\.\d+"),
     "dying-relu": ("critical", "dead", r"head\.relu"),
-    "exploding": ("critical", "exploding", r"head\.stack\.\d+"),
+    "exploding": ("warning", "exploding", r"head\.stack\.\d+"),
     "nan": ("critical", "nonfinite", r"features\.conv1"),
 }
 
@@ -57,14 +58,14 @@ def test_healthy_run_learns_raises_no_alert_and_logs_to_both_trackers(tmp_path: 
     accuracy = re.search(r"Validation accuracy ([\d.]+)% after 2 epochs", printed)
     assert accuracy is not None
     assert float(accuracy[1]) > 90
-    assert "Alerts: none." in printed
-    assert "Open alerts: none" in printed
+    assert re.search(r"^Monitors: 2 epochs, no rule broken; the loss fell from [\d.]+ to [\d.]+\.$", printed, re.MULTILINE)
+    assert "Open alerts: none\n" in printed
     assert re.search(r"Health report: .*report\.html", printed)
 
     written = events(logs)
     for tag in (
         "features/model/mean_median",
-        "features/model/dead_fraction_worst",
+        "features/model/rms_worst",
         "gradient_flow/model/rms_median",
         "gradient_flow/model/update_ratio_worst",
         "gradient_flow/total_norm",
@@ -75,6 +76,7 @@ def test_healthy_run_learns_raises_no_alert_and_logs_to_both_trackers(tmp_path: 
         assert len(in_file) == 2, f"{tag} once per epoch"
         assert in_events == pytest.approx(in_file, rel=1e-6)
         assert all(map(math.isfinite, in_file))
+    assert all(value > 0 for value in epoch_rows(logs, "features/model/dead_fraction_worst")), "logged from the first dead unit on"
     ours = [tag for tag in written.Tags()["scalars"] if tag.startswith(("features/", "gradient_"))]
     assert len(ours) <= 100
     assert not any("/alerts/" in tag for tag in ours)
@@ -88,9 +90,12 @@ def test_planted_fault_is_found_where_it_was_planted(fault: str, tmp_path: Path,
     severity, kind, site = EXPECTED[fault]
     printed = run_here("digits", "--fault", fault)
     (logs,) = (tmp_path / "logs").glob("*/version_0")
-    assert "Planted: " in printed
-    assert re.search(rf"Found:   \[{severity}\] {kind} at {site}: ", printed)
-    assert re.search(rf"^ +{kind} at \d+ sites?: ", printed, re.MULTILINE)
+    assert printed.startswith("Planted: ")
+    found = re.search(
+        rf"^Found:   \[{severity}\] {kind} at {site} \(epoch 0, step 23[^)]*\): (.+)^Val", printed, re.MULTILINE | re.DOTALL
+    )
+    assert found is not None
+    assert re.findall(r"^  (\w+): ", found[1], re.MULTILINE) == ["why", "try"]
     prefix = "gradient_flow" if kind in ("vanishing", "exploding") else "features"
     assert epoch_rows(logs, f"{prefix}/alerts/{kind}")[0] >= 1
     assert [event.value for event in events(logs).Scalars(f"{prefix}/alerts/{kind}")] == epoch_rows(logs, f"{prefix}/alerts/{kind}")

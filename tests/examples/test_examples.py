@@ -93,7 +93,7 @@ def test_finetune_follows_the_unfreezing(run_here: Run) -> None:
 def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     printed = run_here("finetune", "--fault", "detached")
     text = " ".join(printed.split())
-    assert "[warning] missing at backbone.conv2.bias: it requires a gradient but had none" in text
+    assert "[warning] missing at backbone.conv2.bias (epoch 2, step 63): it requires a gradient but had none" in text
     assert "Consequences: missing at 3 sites (backbone.conv1.weight, backbone.conv1.bias, backbone.conv2.weight)." in text
     missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
     assert len(missing) == 2
