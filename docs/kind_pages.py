@@ -90,7 +90,7 @@ def page(kind: str) -> str:
         MEANINGS[kind],
         "## Formula and threshold",
         f"```text\n{formula(kind)}\n```",
-        "The numbers are the defaults; each is a field of a rule:",
+        *(["The numbers are the defaults; each is a field of a rule:"] if any(map(_limits, rules_of(kind))) else []),
         *(_rule(rule) for rule in rules_of(kind)),
         *_figure(kind),
         "## How to fix it",
@@ -119,10 +119,14 @@ def advice(kind: str) -> list[str]:
     return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_of(kind) for step in rule.advice)]))
 
 
+def _limits(rule: Rule) -> list[str]:
+    """The fields that only this rule has."""
+    return [field.name for field in dataclasses.fields(rule) if field.name not in EVERY_RULE]
+
+
 def _rule(rule: Rule) -> str:
     about, explained = documented(type(rule))
-    fields = [field for field in dataclasses.fields(rule) if field.name not in EVERY_RULE]
-    rows = [f"| `{field.name}` | `{getattr(rule, field.name)!r}` | {explained.get(field.name, '')} |" for field in fields]
+    rows = [f"| `{name}` | `{getattr(rule, name)!r}` | {explained.get(name, '')} |" for name in _limits(rule)]
     table = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) if rows else "It has no threshold."
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
 
