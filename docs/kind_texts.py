@@ -346,7 +346,8 @@ SEVERITIES: dict[str, str] = {
     "residual_growth": "info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
     "doubles it",
     "vanishing": "warning",
-    "exploding": "critical where it grows, info where nothing of that reaches a weight; warning where it is only large",
+    "exploding": "critical where it grows over the steps, or along the model while the loss does not fall; warning where the loss falls, or the "
+    "gradient is only large; info where nothing of it reaches a weight",
     "zero": "warning; info for an expert, a bias whose weight learns, and in a library's model",
     "missing": "warning; info for an unused part of a library's model, unless it holds blocks that were called or is its body, and for a copy that follows "
     "another module",
