@@ -233,7 +233,7 @@ class Exploding(Rule):
         course: str,
         severity: Severity,
     ) -> Alert:
-        start = 0.0 if report.loss is None else report.loss.start
+        start = 0.0 if report.loss is None or course else report.loss.start  # what grows on the way is not the loss's own
         scale = f"The loss started at {start:.1e}, as with targets that are not normalised. " if start > HUGE else ""
         advice = ("Normalise the targets, or divide the loss by their variance",) if scale else ()
         return self.alert(

@@ -108,9 +108,9 @@ class Alert:
     @property
     def when(self) -> str:
         """The epoch and the step, and since when the problem exists if it is known more exactly."""
-        since = self.step if self.since_step is None else self.since_step
-        exact = f", since step {since}" if since != self.step or self.batch is not None else ""
-        return f"epoch {self.epoch}, step {self.step}{exact}" + (f", batch {self.batch}" if self.batch is not None else "")
+        since = [f"step {self.since_step}"] if self.since_step not in (None, self.step) else []
+        since += [] if self.batch is None else [f"batch {self.batch}"]
+        return f"epoch {self.epoch}, step {self.step}" + (f", since {', '.join(since)}" if since else "")
 
     @property
     def follows(self) -> str:

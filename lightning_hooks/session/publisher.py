@@ -100,7 +100,7 @@ class Publisher:
         lines = [f"**{markdown_text(verdict_of(members).headline)}**", ""]
         for alert in alerts[:MOST_ALERTS]:
             what, *more = (line.strip() for line in str(alert).splitlines())
-            lines.append(f"- {markdown_text(' '.join([what, *more]))}")
+            lines.append("  \n  ".join([f"- {markdown_text(what)}", *map(markdown_text, more)]))  # two blanks: a new line
         lines += [f"- … and {len(alerts) - MOST_ALERTS} more"] if len(alerts) > MOST_ALERTS else []
         text = "\n".join(lines)
         problems: list[tuple[str, str]] = [(alert.severity, alert.name) for alert in alerts]

@@ -117,7 +117,7 @@ class RunRecord:
         place = self._host.keep_temporary(written[0], kept[0], all(kept))
         with self._host.printing():
             if not print_closing(self.members, place):
-                info(f"Health report: {verdict_of(self.members).headline} {place}")
+                info(f"Monitors: {verdict_of(self.members).headline} Health report: {place}")
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:

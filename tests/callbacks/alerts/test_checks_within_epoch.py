@@ -545,5 +545,5 @@ def test_an_id_beyond_the_table_is_named_at_the_crash(bad: int, caplog: pytest.L
         trainer([monitor]).fit(Reads(), data)
     (line,) = [record.message for record in caplog.records if record.message.startswith("[critical]")]
     seen = f"id 9 in a table of 9 rows, at [5, 1] of tensor 0 of the batch, in training batch {bad} of the epoch."
-    assert line.startswith(f"[critical] id_out_of_range at net.0 (epoch 0, step {bad}, since step {bad}, batch {bad}): {seen}\n")
+    assert line.startswith(f"[critical] id_out_of_range at net.0 (epoch 0, step {bad}, since batch {bad}): {seen}\n")
     assert [(alert.name, alert.batch) for alert in monitor.features.alerts] == [("id_out_of_range at net.0", bad)]

@@ -266,7 +266,7 @@ def test_the_report_is_announced(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(tmp_path, epochs=1)
     reported = [record.message for record in caplog.records if "Health report" in record.message]
-    assert reported == [f"Health report: 1 epoch, no rule broken. {ours(tmp_path) / 'report.html'}"]
+    assert reported == [f"Monitors: 1 epoch, no rule broken. Health report: {ours(tmp_path) / 'report.html'}"]
 
 
 def test_the_progress_bar_gets_alerts_and_clip_rate_if_asked(tmp_path: Path) -> None:
