@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import (
@@ -170,9 +172,40 @@ def exits() -> dict[str, tuple[type[Classifier], list[Callback], dict[str, Any],
     }
 
 
+class Functions(TorchFunctionMode):
+    """A mode of the user's own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    """Another one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def in_force() -> tuple[Any, ...]:
+    """The modes on the stacks, and what we exchange while a module runs."""
+    functions = torch.overrides._get_current_function_mode_stack()
+    return functions, _get_current_dispatch_mode_stack(), nn.functional.scaled_dot_product_attention, nn.functional.softmax
+
+
 @pytest.mark.parametrize("way_out", exits())
-@pytest.mark.parametrize("others_first", [True, False])
-def test_hooks_are_gone_and_foreign_hooks_stay(way_out: str, others_first: bool) -> None:
+@pytest.mark.parametrize(("others_first", "modes"), [(True, False), (False, False), (True, True)])
+def test_hooks_are_gone_and_foreign_hooks_stay(way_out: str, others_first: bool, modes: bool) -> None:
+    with ExitStack() as stack:
+        if modes:
+            stack.enter_context(Functions())
+            stack.enter_context(Operators())
+        before = in_force()
+        leave_by(way_out, others_first)
+        assert in_force() == before
+
+
+def leave_by(way_out: str, others_first: bool) -> None:
+    """A fit with all callbacks that ends in a way."""
     kind, others, kwargs, error = exits()[way_out]
     model = kind(ResidualCNN())
     seen: list[str] = []
@@ -198,6 +231,7 @@ def assert_left(run: Any, model: Any, before: dict[str, int], ours: list[Any]) -
     assert hook_counts(model) == before
     assert not any(is_attached(callback) for callback in ours)
     assert not any(isinstance(callback, Adapter) for callback in run.callbacks)
+    assert not {"training_step", "validation_step"} & vars(run.strategy).keys()
     for optimizer in run.optimizers:
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
