@@ -52,16 +52,21 @@ class FeatureStats:
     unit_samples: int | None = None
 
 
-def feature_stats(row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False) -> FeatureStats:
+def feature_stats(
+    row: Sequence[float], dead_fraction: float | None = None, bounded: bool = False, masks: bool = False
+) -> FeatureStats:
     """Name the numbers of a row of a feature table.
 
     Args:
         row: One row as Python numbers.
         dead_fraction: Of the units, for a rectifier.
         bounded: Whether the site's activation has bounds.
+        masks: Whether zeros are those of masked inputs, which are not saturated; where nothing else is there, all is.
     """
     pooled = pooled_stats(row)
-    saturable = row[Column.SATURABLE]
+    saturated, saturable = row[Column.SATURATED], row[Column.SATURABLE]
+    if masks and row[Column.ZEROS] < saturable:
+        saturated, saturable = saturated - row[Column.ZEROS], saturable - row[Column.ZEROS]
     return FeatureStats(
         calls=int(row[Column.CALLS]),
         count=int(row[Column.COUNT]),
@@ -73,7 +78,7 @@ def feature_stats(row: Sequence[float], dead_fraction: float | None = None, boun
         zero_fraction=pooled["zero_fraction"],
         nonfinite_fraction=pooled["nonfinite_fraction"],
         dead_fraction=dead_fraction,
-        saturated_fraction=(row[Column.SATURATED] / saturable if saturable else math.nan) if bounded else None,
+        saturated_fraction=(saturated / saturable if saturable else math.nan) if bounded else None,
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
         kurtosis=kurtosis_of(row[Column.MOMENT_COUNT], row[Column.MOMENT_M2], row[Column.MOMENT_M4]),
         unit_samples=None if dead_fraction is None else int(row[Column.COUNT] / row[Column.UNITS]),

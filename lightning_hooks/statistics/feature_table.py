@@ -235,7 +235,8 @@ class FeatureTable:
             n_units = int(row[Column.UNITS])
             if units is not None and 0 < n_units <= units.shape[1]:
                 dead = 1.0 - int(units[lines[index], :n_units].sum()) / n_units
-            sites[name] = feature_stats(row, dead, bounded=index in self.saturation)
+            spec = self.saturation.get(index)
+            sites[name] = feature_stats(row, dead, bounded=spec is not None, masks=spec is not None and spec.masks)
         return sites, tuple(silent)
 
     def reset(self) -> None:

@@ -65,12 +65,14 @@ class Saturation:
         high: Entries at or above it are saturated; None for none.
         reads: Whether the bounds are on the activation's output or on its input.
         dim: For a softmax, the dimension of its distributions: one is saturated when an entry passes ``high``.
+        masks: Whether an output of exactly 0 is that of a masked input (minus infinity), and does not count.
     """
 
     low: float | None
     high: float | None
     reads: Literal["input", "output"] = "output"
     dim: int | None = None
+    masks: bool = False
 
     def bounds(self, values: Tensor) -> Bounds:
         """The bounds of the activation's output or input, whichever it reads."""
@@ -80,7 +82,7 @@ class Saturation:
 
 # Bounded activations: within 1 % of their range of a bound. Tails: where the slope's size falls below 0.01.
 _SATURATIONS: tuple[tuple[type[nn.Module], Saturation], ...] = (
-    (nn.Sigmoid, Saturation(0.01, 0.99)),
+    (nn.Sigmoid, Saturation(0.01, 0.99, masks=True)),
     (nn.Tanh, Saturation(-0.98, 0.98)),
     (nn.Softsign, Saturation(-0.98, 0.98)),
     (nn.GELU, Saturation(-3.07, None, reads="input")),
@@ -118,7 +120,7 @@ def saturation_of(module: nn.Module) -> Saturation | None:
 
 
 _FUNCTIONS: dict[str, Saturation] = {
-    "sigmoid": Saturation(0.01, 0.99),
+    "sigmoid": Saturation(0.01, 0.99, masks=True),
     "tanh": Saturation(-0.98, 0.98),
     "gelu": Saturation(-3.07, None, reads="input"),
     "silu": Saturation(-6.26, None, reads="input"),

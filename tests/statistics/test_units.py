@@ -1,11 +1,13 @@
 """Which units fired, and where activations saturate."""
 
+import math
+
 import pytest
 import torch
 import transformers.activations
 from torch import nn
 
-from lightning_hooks.statistics import Column, Saturation, empty_table, is_rectifier, saturation_of
+from lightning_hooks.statistics import Column, FeatureTable, Saturation, empty_table, is_rectifier, saturation_of
 from lightning_hooks.statistics.kernels import Kernels, Units, kernels_for
 from lightning_hooks.statistics.units import _RECTIFIER_NAMES, _SATURATION_NAMES, _SATURATIONS, features_last, unit_dimension
 
@@ -212,3 +214,22 @@ def test_a_scalar_is_one_unit():
 def test_a_unit_with_nan_has_a_problem_but_is_not_dead():
     values = torch.tensor([[0.0, float("nan"), 0.0], [0.0, 0.0, 1.0]])
     assert fired_units(values, None).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "share"),
+    [
+        ([-math.inf, -math.inf, -math.inf, 0.5], 0.0),  # a router that masks the experts that are not chosen
+        ([-math.inf, -9.0, 9.0, 0.5], 2 / 3),
+        ([-math.inf, -math.inf, -math.inf, -math.inf], 1.0),  # nothing else is there
+        ([-200.0, -200.0, -200.0, -200.0], 1.0),
+        ([-9.0, 9.0, 0.5, 0.0], 0.5),
+    ],
+)
+def test_masked_inputs_of_a_sigmoid_are_not_saturated(given: list[float], share: float) -> None:
+    act = nn.Sigmoid()
+    table = FeatureTable([("act", act)], nn.Sequential(act))
+    x = torch.tensor(given)
+    table.add(0, (x,), act(x))
+    sites, _ = table.read(table.pack())
+    assert sites["act"].saturated_fraction == pytest.approx(share)
