@@ -15,7 +15,7 @@ from lightning_hooks.callbacks.lightning_api import around_steps, callbacks_of
 from lightning_hooks.callbacks.lightning_host import EpochLog, LightningHost
 from lightning_hooks.callbacks.run_folder import TemporaryFolder
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.hooks.modes import in_modes, outside_modes
+from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
 
@@ -77,13 +77,9 @@ class Adapter(EitherPackage):
 
     def _event(self, name: str, *args: Any) -> None:
         """Hand an event to the session, which no mode of others sees."""
-        if self.session is None:
-            return
-        if in_modes():
+        if self.session is not None:
             with outside_modes():
                 getattr(self.session, name)(*args)
-        else:
-            getattr(self.session, name)(*args)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
 _NO_MODES = nullcontext()
-
-
 _len_functions, _len_dispatch = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
@@ -40,7 +38,7 @@ def _outside_all() -> Iterator[None]:
 def remove_mode(mode: TorchFunctionMode) -> None:
     """Take a mode from the stack of modes, wherever in it it is, if it is there."""
     above = []
-    while _depth():
+    while _len_functions():
         top = _pop()
         if top is mode:
             break
@@ -51,7 +49,7 @@ def remove_mode(mode: TorchFunctionMode) -> None:
 
 def insert_mode(mode: TorchFunctionMode, below: int) -> None:
     """Put a mode onto the stack of modes, with so many below it: those above it are the user's, and leave before it."""
-    above = [_pop() for _ in range(_depth() - below)]
+    above = [_pop() for _ in range(_len_functions() - below)]
     for other in (mode, *reversed(above)):
         _push(other)
 
@@ -65,7 +63,3 @@ def _push(mode: TorchFunctionMode) -> None:
 
 def _pop() -> TorchFunctionMode:
     return torch.overrides._pop_mode()  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _depth() -> int:
-    return torch._C._len_torch_function_stack()

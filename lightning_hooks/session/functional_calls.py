@@ -152,15 +152,17 @@ class FunctionalCalls:
 
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""
+        self._observer.stop()
+        self._in_validation = False
+        if index:
+            return
         wanted = {name for subscriber in self._subscribers if subscriber.in_validation for name in subscriber.functions}
         callers = {site.module for site in self.sites if site.function in wanted}
         modules = self._observer.callers
         callers = {name for name in callers if not (name in modules and _calls_for_itself(modules[name]))}
-        self._in_validation = bool(callers) and index == 0
-        if self._in_validation:
+        self._in_validation = bool(callers)
+        if callers:
             self._observer.start(callers)
-        else:
-            self._observer.stop()
 
     def batch_end(self, collectors: Iterable[Collector[Any]]) -> None:
         """The batch has ended: after the first sampled one ranks number its sites alike."""
