@@ -22,8 +22,8 @@ from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.tensor_clips import TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import as_real
-from lightning_hooks.statistics.rows import row_dtype
 from lightning_hooks.statistics.shards import whole_where_partial
 
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, AttentionStats
-from lightning_hooks.collectors.collector import Context, Written
+from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.scalars import stat_scalars
-from lightning_hooks.collectors.tables import TableCollector
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.alert import ATTENTION_KINDS
 from lightning_hooks.reports.windows import Report
@@ -35,7 +34,7 @@ _ATTENDS = ("attn", "attention")
 _ROUTES = ("router", "gate", "gating", "expert")
 
 
-class AttentionCollector(TableCollector[AttentionReport]):
+class AttentionCollector(Collector[AttentionReport]):
     """The logits and probabilities of every attention head.
 
     Args:
@@ -48,7 +47,6 @@ class AttentionCollector(TableCollector[AttentionReport]):
     report_type: ClassVar[type[Report] | None] = AttentionReport
     kinds: ClassVar[tuple[str, ...]] = ATTENTION_KINDS
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
-    table: AttentionTable
 
     def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:
         super().__init__(context, state)
@@ -63,6 +61,7 @@ class AttentionCollector(TableCollector[AttentionReport]):
             with context.loading():
                 functional.restore(state["functional"])
         context.on_call(FUNCTIONS, self._record, layers=True)
+        self.set_tables(heads=self.table)
 
     def _record(self, call: FunctionalCall) -> None:
         name = call.site.name
@@ -103,17 +102,18 @@ class AttentionCollector(TableCollector[AttentionReport]):
         return len(self._ever)
 
     @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> AttentionReport:
-        sites = self.table.read(packed[2:], self.names)
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> AttentionReport:
+        sites = self.table.read(packed["heads"], self.names)
+        sampled_batches, batches = map(int, packed["batches"])
         self._ever.update(dict.fromkeys(sites))
-        if self._expected and self.unused and packed[0] > 0:
+        if self._expected and self.unused and sampled_batches:
             self._expected = False
             warn(
                 "AttentionMonitor has seen no attention so far: no call of scaled_dot_product_attention, and of no softmax over "
-                f"keys, in {int(packed[0])} sampled batches. Check modules= if you set it; leave this monitor out of a model "
+                f"keys, in {sampled_batches} sampled batches. Check modules= if you set it; leave this monitor out of a model "
                 "without attention. This warning is shown once."
             )
-        return AttentionReport(epoch, step, sites, int(packed[0]), int(packed[1]))
+        return AttentionReport(epoch, step, sites, sampled_batches, batches)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import guarded
 from lightning_hooks.reports.plain import from_plain
 from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import HostCopies
-from lightning_hooks.statistics.rows import Column, row_dtype
+from lightning_hooks.statistics.rows import Column
 
 LINES = 32
 """Steps whose norms are kept on an accelerator before they are sent, where checks are less frequent."""

@@ -20,8 +20,9 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.alert import CLIP_KINDS
 from lightning_hooks.reports.windows import Report
-from lightning_hooks.statistics.reduction import Among, Merging, Stretch, Stretches, added, by_columns, largest
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Merge, Merging, Segment, Segments, TableIndex, by_columns, largest
+from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
 
@@ -62,6 +63,7 @@ class ClipCollector(Collector[ClipReport]):
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
         self.limit = context.host.clip_norm
+        self.tables = Tables(self._device, steps=self)
 
     def _new_ledger(self) -> ClipLedger:
         return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
@@ -111,23 +113,30 @@ class ClipCollector(Collector[ClipReport]):
             counts = self._careless[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
             self._careless[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
 
-    @override
-    def pack(self) -> Tensor:
-        dtype = row_dtype(self._device)
-        if not self.ledgers:
-            return torch.zeros(
-                (0, N_EVENT_COLUMNS + N_CARELESS + N_CLIP_COLUMNS + len(self._steps.names)), device=self._device, dtype=dtype
-            )
-        careless = torch.tensor(self._careless, dtype=dtype)
-        rows = zip(self.ledgers, careless.to(self._device, non_blocking=True), strict=True)
-        return torch.stack([torch.cat((ledger.events, known, ledger.total)) for ledger, known in rows])
+    # The window's table: for each optimizer its events, its counts of careless steps, and its tally.
 
-    @override
+    @property
+    def segments(self) -> Segments:
+        """How packed tables merge."""
+        width = self._width
+        return (Segment(width * len(self.ledgers), by_columns(OVER_RANKS, width), by_columns(OVER_WINDOWS, width)),)
+
+    @property
+    def _width(self) -> int:
+        return N_COUNTED + N_CLIP_COLUMNS + len(self._steps.names)
+
+    def pack(self) -> Tensor:
+        """Return the window's numbers as one vector."""
+        careless = torch.tensor(self._careless, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
+        rows = [torch.cat((each.events, known, each.total)) for each, known in zip(self.ledgers, careless, strict=True)]
+        return torch.cat(rows) if rows else torch.empty(0, device=self._device)
+
     def unpack(self, packed: Tensor) -> None:
-        for place, (ledger, row) in enumerate(zip(self.ledgers, packed, strict=True)):
+        """Load what :meth:`pack` or a merge returned."""
+        for place, (ledger, row) in enumerate(zip(self.ledgers, packed.view(-1, self._width), strict=True)):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
-            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS : N_EVENT_COLUMNS + N_CARELESS]]
-            ledger.load(row[N_EVENT_COLUMNS + N_CARELESS :])
+            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS:N_COUNTED]]
+            ledger.load(row[N_COUNTED:])
 
     @property
     @override
@@ -139,17 +148,12 @@ class ClipCollector(Collector[ClipReport]):
     def n_modules(self) -> int:
         return len({name.rpartition(".")[0] for name in self._steps.names})
 
-    @property
     @override
-    def stretches(self) -> Stretches:
-        tally = Stretch(N_CLIP_COLUMNS + len(self._steps.names), tallies_of_ranks, tallies_of_windows)
-        return Stretch(N_EVENT_COLUMNS, merged_events), Stretch(N_CARELESS, largest, added), tally
-
-    @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> ClipReport:
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
         optimizers, events = {}, {}
-        for name, row in zip(self._optimizer_names, packed.tolist(), strict=True):
-            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:][:N_CARELESS], row[N_EVENT_COLUMNS + N_CARELESS :]
+        rows = packed["steps"].view(-1, self._width).tolist()
+        for name, row in zip(self._optimizer_names, rows, strict=True):
+            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:N_COUNTED], row[N_COUNTED:]
             optimizers[name] = clip_stats(total, self._steps.names, self.limit)
             events[name] = step_events(head, self._steps.names, *map(int, careless))
         return ClipReport(epoch, step, optimizers, events=events)
@@ -218,21 +222,7 @@ class ClipCollector(Collector[ClipReport]):
         return lines
 
 
-_MAXIMA = (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)
-_COUNTS = (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)
-
-tallies_of_windows = by_columns(((largest, _MAXIMA),))
-"""How tallies of other steps merge, as :func:`~lightning_hooks.clipping.merge_tallies` does."""
-
-tallies_of_ranks = by_columns(((largest, (*_MAXIMA, *_COUNTS)),))
-"""How the tallies that ranks have of the same steps merge.
-
-Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
-steps of all ranks, and maxima the largest of any.
-"""
-
-
-def _of_largest(own: Tensor, _among: Among) -> Merging:
+def _of_largest(own: Tensor, _among: TableIndex) -> Merging:
     """Events, of the table whose first number is the largest; the mean of several that have it."""
     highest = yield own[..., 0]
     has_it = (own[..., 0] == highest)[..., None]
@@ -241,7 +231,7 @@ def _of_largest(own: Tensor, _among: Among) -> Merging:
     return found[..., :-1] / found[..., -1:]
 
 
-def _of_first(own: Tensor, among: Among) -> Merging:
+def _of_first(own: Tensor, among: TableIndex) -> Merging:
     """Events, of the table whose first number, a batch, is the smallest; the first of several that have it."""
     turn = own[..., 0] * among.count + among.number
     first = yield -turn
@@ -250,11 +240,20 @@ def _of_first(own: Tensor, among: Among) -> Merging:
     return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
 
 
-merged_events = by_columns(
-    (
-        (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
-        (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
-        (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
-    )
+N_COUNTED = N_EVENT_COLUMNS + N_CARELESS
+MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
+    (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
+    (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
+    (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
 )
 """How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""
+_MAXIMA = [N_COUNTED + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
+_STEPS = [N_COUNTED + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
+OVER_WINDOWS = (*MERGED_EVENTS, (largest, _MAXIMA))
+"""How the rows of other steps merge."""
+OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, N_COUNTED), *_MAXIMA, *_STEPS]))
+"""How the rows that ranks have of the same steps merge.
+
+Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
+steps of all ranks, and maxima the largest of any.
+"""

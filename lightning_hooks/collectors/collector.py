@@ -19,7 +19,8 @@ from lightning_hooks.collectors.step import Kept, OptimizerSteps, Step
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
-from lightning_hooks.statistics.reduction import Stretches, merge_windows
+from lightning_hooks.statistics.reduction import added, largest
+from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 from lightning_hooks.trackers.layout import Layout
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ class Collector(ABC, Generic[R]):
     """What the values that histograms count are multiplied by."""
     histograms: HistogramTable | None = None
     """The histograms of the window under way."""
+    tables: Tables
+    """Everything of the window under way."""
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         self.context = context
@@ -235,12 +238,12 @@ class Collector(ABC, Generic[R]):
     def detach(self) -> None:
         """Hooks are removed. May be called twice."""
 
-    # The table.
+    # The tables.
 
     @property
     @abstractmethod
     def names(self) -> list[str]:
-        """What the table's numbers are of, in order."""
+        """What the tables' numbers are of, in order."""
 
     @property
     def n_modules(self) -> int:
@@ -252,32 +255,24 @@ class Collector(ABC, Generic[R]):
         """Whether nothing that it measures was seen in this run so far: nothing of it is shown then."""
         return False
 
-    @abstractmethod
-    def pack(self) -> Tensor:
-        """Return the window's table as one tensor, of the same shape on every rank."""
-
-    @abstractmethod
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge returned into the empty tables of a new run."""
-
-    @property
-    @abstractmethod
-    def stretches(self) -> Stretches:
-        """How the packed tables of ranks and of windows merge."""
+    def set_tables(self, **tables: PackedTable) -> None:
+        """Set the window's tables, by name; behind them come the numbers of batches, and the histograms where there are some."""
+        context = self.context
+        batches = HostNumbers(lambda: (context.sampled_batches, context.batches), largest, added)
+        histograms = {} if self.histograms is None else {"histograms": self.histograms}
+        self.tables = Tables(context.host.device, **tables, batches=batches, **histograms)
 
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
-        """Merge the tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""
-        if earlier.shape != later.shape:
-            return later
-        return merge_windows(self.stretches, earlier, later)
+        """Merge the packed tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""
+        return self.tables.merge_windows(earlier, later)
 
     @abstractmethod
-    def read(self, packed: Tensor, epoch: int, step: int) -> R:
-        """Make a report, without alerts, of a table on the host."""
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> R:
+        """Make a report, without alerts, of the packed tables on the host, by name."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Start a new window."""
+        self.tables.reset()
 
     def silent_sites(self) -> list[str]:
         """The sites that never ran, read from the device; asked once, of a compiled model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +15,6 @@ from typing_extensions import override
 from lightning_hooks.alerts import FeatureReport
 from lightning_hooks.collectors.checks import BatchChecks
 from lightning_hooks.collectors.collector import Collector, Context, Written
-from lightning_hooks.collectors.feature_parts import FeaturePart, FeatureParts
 from lightning_hooks.collectors.functional_features import FunctionalFeatures
 from lightning_hooks.collectors.outputs import OutputParts
 from lightning_hooks.collectors.residual_stream import ResidualStream, blocks_around
@@ -29,9 +28,10 @@ from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
 from lightning_hooks.statistics.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.statistics.inputs import InputTable
-from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, positions, sites_in_order
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
+from lightning_hooks.statistics.order import first_calls, in_order, sites_in_order
+from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
+from lightning_hooks.statistics.tables import HostNumbers, ReportedTable
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
 
@@ -75,11 +75,10 @@ class FeatureCollector(Collector[FeatureReport]):
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.device)
         self._outputs = OutputParts(context, sites)
-        parts: list[FeaturePart] = [self._inputs, *self._outputs.parts]
+        self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, **self._outputs.tables}
         blocks = blocks_around(host.model, sites)
         if blocks:
-            parts.append(ResidualStream(context, blocks, self.table.clock))
-        self._parts = FeatureParts(parts)
+            self._reported["residual"] = ResidualStream(context, blocks, self.table.clock)
         self._train_input = context.guard(self._inputs.train, "the batch")
         self._validation_input = context.guard(self._inputs.validate, "the batch")
         self._gains: dict[str, float] = {}  # of the weights that training started from
@@ -98,6 +97,17 @@ class FeatureCollector(Collector[FeatureReport]):
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index))
+        self.table.reserved = self.table.capacity if host.world_size > 1 else None
+        self.set_tables(
+            rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
+            unmeasured=HostNumbers(self.table.unmeasured_flags, flagged, load=self._load_unmeasured),
+            order=first_calls(self.table.order, len(self.table.rows)),
+            **self._reported,
+            features=self.table,
+        )
+
+    def _load_unmeasured(self, flags: list[float]) -> None:
+        self.table.unmeasured.update(self._named(flags))
 
     @override
     def batch_start(self, batch: Any) -> None:
@@ -141,62 +151,34 @@ class FeatureCollector(Collector[FeatureReport]):
         if self._functional is not None:
             self._functional.numbered(changed)
 
-    @override
-    def pack(self) -> Tensor:
-        table = self.table
-        features = table.pack(table.capacity if self.context.host.world_size > 1 else None)
-        order = positions(table.order, len(table.rows), features)
-        counts = [self.context.sampled_batches, self.context.batches, len(table.rectifiers)]
-        unmeasured = [table.named.get(line) in table.unmeasured for line in range(len(table.rows))]
-        known = torch.tensor([*counts, *unmeasured], dtype=features.dtype)
-        return torch.cat((known.to(features.device, non_blocking=True), order, self._parts.pack(features), features))
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        known, order, parts, features = self._split(packed)
-        self.table.order = FirstCalls(dict.fromkeys(sites_in_order(order)))
-        self.table.unmeasured.update(self._named(known[3:]))
-        self._parts.unpack(parts)
-        self.table.unpack(features)
-
-    def _split(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Numbers of batches and sites without numbers, order of calls, parts, features: of one rank or of all."""
-        n = len(self.table.rows)
-        sizes = 3 + n, n, self._parts.length
-        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
-
-    def _named(self, without: Tensor) -> set[str]:
+    def _named(self, flags: Iterable[float]) -> set[str]:
         """The sites that were called and put out no number."""
-        return {self.table.named[line] for line, found in enumerate(without.tolist()) if found and line in self.table.named}
-
-    @property
-    @override
-    def stretches(self) -> Stretches:
-        n = len(self.table.rows)
-        known = Stretch(2, largest, added), Stretch(1, largest), Stretch(n, flagged)
-        return *known, order_stretch(n), *self._parts.stretches, *self.table.stretches
+        return {self.table.named[line] for line, found in enumerate(flags) if found and line in self.table.named}
 
     @override
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
-        known, *others, features = self._split(earlier)  # there may be more rectifiers, with more units, by the later window
-        size = features.shape[0] + later.shape[0] - earlier.shape[0]
-        widened = torch.cat((known, *others, self.table.widened(features, size, int(known[2]))))
-        return super().merge_windows(widened, later)
+        parts = self.tables.split(earlier)  # there may be more rectifiers, with more units, by the later window
+        size = len(parts["features"]) + len(later) - len(earlier)
+        parts["features"] = self.table.widened(parts["features"], size, int(parts["rectifiers"]))
+        return super().merge_windows(torch.cat([*parts.values()]), later)
 
     @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> FeatureReport:
-        known, calls, parts, features = self._split(packed)
-        unmeasured = self._named(known[3:])
-        sites, silent = self.table.read(features)
-        order = self.table.called(sites_in_order(calls))
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> FeatureReport:
+        sampled_batches, batches = map(int, packed["batches"])
+        unmeasured = self._named(packed["unmeasured"].tolist())
+        sites, silent = self.table.read(packed["features"])
+        order = self.table.called(sites_in_order(packed["order"].tolist()))
+        fields: dict[str, Any] = {}
+        for name, table in self._reported.items():
+            fields |= table.read(packed[name])
         still = [name for name, stats in sites.items() if stats.std <= STEADY * stats.rms]
         return FeatureReport(
             epoch,
             step,
             in_order(sites, order),
             silent,
-            int(known[0]),
-            int(known[1]),
+            sampled_batches,
+            batches,
             order=order,
             initial_gains=dict(self._gains),
             initial_rms=dict(self._rms),
@@ -205,13 +187,12 @@ class FeatureCollector(Collector[FeatureReport]):
             unmeasured=tuple(name for name in silent if name in unmeasured),
             of_libraries=tuple(of_libraries(self.context.host.model, still)),
             functions={} if self._functional is None else self._functional.functions,
-            **self._parts.read(parts),
+            **fields,
         )
 
     @override
     def reset(self) -> None:
-        self.table.reset()
-        self._parts.reset()
+        super().reset()
         if self._checks is not None:
             self._checks[0].reset()
 

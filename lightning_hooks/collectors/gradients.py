@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert, GradientFlowReport
 from lightning_hooks.collectors.checks import StepChecks
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.gradient_hooks import N_SEEN, NO_MODULE, GradientListener, OutputNodes, Seen, owners
+from lightning_hooks.collectors.gradient_hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
 from lightning_hooks.collectors.gradient_view import GradientSites, GradientView
 from lightning_hooks.collectors.loss_watch import LossWatch
 from lightning_hooks.collectors.measured_step import MeasuredStep, embedding_weights
@@ -24,12 +24,11 @@ from lightning_hooks.collectors.setup_checks import SetupChecks
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.reports.setups import ParameterSetup
-from lightning_hooks.statistics import GradientTable, ParameterTable, scaled
-from lightning_hooks.statistics.loss_table import LOSS_STRETCH, N_LOSS_NUMBERS
-from lightning_hooks.statistics.order import in_order, order_stretch, parameters_in_order, positions, sites_in_order
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, flagged, largest
+from lightning_hooks.statistics import GradientTable, ParameterTable
+from lightning_hooks.statistics.order import first_calls, in_order, parameters_in_order, sites_in_order
+from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.replicas import rank_difference
-from lightning_hooks.statistics.rows import N_COLUMNS, merged_rows
+from lightning_hooks.statistics.tables import HostNumbers
 
 
 class GradientCollector(GradientSites):
@@ -76,6 +75,18 @@ class GradientCollector(GradientSites):
         self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
         for index, (name, module) in enumerate(self._sites):
             context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
+        self.set_tables(
+            calls=first_calls(self.modules.calls, len(self._sites)),
+            arrivals=first_calls(self.modules.order, len(self._sites)),
+            seen=HostNumbers(self._seen, largest),
+            flags=HostNumbers(self._flags, flagged),
+            loss=self._loss.table,
+            setup=self._setup_checks,
+            replicas=self._replicas.table,
+            modules=self.modules,
+            optimizers=self.optimizers.table,
+            parameters=self.parameters,
+        )
 
     @override
     def detach(self) -> None:
@@ -184,45 +195,16 @@ class GradientCollector(GradientSites):
         shards = self._steps.shards  # where there are some, a sampled step is a collective: all ranks must come to it
         return stride if shards is None else shards.agreed(stride)
 
-    @override
-    def pack(self) -> Tensor:
-        table, parameters = self.modules, self.parameters
-        called, arrived = (positions(order, len(table.names), table.rows) for order in (table.calls, table.order))
-        places = {name: float(place) for place, name in enumerate((*table.names, NO_MODULE), start=1)}
-        reached = [self._setups[name].has_gradient if name in self._setups else 0.0 for name in parameters.names]
-        recording = [float(index in table.recording) for index in range(len(table.names))]
-        seen = (self._outputs or OutputNodes()).numbers(places)
-        numbers = [self.context.sampled_batches, self.context.batches, *seen, *recording, *reached]
-        known = torch.tensor(numbers, dtype=table.rows.dtype).to(table.rows.device, non_blocking=True)
-        watched = self._loss.table.pack(), self._setup_checks.pack(), self._replicas.table.pack()
-        rest = table.rows.flatten(), self.optimizers.table.pack(), parameters.pack()
-        return torch.cat((called, arrived, known, *watched, *rest))
+    def _seen(self) -> list[float]:
+        """What was found out about the loss's graph."""
+        places = {name: float(place) for place, name in enumerate((*self.modules.names, NO_MODULE), start=1)}
+        return [*(self._outputs or OutputNodes()).numbers(places)]
 
-    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Order of calls and of arrival, what the host knows, loss, setup, replicas, modules, optimizers, parameters."""
-        n, n_parameters, rows = len(self.modules.names), len(self.parameters.names), self.modules.rows.numel()
-        watched = N_LOSS_NUMBERS, self._setup_checks.length, self._replicas.table.stretch.length
-        sizes = n, n, 2 + N_SEEN + n + n_parameters, *watched, rows, self.optimizers.table.rows.numel()
-        return torch.split(packed, [*sizes, packed.shape[-1] - sum(sizes)], dim=-1)
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        called, arrived, _, loss, checks, _, rows, optimizers, parameters = self._parts(packed)
-        self.modules.calls.update(dict.fromkeys(sites_in_order(called)))
-        self.modules.order.update(dict.fromkeys(sites_in_order(arrived)))
-        self.modules.rows.copy_(rows.view_as(self.modules.rows))
-        self._loss.table.unpack(loss)
-        self._setup_checks.unpack(checks)
-        self.optimizers.table.unpack(optimizers)
-        self.parameters.unpack(parameters)
-
-    @property
-    @override
-    def stretches(self) -> Stretches:
-        n, modules = len(self.modules.names), Stretch(self.modules.rows.numel(), merged_rows)
-        known = Stretch(2, largest, added), Stretch(N_SEEN, largest), Stretch(n + len(self.parameters.names), flagged)
-        watched = LOSS_STRETCH, *self._setup_checks.stretches, self._replicas.table.stretch
-        return *[order_stretch(n)] * 2, *known, *watched, modules, *self.optimizers.table.stretches, *self.parameters.stretches
+    def _flags(self) -> list[float]:
+        """1 for each module whose output required a gradient, and for each parameter that had one."""
+        recording = [float(index in self.modules.recording) for index in range(len(self.modules.names))]
+        setups = self._setups
+        return [*recording, *(float(setups[name].has_gradient) if name in setups else 0.0 for name in self.parameters.names)]
 
     @override
     def window_end(self) -> None:
@@ -233,14 +215,14 @@ class GradientCollector(GradientSites):
         self._replicas.window_end()
 
     @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> GradientFlowReport:
-        called, arrived, known, losses, checks, replicas, rows, updates, measured = self._parts(packed)
-        modules, silent = self.modules.read(scaled(rows.view(-1, N_COLUMNS), self.value_scale))
-        parameters, total_norm = self.parameters.read(measured)
-        calls = sites_in_order(called)
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> GradientFlowReport:
+        sampled_batches, batches = map(int, packed["batches"])
+        modules, silent = self.modules.read(packed["modules"], self.value_scale)
+        parameters, total_norm = self.parameters.read(packed["parameters"])
+        calls = sites_in_order(packed["calls"].tolist())
         order = self.modules.called(calls)
-        sampled_batches, batches, *numbers = (int(number) for number in known.tolist())
-        seen, flags = Seen.read(numbers[:N_SEEN], self.modules.names), numbers[N_SEEN:]
+        seen = Seen.read([int(number) for number in packed["seen"].tolist()], self.modules.names)
+        flags = packed["flags"].tolist()
         recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
         found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
         setups = with_gradients(self._setups, found)
@@ -255,26 +237,21 @@ class GradientCollector(GradientSites):
             silent,
             sampled_batches,
             batches,
-            order=self.modules.arrived(sites_in_order(arrived)),
+            order=self.modules.arrived(sites_in_order(packed["arrivals"].tolist())),
             setups=self._setups,
-            ranks_differ=rank_difference(replicas, self.parameters.names),
+            ranks_differ=rank_difference(packed["replicas"], self.parameters.names),
             squashed_twice=seen.squashed,
             loss_aligns=seen.aligned,
             loss_sign=seen.sign,
-            loss=self._loss.table.read(losses),
-            model_setup=self._setup_checks.read(checks, self.context.host.model, modules, {seen.user: seen.elements}),
-            optimizers=self.optimizers.read(updates),
+            loss=self._loss.table.read(packed["loss"]),
+            model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
+            optimizers=self.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.planned_steps,
         )
 
     @override
     def reset(self) -> None:
-        self._loss.table.reset()
-        self._setup_checks.reset()
-        self.modules.reset()
-        self.parameters.reset()
-        self.optimizers.table.reset()
-        self._replicas.table.reset()
+        super().reset()
         if self._checks is not None:
             self._checks.reset()
 

@@ -16,7 +16,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from lightning_hooks.hooks.attributes import contents, in_training_mode, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.values import as_number, has_values, stored_tensor
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Segment, Segments, largest
 
 UNSEEN = 1e6
 """The number of modules in eval mode around a module that no sampled batch has shown yet."""
@@ -95,11 +96,11 @@ class ModuleModes:
     # The table, whose maximum is taken over ranks and windows.
 
     @property
-    def n_maxima(self) -> int:
-        """How many numbers :meth:`maxima` gives."""
-        return len(self.names) + len(self.norms)
+    def segments(self) -> Segments:
+        """How packed numbers merge."""
+        return (Segment(len(self.names) + len(self.norms), largest),)
 
-    def maxima(self) -> Tensor:
+    def pack(self) -> Tensor:
         """The negative levels of each module, and how far the statistics of each norm have moved since training started."""
         last = [min(levels) for levels in zip(*self._last, strict=True)] if len(self._last) == LAST else self._levels
         found = [max(pair) for pair in zip(self._levels, last, strict=True)]
@@ -112,18 +113,18 @@ class ModuleModes:
         moved = torch.where(self._trained > 0, (self._per_norm(distance) / counts).sqrt(), torch.where(unchanged, AS_MADE, FRESH))
         return torch.cat((levels, moved))
 
-    def unpack(self, maxima: Tensor) -> None:
-        """Load what :meth:`maxima` gave."""
-        self._levels = [-level for level in maxima[: len(self.names)].tolist()]
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge returned."""
+        self._levels = [-level for level in packed[: len(self.names)].tolist()]
 
-    def read(self, maxima: Tensor) -> tuple[dict[str, int], dict[str, float]]:
-        """Name the numbers of :meth:`maxima`, on the host.
+    def read(self, packed: Tensor) -> tuple[dict[str, int], dict[str, float]]:
+        """Name packed numbers on the host.
 
         Returns:
             Each module that was in a sampled batch to its number of levels, and each norm to how far its statistics have moved:
             ``FRESH`` where they were not trained before, ``AS_MADE`` where they have not been since either.
         """
-        levels, moved = maxima[: len(self.names)].tolist(), maxima[len(self.names) :].tolist()
+        levels, moved = packed[: len(self.names)].tolist(), packed[len(self.names) :].tolist()
         return (
             {name: int(-level) for name, level in zip(self.names, levels, strict=True) if -level < UNSEEN},
             dict(zip(self.norms, moved, strict=True)),

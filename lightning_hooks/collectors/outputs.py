@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 
 from lightning_hooks.collectors.collector import Context
-from lightning_hooks.collectors.feature_parts import FeaturePart
 from lightning_hooks.collectors.functional import Functional, FunctionalCall
 from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
 from lightning_hooks.collectors.targets import LossTargets
@@ -19,10 +18,10 @@ from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.hooks.values import stored_tensor
 from lightning_hooks.statistics.call_checks import CallChecks, dropout_use, softmax_use
 from lightning_hooks.statistics.inputs import tensors_in
-from lightning_hooks.statistics.outputs import WIDTH, OutputTable, output_stats
+from lightning_hooks.statistics.outputs import OutputTable, output_stats
 from lightning_hooks.statistics.precision import PrecisionTable
-from lightning_hooks.statistics.reduction import Stretches
 from lightning_hooks.statistics.representation import RepresentationTable, batch_size_of, representation_stats, samples_in
+from lightning_hooks.statistics.tables import ReportedTable
 
 CLASSIFICATION = ("cross_entropy", "nll_loss")
 """The losses with classes for targets."""
@@ -54,8 +53,7 @@ class LossInputs(OutputTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        rows = packed.view(-1, WIDTH).tolist()
-        return {"outputs": {name: output_stats(row) for name, row in self._lines.named(rows) if row[0]}}
+        return {"outputs": {name: output_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites."""
@@ -98,9 +96,8 @@ class CheckedCalls(CallChecks):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        rows = packed.view(self.rows.shape).tolist()
         softmax, dropout = {}, {}
-        for site, row in zip(self._functional.sites, rows, strict=False):
+        for site, row in zip(self._functional.sites, self.lines(packed), strict=False):
             if (use := softmax_use(row)) is not None:
                 softmax[site.name] = use
             if (dropped := dropout_use(row)) is not None:
@@ -134,12 +131,11 @@ class Representations(RepresentationTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        rows = packed.view(self.rows.shape).tolist()
-        named = zip(self._names, rows, strict=True)
+        named = zip(self._names, self.lines(packed), strict=True)
         return {"representations": {name: representation_stats(row) for name, row in named if row[0]}}
 
 
-class Precisions:
+class Precisions(PrecisionTable):
     """In which precision linear and convolution layers compute.
 
     Args:
@@ -156,34 +152,28 @@ class Precisions:
         }
         self._lines = {index: line for line, index in enumerate(layers)}
         self._names = [name for name, _ in layers.values()]
-        self._table = PrecisionTable([size for _, size in layers.values()])
-        self.pack, self.unpack, self.reset = self._table.pack, self._table.unpack, self._table.reset
+        super().__init__([size for _, size in layers.values()])
 
     def take(self, index: int, output: Any) -> None:
         """Take up the output of a module."""
         line = self._lines.get(index)
         if line is not None and isinstance(output, Tensor):
-            self._table.add(line, output)
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return self._table.stretches
+            self.add(line, output)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        return {"precision": self._table.read(packed, self._names, self._asked)}
+        return {"precision": self.stats(packed, self._names, self._asked)}
 
 
 class OutputParts:
-    """The parts of a feature report that are about outputs.
+    """The tables of a feature report that are about outputs.
 
     Args:
         context: Of the collector.
         sites: (name, module) of the modules that it observes.
 
     Attributes:
-        parts: What is packed with the features.
+        tables: By name.
         compares: Whether the outputs of modules in the batch under way are to be taken up.
     """
 
@@ -195,8 +185,9 @@ class OutputParts:
         self._losses = None if functional is None else LossInputs(functional, context)
         self._targets = None if functional is None else LossTargets(functional, context)
         self._calls = None if functional is None else CheckedCalls(functional, context)
-        parts = (self._representations, self._precisions, self._losses, self._targets, self._calls)
-        self.parts: list[FeaturePart] = [part for part in parts if part is not None]
+        self.tables: dict[str, ReportedTable] = {"representations": self._representations, "precisions": self._precisions}
+        if self._losses is not None and self._targets is not None and self._calls is not None:
+            self.tables |= {"loss_inputs": self._losses, "loss_targets": self._targets, "calls": self._calls}
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._representations.finish, "outputs (whether samples differ)")
         self.compares = False

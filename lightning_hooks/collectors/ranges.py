@@ -15,7 +15,7 @@ from lightning_hooks.collectors.collector import Collector, Context
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.quantization import RangeTable
 from lightning_hooks.statistics.feature_table import most_units
-from lightning_hooks.statistics.reduction import Stretches
+from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table, some
 
 LOGGED = ("min", "max", "scale", "zero_point")
@@ -53,6 +53,7 @@ class RangeCollector(Collector[RangeReport]):
         self.table = new_table([name for name, _ in sites], context.host.device, capacity)
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, RangeRecorder(self.table, index))
+        self.tables = Tables(context.host.device, ranges=self.table)
 
     @override
     def silent_sites(self) -> list[str]:
@@ -64,26 +65,9 @@ class RangeCollector(Collector[RangeReport]):
         return self.table.names
 
     @override
-    def pack(self) -> Tensor:
-        return self.table.pack()
-
-    @override
-    def unpack(self, packed: Tensor) -> None:
-        self.table.unpack(packed)
-
-    @property
-    @override
-    def stretches(self) -> Stretches:
-        return self.table.stretches
-
-    @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> RangeReport:
-        sites, silent = self.table.read(packed, *self._levels)
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RangeReport:
+        sites, silent = self.table.read(packed["ranges"], *self._levels)
         return RangeReport(epoch, step, sites, silent, self.context.sampled_batches, self.context.batches)
-
-    @override
-    def reset(self) -> None:
-        self.table.reset()
 
     @override
     def scalars(self, report: RangeReport) -> dict[str, float]:

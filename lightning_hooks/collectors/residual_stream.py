@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks.collectors.collector import Context
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name, outwards, repeated_blocks
-from lightning_hooks.statistics.reduction import Stretches
 from lightning_hooks.statistics.residual import ResidualTable
 from lightning_hooks.statistics.rows import Clock
 
@@ -26,8 +25,8 @@ def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> l
     return [(name, block) for name, block in repeated_blocks(model) if name in around]
 
 
-class ResidualStream:
-    """A :class:`~lightning_hooks.collectors.feature_parts.FeaturePart`: ``FeatureReport.residual``.
+class ResidualStream(ResidualTable):
+    """The table of ``FeatureReport.residual``.
 
     Args:
         context: The collector's.
@@ -36,31 +35,9 @@ class ResidualStream:
     """
 
     def __init__(self, context: Context, blocks: Sequence[tuple[str, nn.Module]], clock: Clock) -> None:
-        self._table = ResidualTable(blocks, context.host.device, clock)
-        self._streams = [name.rpartition(".")[0] for name, _ in blocks]
+        super().__init__(blocks, context.host.device, clock)
         for index, (name, block) in enumerate(blocks):
-            context.listen(name, block, _BlockRecorder(self._table, index))
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed numbers of ranks and of windows merge."""
-        return self._table.stretches
-
-    def pack(self) -> Tensor:
-        """Return the window's numbers."""
-        return self._table.pack()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge returned."""
-        self._table.unpack(packed)
-
-    def read(self, packed: Tensor) -> dict[str, Any]:
-        """Return the field ``residual`` of the report."""
-        return {"residual": self._table.read(packed, self._streams)}
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self._table.reset()
+            context.listen(name, block, _BlockRecorder(self, index))
 
 
 class _BlockRecorder(OutputRecorder):

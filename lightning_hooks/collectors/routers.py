@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.collectors.collector import Context, Written
+from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.router_sites import chosen_codebooks, chosen_routers
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
-from lightning_hooks.collectors.tables import TableCollector
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder
 from lightning_hooks.hooks.tensors import tensors_in
 from lightning_hooks.reports.alert import ROUTER_KINDS
@@ -30,7 +29,7 @@ OF_ROUTERS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "over
 OF_CODEBOOKS = ("perplexity", "usage", "max_share")
 
 
-class RouterCollector(TableCollector[RouterReport]):
+class RouterCollector(Collector[RouterReport]):
     """The choices of every router, and the codes of every quantiser.
 
     Args:
@@ -48,7 +47,6 @@ class RouterCollector(TableCollector[RouterReport]):
     report_type: ClassVar[type[Report] | None] = RouterReport
     kinds: ClassVar[tuple[str, ...]] = ROUTER_KINDS
     ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
-    table: RoutingTable
 
     def __init__(
         self,
@@ -74,6 +72,7 @@ class RouterCollector(TableCollector[RouterReport]):
             context.listen(name, module, _RouterRecorder(self.table, index, *sizes[index]))
         for index, (name, module, _) in enumerate(self._codebooks):
             context.listen(name, module, _CodeRecorder(self.table, index))
+        self.set_tables(routing=self.table)
 
     @property
     @override
@@ -85,8 +84,9 @@ class RouterCollector(TableCollector[RouterReport]):
         return [name for name, calls in zip(self.names, self.table.calls.tolist(), strict=True) if not calls]
 
     @override
-    def read(self, packed: Tensor, epoch: int, step: int) -> RouterReport:
-        routers, codebooks = self.table.read(packed[2:])
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RouterReport:
+        sampled_batches, batches = map(int, packed["batches"])
+        routers, codebooks = self.table.read(packed["routing"])
         known = zip(self.names, (*routers, *codebooks), strict=True)
         return RouterReport(
             epoch,
@@ -94,8 +94,8 @@ class RouterCollector(TableCollector[RouterReport]):
             {site.name: stats for site, stats in zip(self._routers, routers, strict=True) if stats is not None},
             {site.name: stats for site, stats in zip(self._codebooks, codebooks, strict=True) if stats is not None},
             tuple(name for name, stats in known if stats is None),
-            int(packed[0]),
-            int(packed[1]),
+            sampled_batches,
+            batches,
         )
 
     @override

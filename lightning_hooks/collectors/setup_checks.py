@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -18,11 +17,11 @@ from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules, unregistered_tensors
 from lightning_hooks.hooks.values import as_number
 from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
-from lightning_hooks.statistics.batch_hash import BatchHashes, merge_windows, same_on_all
+from lightning_hooks.statistics.batch_hash import N_PAIRS, BatchHashes, same_on_all
 from lightning_hooks.statistics.first_weights import first_weights
 from lightning_hooks.statistics.labels import IGNORED, LabelTable, label_tensors
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, largest, paired
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.reduction import largest
+from lightning_hooks.statistics.tables import HostNumbers, Tables
 
 FEW_VALUES = 16
 """Values per channel below which a batch norm is named in the report."""
@@ -30,7 +29,7 @@ MOST_UNREGISTERED = 8
 """Attributes with modules or tensors that are registered nowhere, at most."""
 
 
-class SetupChecks:
+class SetupChecks(Tables):
     """Collects what :class:`~lightning_hooks.reports.model_setup.ModelSetup` holds.
 
     Args:
@@ -55,6 +54,14 @@ class SetupChecks:
         self._decay: dict[str, VectorDecay] = {}
         self._optimized: set[str] = set()
         self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
+        super().__init__(
+            device,
+            losses=self._of_losses,
+            batches=self._of_batches,
+            hashes=self._hashes,
+            reached=HostNumbers(self._flags_of_reached, largest, load=self._load_reached),
+            modes=self._modes,
+        )
         self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
         self._take_labels = context.guard(self._count_labels, "the batch's labels")
         for name, module in model.named_modules():
@@ -106,40 +113,14 @@ class SetupChecks:
             if (found := _vector_decay(getattr(optimizer, "param_groups", ()))) is not None
         }
 
-    # The table.
+    # The tables.
 
-    @property
-    def length(self) -> int:
-        """How many numbers :meth:`pack` gives."""
-        return sum(stretch.length for stretch in self.stretches)
-
-    def pack(self) -> Tensor:
-        """The window's table, shape ``(length,)``."""
+    def _flags_of_reached(self) -> list[float]:
         names = [*self._hidden, *[""] * MOST_UNREGISTERED][:MOST_UNREGISTERED]
-        reached = torch.tensor([float(name in self._reached) for name in names], dtype=row_dtype(self._device))
-        sums = self._of_losses.sums(), self._of_batches.sums(), self._hashes.sums()
-        return torch.cat((*sums, reached.to(self._device, non_blocking=True), self._modes.maxima(), self._hashes.maxima()))
+        return [float(name in self._reached) for name in names]
 
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge gave."""
-        losses, batches, pairs, reached, modes, hashes = self._parts(packed)
-        self._of_losses.unpack(losses)
-        self._of_batches.unpack(batches)
-        self._hashes.unpack(pairs, hashes)
-        self._modes.unpack(modes)
-        self._reached.update(name for name, found in zip(self._hidden, reached.tolist(), strict=False) if found)
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the table merges."""
-        n_sums = 2 * LabelTable.n_sums + BatchHashes.n_sums
-        maxima = Stretch(MOST_UNREGISTERED + self._modes.n_maxima, largest)
-        return Stretch(n_sums, added), maxima, Stretch(BatchHashes.n_maxima, largest, paired(merge_windows))
-
-    def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Labels of losses and of batches, pairs of batches, unregistered modules, modes, hashes."""
-        sizes = LabelTable.n_sums, LabelTable.n_sums, BatchHashes.n_sums, MOST_UNREGISTERED, self._modes.n_maxima
-        return torch.split(packed, [*sizes, BatchHashes.n_maxima])
+    def _load_reached(self, flags: list[float]) -> None:
+        self._reached.update(name for name, found in zip(self._hidden, flags, strict=False) if found)
 
     def hidden(self) -> set[int]:
         """The identities of the parameters and tensors that the model holds without knowing them."""
@@ -154,11 +135,12 @@ class SetupChecks:
             modules: Site to the statistics of the gradient at its output.
             temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
         """
-        losses, batches, pairs, reached, modes, hashes = self._parts(packed)
-        levels, moved = self._modes.read(modes)
+        parts = self.split(packed)
+        hashes = parts["hashes"]
+        levels, moved = self._modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
-        compared, repeated = map(int, pairs.tolist())
-        found = dict(zip(self._hidden, map(bool, reached.tolist()), strict=False))
+        compared, repeated = map(int, hashes[:N_PAIRS].tolist())
+        found = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
@@ -173,7 +155,7 @@ class SetupChecks:
                 **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},
             },
             vector_decay=self._decay,
-            labels=_label_counts(losses) or _label_counts(batches),
+            labels=_label_counts(parts["losses"]) or _label_counts(parts["batches"]),
             batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
         )
 
@@ -183,10 +165,9 @@ class SetupChecks:
         training = not modules or any(in_training_mode(module) for module in modules)
         return UnregisteredModules(len(modules), elements, reached, training, name in self._optimized)
 
+    @override
     def reset(self) -> None:
-        """Start a new window."""
-        for table in (self._of_losses, self._of_batches, self._hashes, self._modes):
-            table.reset()
+        super().reset()
         self._reached = set()
 
 

@@ -12,7 +12,7 @@ from lightning_hooks.collectors.loss_lines import MOST_LOSSES, LossLines
 from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import in_memory
-from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, KL_DIVERGENCE, WIDTH, TargetTable, target_stats
+from lightning_hooks.statistics.targets import BINARY_CROSS_ENTROPY, KL_DIVERGENCE, TargetTable, target_stats
 
 TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
 """The losses with numbers for targets."""
@@ -45,8 +45,7 @@ class LossTargets(TargetTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        rows = packed.view(-1, WIDTH).tolist()
-        return {"targets": {name: target_stats(row) for name, row in self._lines.named(rows) if row[0]}}
+        return {"targets": {name: target_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites."""

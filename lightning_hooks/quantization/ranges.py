@@ -13,9 +13,10 @@ from lightning_hooks.hooks.checks import check_choice, check_count, check_option
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.quantization.range_histograms import add_values, least_error_range, moved, percentile_range
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import number
-from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches
-from lightning_hooks.statistics.rows import lasting, row_dtype
+from lightning_hooks.statistics.reduction import REST, Merging, Segment, Segments, TableIndex
+from lightning_hooks.statistics.rows import lasting
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")
 """The methods for choosing a range."""
@@ -133,11 +134,11 @@ class RangeTable:
             self.channels = {index: known.float() for index, known in enumerate(channels)}
 
     @property
-    def stretches(self) -> Stretches:
+    def segments(self) -> Segments:
         """How the packed tables of ranks and of windows merge."""
-        return (Stretch(REST, self._merged),)
+        return (Segment(REST, self._merged),)
 
-    def _merged(self, own: Tensor, among: Among) -> Merging:
+    def _merged(self, own: Tensor, among: TableIndex) -> Merging:
         """The merge of packed tables.
 
         Extremes and histograms are those of all values. A moving average becomes the mean of the averages of the tables that have

@@ -23,7 +23,7 @@ from lightning_hooks.session.alerting import Alerting, check_sites
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member_context import MemberContext, Parts
 from lightning_hooks.session.publishing import Publishing
-from lightning_hooks.session.rank_merge import merged, split
+from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.unfinished import load_window, save_window
@@ -198,14 +198,14 @@ class Member(MemberContext):
         """
         began, collector = time.perf_counter(), self.live
         warn_of_faults(self.name, self.faults)
-        packed, counts = split(collector, merged_table.to("cpu"))  # the one copy to the host
+        packed = merged_table.to("cpu")  # the one copy to the host
         table = collector.histograms
-        self.histograms = {} if table is None else table.read(counts, collector.value_scale)
+        self.histograms = {} if table is None else table.read(collector.tables.split(packed)["histograms"], collector.value_scale)
         cost, stride = self.sampling.window_end(self.batches)
         index = None if self.windows.length is None else self.windows.index
 
         def read(table: Tensor) -> Any:
-            report = collector.read(table, self.host.epoch, self.host.global_step)
+            report = self._read(table)
             return dataclasses.replace(report, overhead=cost, every_n_steps=stride, window=index)
 
         whole = report = read(packed)
@@ -232,7 +232,7 @@ class Member(MemberContext):
         self.alerting.add_to_epoch(self.report)
         several = self.windows.index > 1
         if several and self.windows.epoch.table is not None:
-            report = self.live.read(self.windows.epoch.table, self.host.epoch, self.host.global_step)
+            report = self._read(self.windows.epoch.table)
             known = {"overhead": self.report.overhead, "every_n_steps": self.report.every_n_steps}
             self.epoch_report = dataclasses.replace(report, **known, alerts=self.alerting.of_epoch())
         self.windows.end_epoch()
@@ -241,8 +241,10 @@ class Member(MemberContext):
 
     def so_far(self, merged_table: Tensor) -> Any:
         """A report of the window so far, without alerts, of its table of all ranks. It waits for the device."""
-        packed, _ = split(self.live, merged_table.to("cpu"))
-        return self.live.read(packed, self.host.epoch, self.host.global_step)
+        return self._read(merged_table.to("cpu"))
+
+    def _read(self, packed: Tensor) -> Any:
+        return self.live.read(self.live.tables.split(packed), self.host.epoch, self.host.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """What the urgent rules find in a report of the window so far."""

@@ -12,12 +12,12 @@ import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, all_ranks, all_reduce, merged_over_ranks
+from lightning_hooks.statistics.reduction import Segments, all_ranks, all_reduce, merged_over_ranks
 
 
-def merged(*collectors: Collector[Any], others: Sequence[tuple[Stretches, Tensor]] = ()) -> list[Tensor]:
-    """The tables of all ranks, each with the histograms behind it, and other numbers: three collectives for all of them."""
-    return merged_over_ranks(*map(_packed, collectors), *others)
+def merged(*collectors: Collector[Any], others: Sequence[tuple[Segments, Tensor]] = ()) -> list[Tensor]:
+    """The packed tables of all ranks, of collectors and others: three collectives for all of them."""
+    return merged_over_ranks(*((one.tables.segments, one.tables.pack()) for one in collectors), *others)
 
 
 def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[s
     among, names = all_ranks(), collector.names
     if among is None:
         return
-    packed = collector.pack()
+    packed = collector.tables.pack()
     compared = repr((names, sorted(arguments.items()))).encode()
     hashed = int.from_bytes(hashlib.sha256(compared).digest()[:6], "big")  # exact in a float64
     marks = torch.tensor([float(hashed), float(len(names)), float(packed.numel())], dtype=packed.dtype, device=packed.device)
@@ -70,18 +70,3 @@ def _what_differs(of_ranks: Sequence[tuple[Sequence[str], int, Any]]) -> str:
         if other_size != size:
             return f"its table has {size} numbers on rank 0 and {other_size} on rank {rank}, for the same sites."
     return "ranks have different sites."
-
-
-def _packed(collector: Collector[Any]) -> tuple[Stretches, Tensor]:
-    if collector.histograms is None:
-        return collector.stretches, collector.pack()
-    counts = collector.histograms.pack()
-    return (*collector.stretches, Stretch(len(counts), added)), torch.cat((collector.pack(), counts))
-
-
-def split(collector: Collector[Any], packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Separate the table and the histograms' counts, along the last dimension."""
-    if collector.histograms is None:
-        return packed, packed.new_empty(0)
-    size = packed.shape[-1] - collector.histograms.counts.numel()
-    return packed[..., :size], packed[..., size:]

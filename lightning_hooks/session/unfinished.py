@@ -10,9 +10,8 @@ from torch import Tensor
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.session.windows import Windows
-from lightning_hooks.statistics.histograms import N_BINS
 
-LAYOUT = 8
+LAYOUT = 9
 """Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
 
 
@@ -21,7 +20,7 @@ def save_window(collector: Collector[Any], table: Tensor, windows: Windows, batc
 
     Args:
         collector: Its collector.
-        table: That of all ranks together, and the histograms behind it.
+        table: Its packed tables, of all ranks together.
         windows: Those that have ended.
         batches: Training batches so far.
         sampled_batches: Those of them that were sampled.
@@ -29,7 +28,7 @@ def save_window(collector: Collector[Any], table: Tensor, windows: Windows, batc
     return {
         "places": collector.names,
         "layout": LAYOUT,
-        "table": table.to("cpu", copy=True),
+        "tables": {name: packed.clone() for name, packed in collector.tables.split(table.to("cpu")).items()},
         "histograms": [] if collector.histograms is None else collector.histograms.names,
         "batches": batches,
         "sampled_batches": sampled_batches,
@@ -74,9 +73,7 @@ def load_window(
 
 
 def _load_table(collector: Collector[Any], state: Mapping[str, Any]) -> None:
-    n_counts = N_BINS * len(state.get("histograms", []))
-    table, counts = (state["table"][:-n_counts], state["table"][-n_counts:]) if n_counts else (state["table"], None)
-    collector.unpack(table)
-    histograms = collector.histograms
-    if counts is not None and histograms is not None and histograms.names == state["histograms"]:
-        histograms.unpack(counts)
+    histograms = [] if collector.histograms is None else collector.histograms.names
+    for name, table in collector.tables.items():
+        if name in state["tables"] and (name != "histograms" or histograms == state["histograms"]):
+            table.unpack(state["tables"][name])

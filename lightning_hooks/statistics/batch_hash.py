@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real, dense, plain_values
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.inputs import tensors_in
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.reduction import Segment, Segments, added, largest, paired
 
 SAMPLE = 1024
 """Numbers of each tensor that are hashed, evenly spread over it."""
@@ -23,6 +24,8 @@ VARIED = 32
 """Different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance."""
 SLOTS = 16
 """Hashes of a window's sampled batches that are kept: the last ones."""
+N_PAIRS = 2
+"""Numbers of pairs of batches in a packed table: those compared, and those that were the same."""
 BITS = 24
 """Of a hash: a whole number that float32 holds too."""
 
@@ -96,12 +99,9 @@ class BatchHashes:
         device: Where the numbers live.
     """
 
-    n_sums = 2
-    n_maxima = 2 * SLOTS
-
     def __init__(self, device: torch.device | str = "cpu") -> None:
         dtype = row_dtype(torch.device(device))
-        self._sums = torch.zeros(self.n_sums, dtype=dtype, device=device)  # pairs compared, pairs that were the same
+        self._sums = torch.zeros(N_PAIRS, dtype=dtype, device=device)  # pairs compared, pairs that were the same
         # The largest hash over the ranks and the largest of its negative are the same number where all ranks have the same hash.
         self._slots = torch.zeros((2, SLOTS), dtype=dtype, device=device)
         self._next = 0
@@ -138,19 +138,20 @@ class BatchHashes:
         self._changing = self._changing | (compared & (parts != last))
         return (compared & self._changing & (parts == last)).any()
 
-    def sums(self) -> Tensor:
-        """What is added up over ranks and windows, shape ``(2,)``."""
-        return self._sums
+    @property
+    def segments(self) -> Segments:
+        """How packed numbers merge: pairs, and the last hashes."""
+        return Segment(N_PAIRS, added), Segment(2 * SLOTS, largest, paired(merge_windows))
 
-    def maxima(self) -> Tensor:
-        """What has its maximum taken over ranks, shape ``(2 * SLOTS,)``."""
-        return self._slots.flatten()
+    def pack(self) -> Tensor:
+        """Return the window's numbers as one vector."""
+        return torch.cat((self._sums, self._slots.flatten()))
 
-    def unpack(self, sums: Tensor, maxima: Tensor) -> None:
-        """Take up what :meth:`sums` and :meth:`maxima` gave."""
-        self._sums.copy_(sums)
-        self._slots.copy_(maxima.view_as(self._slots))
-        self._next = int((maxima[:SLOTS] > 0).sum()) % SLOTS
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge returned."""
+        self._sums.copy_(packed[:N_PAIRS])
+        self._slots.copy_(packed[N_PAIRS:].view_as(self._slots))
+        self._next = int((self._slots[0] > 0).sum()) % SLOTS
 
     def reset(self) -> None:
         """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
@@ -161,7 +162,7 @@ class BatchHashes:
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
-    """The last hashes of two consecutive windows, each as :meth:`BatchHashes.maxima` gave them, on the host."""
+    """The last hashes of two consecutive windows, each as :class:`BatchHashes` packs them, on the host."""
     hashes = torch.cat((earlier.view(2, SLOTS), later.view(2, SLOTS)), dim=1)
     merged = torch.zeros_like(hashes[:, :SLOTS])
     kept = hashes[:, hashes[0] > 0][:, -SLOTS:]
@@ -169,9 +170,9 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     return merged.flatten()
 
 
-def same_on_all(maxima: Tensor) -> tuple[int, int, int]:
+def same_on_all(packed: Tensor) -> tuple[int, int, int]:
     """How many batches were hashed, how many of them were the same on all ranks, and how many different ones these are."""
-    largest, negative = maxima.view(2, SLOTS).tolist()
+    largest, negative = packed[N_PAIRS:].view(2, SLOTS).tolist()
     hashed = [(high, -low) for high, low in zip(largest, negative, strict=True) if high > 0]
     same = [high for high, low in hashed if high == low]
     return len(hashed), len(same), len(set(same))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.call_rows import CallRows
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns
 
 MASKED = -9e3
 """Scores at or below this are masked: masks add -inf, the least number of a type, -1e9 or -1e4."""
@@ -48,31 +48,27 @@ class DropoutUse:
     in_validation: int
 
 
-class CallColumn(IntEnum):
-    """What each number of a row holds; all add but P."""
+class CallColumn(Columns):
+    """What each number of a row holds."""
 
-    SOFTMAX = 0  # calls
-    OVER_BATCH = 1
-    AGAINST_MASK = 2
-    DROPOUT = 3  # calls
-    IN_EVAL_MODE = 4
-    IN_VALIDATION = 5
-    P = 6  # largest
-
-
-WIDTH = len(CallColumn)
+    SOFTMAX = SUM  # calls
+    OVER_BATCH = SUM
+    AGAINST_MASK = SUM
+    DROPOUT = SUM  # calls
+    IN_EVAL_MODE = SUM
+    IN_VALIDATION = SUM
+    P = MAXIMUM
 
 
 class CallChecks(CallRows):
     """A row for each site of a call.
 
     Args:
-        capacity: How many there can be.
+        n_rows: How many there can be.
         device: Where the rows live.
     """
 
-    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(capacity, WIDTH, (CallColumn.P,), device)
+    columns: ClassVar[type[Columns]] = CallColumn
 
     def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
         """Take up a call of softmax. No host sync.

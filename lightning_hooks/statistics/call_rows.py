@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import RowTable
 
 
-class CallRows:
+class CallRows(RowTable):
     """A row for each site of a call.
 
     Args:
-        capacity: How many there can be.
-        width: Numbers in a row.
-        maxima: The columns of which the largest counts; the others add.
+        n_rows: How many there can be.
         device: Where the rows live.
 
     Attributes:
-        rows: What is counted on the device, shape ``(capacity, width)``.
+        rows: What is counted on the device.
     """
 
-    def __init__(self, capacity: int, width: int, maxima: Sequence[int], device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((capacity, width), dtype=row_dtype(device), device=device)
-        self._merged = by_columns(((largest, maxima),), width)
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
         self._known: dict[int, list[float]] = {}  # what the host knows of the window; of few sites, and cheaper than a tensor
 
     def row(self, index: int) -> list[float]:
         """What the host knows of a site, to be changed in place."""
         return self._known.setdefault(index, [0.0] * self.rows.shape[1])
 
+    @override
     def pack(self) -> Tensor:
-        """Return everything as one vector."""
         known = torch.zeros(self.rows.shape, dtype=self.rows.dtype)
         for index, row in self._known.items():
             known[index] = torch.tensor(row, dtype=known.dtype)
         return (self.rows + known.to(self.rows.device, non_blocking=True)).flatten()
 
+    @override
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        rows = packed.view_as(self.rows).tolist()
-        self._known = {index: row for index, row in enumerate(rows) if any(row)}
+        self._known = {index: row for index, row in enumerate(self.lines(packed)) if any(row)}
         self.rows.zero_()
 
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), self._merged),)
-
+    @override
     def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
+        super().reset()
         self._known.clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.rows import pool, row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.moments import pool
 
 
 def channel_moments(values: Tensor, dim: int | None) -> Tensor:

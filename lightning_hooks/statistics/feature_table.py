@@ -14,8 +14,8 @@ from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.order import FirstCalls
-from lightning_hooks.statistics.reduction import REST, Among, Merging, Stretch, Stretches, flagged
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting, merged_rows
+from lightning_hooks.statistics.reduction import REST, Merging, Segment, Segments, TableIndex, flagged
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
 from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
 
 KURTOSIS_EVERY = 4
@@ -55,6 +55,7 @@ class FeatureTable:
         self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
         self.histograms: HistogramTable | None = None
         self.capacity = most_units(root)
+        self.reserved: int | None = None  # bytes per rectifier in a packed table; None for as many as this process needs
         self._widths = {_units_of(module) for module in root.modules()}
         layout = layouts(root)
         for index, (_, module) in enumerate(sites):
@@ -157,16 +158,20 @@ class FeatureTable:
             self._all_fired.discard(index)
         return known
 
+    def unmeasured_flags(self) -> list[float]:
+        """1 for each line whose site was called and put out no number."""
+        return [float(self.named.get(line) in self.unmeasured) for line in range(len(self.rows))]
+
     def pack(self, capacity: int | None = None) -> Tensor:
         """Return everything as one vector, of the same length on every rank if ``capacity`` is the same.
 
         Args:
-            capacity: Bytes per rectifier; None for as many as this process needs.
+            capacity: Bytes per rectifier; None for those reserved.
 
         Returns:
             One-dimensional, of the dtype and device of the rows.
         """
-        width = self._width(capacity)
+        width = self._width(self.reserved if capacity is None else capacity)
         units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=self.rows.device)
         for line, index in enumerate(self.rectifiers):
             known = self.fired.get(index)
@@ -192,9 +197,9 @@ class FeatureTable:
                     self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
 
     @property
-    def stretches(self) -> Stretches:
+    def segments(self) -> Segments:
         """How the packed tables of ranks and of windows merge."""
-        return Stretch(self.rows.numel(), merged_rows), Stretch(REST, _fired_anywhere)
+        return Segment(self.rows.numel(), Column.merge()), Segment(REST, _fired_anywhere)
 
     def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
         """A packed table with room for more rectifiers, and more units of each.
@@ -259,7 +264,7 @@ class FeatureTable:
         return (*known, *(name for name in self.names if name not in known))
 
 
-def _fired_anywhere(own: Tensor, among: Among) -> Merging:
+def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:
     """The units that have fired in any table: a byte each, eight of them in the place of a number."""
     flags = own.contiguous().view(torch.uint8)
     found = yield from flagged(flags.to(own.dtype), among)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.gradients import (
     GradientStats,
     ParameterGradientStats,
@@ -18,22 +21,13 @@ from lightning_hooks.statistics.gradients import (
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.order import FirstCalls
-from lightning_hooks.statistics.parameter_rows import empty_parameter_table, parameter_rows_of_ranks, parameter_rows_of_windows
+from lightning_hooks.statistics.parameter_rows import ParameterColumn
 from lightning_hooks.statistics.pending import Pending
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, once
-from lightning_hooks.statistics.rows import (
-    N_PARAMETER_COLUMNS,
-    Clock,
-    Column,
-    ParameterColumn,
-    empty_table,
-    merge,
-    row_dtype,
-    scaled,
-)
+from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge, scaled
+from lightning_hooks.statistics.tables import Tables
 
 
-class GradientTable:
+class GradientTable(RowTable):
     """Rows of the gradients at module outputs.
 
     Under a loss scaler gradients arrive times a scale that is known only at the optimizer step, and the step may be
@@ -46,9 +40,11 @@ class GradientTable:
         loss_scaled: Whether a loss scaler is at work.
     """
 
+    columns: ClassVar[type[Columns]] = Column
+
     def __init__(self, names: list[str], device: torch.device | str = "cpu", loss_scaled: bool = False) -> None:
+        super().__init__(len(names), device)
         self.names = names
-        self.rows = empty_table(len(names), device)
         self._kernels = kernels_for(self.rows.device.type)
         self.pending = Pending(lambda: empty_table(len(names), device), _merge_two) if loss_scaled else None
         self.owners: list[frozenset[int]] | None = None  # of each site, where there are several optimizers
@@ -105,15 +101,20 @@ class GradientTable:
         if self.histograms is not None:
             self.histograms.discard(optimizer)
 
-    def read(self, rows: Tensor) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
-        """Name the numbers of rows on the host: statistics by site, and the names of sites where no gradient arrived."""
-        named = list(zip(self.names, rows.tolist(), strict=True))
+    def read(self, packed: Tensor, factor: float = 1.0) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
+        """Name the numbers of a packed table on the host, multiplied by a factor.
+
+        Returns:
+            The statistics by site, and the names of the sites where no gradient arrived.
+        """
+        rows = packed.view(self.rows.shape)
+        named = list(zip(self.names, (rows if factor == 1.0 else scaled(rows, factor)).tolist(), strict=True))
         found = {name: gradient_stats(row) for name, row in named if row[Column.CALLS]}
         return found, tuple(name for name, row in named if not row[Column.CALLS])
 
+    @override
     def reset(self) -> None:
-        """Start a new epoch."""
-        self.rows.copy_(empty_table(len(self.names), self.rows.device))
+        super().reset()
         self.discard()
         if self.histograms is not None:
             self.histograms.reset()
@@ -137,7 +138,55 @@ def _merge_two(one: Tensor, other: Tensor) -> Tensor:
     return merge(torch.stack((one, other)))
 
 
-class ParameterTable:
+class ParameterRows(RowTable):
+    """A row for each parameter, which grows with them."""
+
+    columns: ClassVar[type[Columns]] = ParameterColumn
+    alike_on_ranks: ClassVar[bool] = True
+
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
+        self.missing = [0] * n_rows  # known to the host: no need to ask the device
+
+    @override
+    def pack(self) -> Tensor:
+        rows = self.rows.clone()
+        missing = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
+        rows[:, ParameterColumn.MISSING_STEPS] = missing
+        return rows.flatten()
+
+    @override
+    def unpack(self, packed: Tensor) -> None:
+        super().unpack(packed)
+        self.missing = [int(steps) for steps in self.rows[:, ParameterColumn.MISSING_STEPS].tolist()]
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self.missing = [0] * len(self.rows)
+
+    def grow(self, n_rows: int) -> None:
+        """Make room for parameters that came later."""
+        more = n_rows - len(self.rows)
+        self.rows = torch.cat((self.rows, self.columns.empty(more, self.rows.device)))
+        self.missing += [0] * more
+
+
+class NormColumn(Columns):
+    """What each number of an optimizer's total norm holds."""
+
+    STEPS = SUM  # with a finite norm
+    NORM = SUM
+
+
+class NormRows(RowTable):
+    """A row for each optimizer, which may be exchanged."""
+
+    columns: ClassVar[type[Columns]] = NormColumn
+    alike_on_ranks: ClassVar[bool] = True
+
+
+class ParameterTable(Tables):
     """Rows of the parameters' gradients at the optimizer step, and each optimizer's total norm.
 
     Args:
@@ -147,12 +196,20 @@ class ParameterTable:
     """
 
     def __init__(self, names: list[str], n_optimizers: int, device: torch.device | str = "cpu") -> None:
+        self.parameters, self.norms = ParameterRows(len(names), device), NormRows(n_optimizers, device)
+        super().__init__(device, parameters=self.parameters, norms=self.norms)
         self.names = names
-        dtype = row_dtype(torch.device(device))
-        self.rows = empty_parameter_table(len(names), device)
         self._kernels = kernels_for(self.rows.device.type)
-        self.totals = torch.zeros((n_optimizers, 2), device=device, dtype=dtype)  # finite steps, sum of norms
-        self.missing = [0] * len(names)  # known to the host: no need to ask the device
+
+    @property
+    def rows(self) -> Tensor:
+        """A row for each parameter, on the device."""
+        return self.parameters.rows
+
+    @property
+    def totals(self) -> Tensor:
+        """Finite steps of each optimizer, and the sum of their norms."""
+        return self.norms.rows
 
     def add(
         self,
@@ -189,35 +246,12 @@ class ParameterTable:
     def add_missing(self, indices: list[int]) -> None:
         """Note parameters whose gradient was None at a measured step."""
         for index in indices:
-            self.missing[index] += 1
-
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        rows = self.rows.clone()
-        missing = torch.tensor(self.missing, dtype=rows.dtype).to(rows.device, non_blocking=True)
-        rows[:, ParameterColumn.MISSING_STEPS] = missing
-        return torch.cat((rows.flatten(), self.totals.flatten()))
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` gave."""
-        split = self.rows.numel()
-        self.rows.copy_(packed[:split].view_as(self.rows))
-        self.totals.copy_(packed[split:].view_as(self.totals))
-        self.missing = [int(steps) for steps in packed[:split].view_as(self.rows)[:, ParameterColumn.MISSING_STEPS]]
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        totals = self.totals.numel()
-        return (
-            Stretch(self.rows.numel(), parameter_rows_of_ranks, parameter_rows_of_windows),
-            Stretch(totals, once(added, max(totals, 1)), added),
-        )
+            self.parameters.missing[index] += 1
 
     def read(self, packed: Tensor) -> tuple[dict[str, ParameterGradientStats], float]:
         """Name the numbers of a packed table on the host: statistics by parameter, and the total norm."""
-        rows = packed[: self.rows.numel()].view(-1, N_PARAMETER_COLUMNS).tolist()
-        totals = packed[self.rows.numel() :].view(-1, 2).tolist()
+        parts = self.split(packed)
+        rows, totals = self.parameters.lines(parts["parameters"]), self.norms.lines(parts["norms"])
         stats = {name: parameter_gradient_stats(row) for name, row in zip(self.names, rows, strict=True) if _measured(row)}
         means = [norm / steps for steps, norm in totals if steps]
         return stats, math.sqrt(sum(mean * mean for mean in means)) if means else math.nan
@@ -229,18 +263,9 @@ class ParameterTable:
             names: All parameters; those that are known come first, in their order.
             kept: Of each optimizer, which one it was before; None for a new one.
         """
-        more = len(names) - self.rows.shape[0]
         self.names = names
-        self.rows = torch.cat((self.rows, empty_parameter_table(more, self.rows.device)))
-        self.missing += [0] * more
-        new = self.totals.new_zeros(2)
-        self.totals = torch.stack([new if place is None else self.totals[place] for place in kept] or [new])[: len(kept)]
-
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self.rows.copy_(empty_parameter_table(len(self.names), self.rows.device))
-        self.totals.zero_()
-        self.missing = [0] * len(self.names)
+        self.parameters.grow(len(names))
+        self.norms.follow(kept)
 
 
 def _measured(row: list[float]) -> bool:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real as as_real  # noqa: PLC0414  to be imported from here too
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.feature_stats import first_nonfinite, pooled_stats
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.rows import Column, ParameterColumn, row_dtype
+from lightning_hooks.statistics.parameter_rows import ParameterColumn
+from lightning_hooks.statistics.rows import Column
 
 UPDATE_SAMPLE = 1 << 14
 """Up to so many elements of a parameter are all compared for its update ratio; of a larger one a quarter as many."""

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.pending import Pending
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.reduction import Segment, Segments, added
 
 QUARTERS = 4
 LOWEST, HIGHEST = -40, 24
@@ -82,8 +83,13 @@ class HistogramTable:
         if self.pending is not None:
             self.pending.take(optimizer)
 
+    @property
+    def segments(self) -> Segments:
+        """How packed counts merge: they add."""
+        return (Segment(self.counts.numel(), added),)
+
     def pack(self) -> Tensor:
-        """Return the counts as one vector of the row's dtype; vectors of several ranks add."""
+        """Return the counts as one vector of the row's dtype."""
         return self.counts.flatten().to(row_dtype(self.counts.device))
 
     def unpack(self, packed: Tensor) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
+from lightning_hooks.statistics.columns import MAXIMUM, Columns, RowTable
 from lightning_hooks.statistics.feature_stats import feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.reduction import Stretch, Stretches, largest
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
+from lightning_hooks.statistics.rows import Clock, Column, ValueTable
+from lightning_hooks.statistics.tables import Tables
 
 PARTS = ("training", "validation")
 
@@ -25,7 +26,19 @@ LEAST = 4
 """A batch with fewer samples is not compared: few may be alike by chance."""
 
 
-class InputTable:
+class SampleColumn(Columns):
+    """What became of comparing the samples of a batch."""
+
+    COMPARED = MAXIMUM  # 0: not compared, 1: the same, 2: not
+
+
+class SampleTable(RowTable):
+    """One row."""
+
+    columns: ClassVar[type[Columns]] = SampleColumn
+
+
+class InputTable(Tables):
     """A row for the inputs of training, one for those of validation, and what became of comparing the samples of a batch.
 
     The input is the floating-point tensor of the batch with the most elements; in validation, the one at the same place. The
@@ -42,9 +55,9 @@ class InputTable:
     """
 
     def __init__(self, clock: Clock, device: torch.device | str = "cpu") -> None:
-        self._rows = empty_table(len(PARTS), device)
-        self._kernels = kernels_for(self._rows.device.type)
-        self._same = torch.zeros(1, dtype=self._rows.dtype, device=device)  # 0: not compared, 1: the same, 2: not
+        self._samples, self._values = SampleTable(1, device), ValueTable(len(PARTS), device)
+        super().__init__(device, samples=self._samples, values=self._values)
+        self._kernels = kernels_for(self._values.rows.device.type)
         self._clock = clock
         self.place = ""
         self.images = False
@@ -81,13 +94,10 @@ class InputTable:
             if tensor.shape[0] == size:
                 values = unexpanded(plain_values(tensor))
                 rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
-                differ.append((rows != values[:1]).any().to(self._same.device))
+                differ.append((rows != values[:1]).any().to(self._samples.rows.device))
         if differ:
-            self._compared(torch.stack(differ).any())
-
-    def _compared(self, differs: Tensor) -> None:
-        """Note whether the samples of a batch differ."""
-        self._same.copy_(torch.maximum(self._same, 1 + differs.to(self._same.device, self._same.dtype)))
+            known = self._samples.rows
+            known.copy_(torch.maximum(known, 1 + torch.stack(differ).any().to(known.dtype)))
 
     def validate(self, batch: Any) -> None:
         """Take up a validation batch."""
@@ -97,22 +107,8 @@ class InputTable:
 
     def _add(self, line: int, tensor: Tensor) -> Tensor:
         values = plain_values(tensor)
-        self._kernels.record(self._rows, line, values, self._clock)
+        self._kernels.record(self._values.rows, line, values, self._clock)
         return values
-
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        return torch.cat((self._same, self._rows.flatten()))
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        self._same.copy_(packed[:1])
-        self._rows.copy_(packed[1:].view_as(self._rows))
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge; samples are the same if they are in each of them."""
-        return Stretch(1, largest), Stretch(self._rows.numel(), merged_rows)
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Name the numbers of a packed vector on the host.
@@ -122,15 +118,11 @@ class InputTable:
             where in the batch they are; ``images``: whether they look like images; ``same_samples``: whether all samples compared
             were the same to the bit, None if none were.
         """
-        rows = packed[1:].view(-1, N_COLUMNS).tolist()
-        same = packed[0].item()
+        parts = self.split(packed)
+        ((same,),) = self._samples.lines(parts["samples"])
+        rows = self._values.lines(parts["values"])
         inputs = {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
         return {"inputs": inputs, "input_place": self.place, "images": self.images, "same_samples": same < 2 if same else None}
-
-    def reset(self) -> None:
-        """Start a new epoch."""
-        self._rows.copy_(empty_table(len(PARTS), self._rows.device))
-        self._same.zero_()
 
 
 def tensors_in(batch: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.inputs import tensors_in
-from lightning_hooks.statistics.rows import row_dtype
 
 IGNORED = -100
 """The ``ignore_index`` of PyTorch's losses, and of the models of transformers, where nothing else is set."""
@@ -28,18 +28,26 @@ def label_tensors(batch: Any) -> list[Tensor]:
     return found
 
 
-class LabelTable:
+class LabelColumn(Columns):
+    """What each number holds."""
+
+    BATCHES = SUM
+    IGNORED_BATCHES = SUM  # all of whose targets are
+    TARGETS = SUM
+    IGNORED = SUM
+
+
+class LabelTable(RowTable):
     """Counts targets, and the batches all of whose targets are ignored. No host sync.
 
     Args:
         device: Where the numbers live.
     """
 
-    n_sums = 4
+    columns: ClassVar[type[Columns]] = LabelColumn
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        # Batches, those that are ignored as a whole, targets, ignored targets.
-        self._row = torch.zeros(self.n_sums, dtype=row_dtype(torch.device(device)), device=device)
+        super().__init__(1, device)
 
     def add(self, targets: Iterable[Tensor], ignore_index: int) -> None:
         """Take up the targets of one batch.
@@ -54,21 +62,9 @@ class LabelTable:
             if values.numel()
         ]
         if counts:
-            ignored, all_of_them = torch.stack([count.to(self._row.device) for count in counts]).sum(0)
+            ignored, all_of_them = torch.stack([count.to(self.rows.device) for count in counts]).sum(0)
             row = torch.stack((torch.ones_like(ignored), ignored == all_of_them, all_of_them, ignored))
-            self._row += row.to(self._row.dtype)
-
-    def sums(self) -> Tensor:
-        """What is added up over ranks and windows, shape ``(4,)``."""
-        return self._row
-
-    def unpack(self, sums: Tensor) -> None:
-        """Take up what :meth:`sums` gave."""
-        self._row.copy_(sums)
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self._row.zero_()
+            self.rows[0] += row.to(self.rows.dtype)
 
 
 def _is_integer(tensor: Tensor) -> bool:

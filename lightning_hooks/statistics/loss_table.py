@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.loss import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
-from lightning_hooks.statistics.reduction import Among, Merging, Stretch, paired
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.reduction import Merging, Segment, Segments, TableIndex, paired
 
 PAGE = 64
 """Losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches."""
@@ -132,6 +132,11 @@ class LossTable:
         self._sums[:N_MOMENTS] += moments
         self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
 
+    @property
+    def segments(self) -> Segments:
+        """How packed tables merge, over ranks and over windows."""
+        return (LOSS_SEGMENT,)
+
     def pack(self) -> Tensor:
         """The table, shape ``(n_loss_numbers,)``."""
         self._close_page()
@@ -207,7 +212,7 @@ def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
     return moments, torch.where(finite, signed, unknown).amax(1)
 
 
-def _merged_over_ranks(own: Tensor, _among: Among) -> Merging:
+def _merged_over_ranks(own: Tensor, _among: TableIndex) -> Merging:
     """The tables of all ranks."""
     bounds = yield own[N_SUMS:]
     sums = yield own[:N_SUMS]
@@ -279,5 +284,5 @@ def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]
     return list(zip(places[:count], values[:count], ranks[:count], strict=True))
 
 
-LOSS_STRETCH = Stretch(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
+LOSS_SEGMENT = Segment(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
 """How packed tables merge, over ranks and over windows."""

@@ -31,6 +31,25 @@ def moved(count: Tensor, by: Tensor, sums: Sequence[Tensor]) -> list[Tensor]:
     return moved_sums
 
 
+def pool(count: Tensor, mean: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+    """Pool counts, means and sums of powers of deviations along the first dimension.
+
+    By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances" (1979), and of its extension to higher powers by Pébay (2008), which do not cancel.
+
+    Args:
+        count: How many values each has, ``(k, …)``.
+        mean: Their means.
+        sums: Their sums of squared deviations from it; then of third powers, and so on.
+
+    Returns:
+        The same of all values together, ``(…)``.
+    """
+    total = count.sum(0)
+    pooled = (count * mean).sum(0) / total.clamp(min=1)
+    return total, pooled, *(each.sum(0) for each in moved(count, mean - pooled, sums))
+
+
 def kurtosis_of(count: float, m2: float, m4: float) -> float | None:
     """The kurtosis ``n Σ (x - mean)⁴ / (Σ (x - mean)²)²``: 3 for a normal distribution.
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added, once
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 
 
-class OptimizerColumn(IntEnum):
-    """What each number of an optimizer's row holds; all add, over steps, windows and ranks, and only quotients are read."""
+class OptimizerColumn(Columns):
+    """What each number of an optimizer's row holds, over steps; only quotients are read."""
 
-    UPDATE_SQUARE = 0  # squares of the updates' elements
-    UPDATE_ELEMENTS = 1
-    INSTABILITY = 2  # sum over steps
-    INSTABILITY_STEPS = 3
-    STALE = 4  # second moments below eps squared, of elements with a gradient
-    WITH_GRADIENT = 5  # elements with a gradient, where there are second moments
+    UPDATE_SQUARE = SUM  # squares of the updates' elements
+    UPDATE_ELEMENTS = SUM
+    INSTABILITY = SUM
+    INSTABILITY_STEPS = SUM
+    STALE = SUM  # second moments below eps squared, of elements with a gradient
+    WITH_GRADIENT = SUM  # elements with a gradient, where there are second moments
 
 
 N_OPTIMIZER_COLUMNS = len(OptimizerColumn)
@@ -36,17 +34,16 @@ class OptimizerNumbers(NamedTuple):
     stale_fraction: float | None
 
 
-class OptimizerTable:
+class OptimizerTable(RowTable):
     """A row for each optimizer.
 
     Args:
-        n_optimizers: How many optimizers step.
+        n_rows: How many optimizers step.
         device: Where the rows live.
     """
 
-    def __init__(self, n_optimizers: int, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((n_optimizers, N_OPTIMIZER_COLUMNS), device=device, dtype=row_dtype(device))
+    columns: ClassVar[type[Columns]] = OptimizerColumn
+    alike_on_ranks: ClassVar[bool] = True
 
     def add(
         self, optimizer: int, updates: Tensor, elements: int, moments: Tensor | None = None, valid: Tensor | None = None
@@ -76,36 +73,9 @@ class OptimizerTable:
         counted = torch.isfinite(row).all()
         self.rows[optimizer] += torch.where(counted if valid is None else counted & valid, row, 0)
 
-    def pack(self) -> Tensor:
-        """Everything as one vector."""
-        return self.rows.flatten()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` gave."""
-        self.rows.copy_(packed.view_as(self.rows))
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), once(added, N_OPTIMIZER_COLUMNS), added),)
-
-    @staticmethod
-    def read(packed: Tensor) -> list[OptimizerNumbers]:
+    def read(self, packed: Tensor) -> list[OptimizerNumbers]:
         """Name the numbers of each optimizer, on the host."""
-        return [_numbers(row) for row in packed.view(-1, N_OPTIMIZER_COLUMNS).tolist()]
-
-    def follow(self, kept: Sequence[int | None]) -> None:
-        """Go on with other optimizers.
-
-        Args:
-            kept: Of each optimizer, which one it was before; None for a new one.
-        """
-        new = self.rows.new_zeros(N_OPTIMIZER_COLUMNS)
-        self.rows = torch.stack([new if place is None else self.rows[place] for place in kept] or [new])[: len(kept)]
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
+        return [_numbers(row) for row in self.lines(packed)]
 
 
 def _numbers(row: Sequence[float]) -> OptimizerNumbers:

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Among, Merging, Stretch, counted, latest, together
+from lightning_hooks.statistics.reduction import Merging, TableIndex, counted, latest, together
+from lightning_hooks.statistics.tables import HostNumbers
 
 NEVER = -1.0
 """The position of a site that was not called."""
@@ -61,30 +62,39 @@ class FirstCalls(dict[int, None]):
         self._furthest_place = self._places.get(self._furthest, len(self))
 
 
-def positions(called: Iterable[int], n_sites: int, like: Tensor) -> Tensor:
+def positions(called: Iterable[int], n_sites: int) -> list[float]:
     """Number the sites as they were first called.
 
     Args:
         called: The sites, first called first.
         n_sites: How many sites there are.
-        like: A tensor with the wanted dtype and device.
 
     Returns:
-        For each site its position from 0, or ``NEVER``; shape ``(n_sites,)``.
+        For each site its position from 0, or ``NEVER``.
     """
     numbers = [NEVER] * n_sites
     for position, site in enumerate(called):
         numbers[site] = position
-    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+    return numbers
 
 
-def sites_in_order(numbers: Tensor) -> list[int]:
+def sites_in_order(numbers: Iterable[float]) -> list[int]:
     """The sites that were called, first called first, of what :func:`positions` gave."""
-    known = [(position, site) for site, position in enumerate(numbers.tolist()) if position >= 0]
+    known = [(position, site) for site, position in enumerate(numbers) if position >= 0]
     return [site for _, site in sorted(known)]
 
 
-def merged_positions(own: Tensor, among: Among) -> Merging:
+def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
+    """The positions of a table's sites as numbers that merge; a run keeps them from window to window."""
+
+    def load(numbers: list[float]) -> None:
+        calls.clear()
+        calls.update(dict.fromkeys(sites_in_order(numbers)))
+
+    return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load)
+
+
+def merged_positions(own: Tensor, among: TableIndex) -> Merging:
     """The positions of several ranks together.
 
     The order of the first rank counts. A site that only others called comes right after the one that it came after there; where
@@ -99,7 +109,7 @@ def merged_positions(own: Tensor, among: Among) -> Merging:
     return torch.where(ranks > 0, numbers, NEVER)
 
 
-def _keys_of_others(own: Tensor, among: Among) -> Merging:
+def _keys_of_others(own: Tensor, among: TableIndex) -> Merging:
     """The first rank's positions, and for the sites that only others called the sum of their keys."""
     first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
     total = yield torch.where((own >= 0) & (first < 0), _keys(own, first), 0)
@@ -120,11 +130,6 @@ def _keys(own: Tensor, first: Tensor) -> Tensor:
 def _step(positions: Tensor) -> int:
     """The distance between the keys of two sites of the first rank: room for all others between them."""
     return len(positions) + 1
-
-
-def order_stretch(n_sites: int) -> Stretch:
-    """The positions of a table's sites; a run keeps them from window to window."""
-    return Stretch(n_sites, merged_positions, latest)
 
 
 def in_order(table: Mapping[str, T], order: Iterable[str]) -> dict[str, T]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest, smallest
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, RowTable, row_dtype
 
 MOST_ROWS = 256
 """Rows of a call that are measured, evenly spaced."""
@@ -83,49 +82,45 @@ class OutputStats:
     majority: float
 
 
-class OutputColumn(IntEnum):
-    """What each number of a row holds; all add but maxima and MIN_LOGIT. The counts of ``BUCKETS`` labels follow."""
+class OutputColumn(Columns):
+    """What each number of a row holds. The counts of ``BUCKETS`` labels follow."""
 
-    CALLS = 0
-    ROWS = 1  # measured rows that count
-    ENTROPY = 2  # sum over rows
-    LOG_Z = 3  # sum over rows
-    ZEROS = 4  # logits that are exactly 0
-    PROBABILITIES = 5  # rows
-    LOG_PROBABILITIES = 6  # rows
-    MIXED_SIGNS = 7  # rows
-    CORRECT = 8  # rows
-    LABELS = 9  # labels of all rows
-    IGNORED = 10  # of them ignored
-    IGNORED_CALLS = 11
-    LOST_CALLS = 12
-    SAME = 13  # calls
-    ACROSS = 14  # calls
-    CLASSES = 15  # largest
-    MAX_LOG_Z = 16  # largest absolute value; -inf while ROWS is 0, as MAX_LOGIT
-    MAX_LOGIT = 17
-    MIN_LOGIT = 18  # +inf while ROWS is 0
+    CALLS = SUM
+    ROWS = SUM  # measured rows that count
+    ENTROPY = SUM  # over rows
+    LOG_Z = SUM  # over rows
+    ZEROS = SUM  # logits that are exactly 0
+    PROBABILITIES = SUM  # rows
+    LOG_PROBABILITIES = SUM  # rows
+    MIXED_SIGNS = SUM  # rows
+    CORRECT = SUM  # rows
+    LABELS = SUM  # labels of all rows
+    IGNORED = SUM  # of them ignored
+    IGNORED_CALLS = SUM
+    LOST_CALLS = SUM
+    SAME = SUM  # calls
+    ACROSS = SUM  # calls
+    CLASSES = MAXIMUM
+    MAX_LOG_Z = MAXIMUM_OR_NONE  # absolute value
+    MAX_LOGIT = MAXIMUM_OR_NONE
+    MIN_LOGIT = MINIMUM_OR_NONE
 
 
 N_NUMBERS = len(OutputColumn)
 WIDTH = N_NUMBERS + BUCKETS
-_MAXIMA = (OutputColumn.CLASSES, OutputColumn.MAX_LOG_Z, OutputColumn.MAX_LOGIT)
-_SIZES = [int(OutputColumn.CLASSES), len(_MAXIMA), 1, BUCKETS]  # sums, maxima, the minimum, counts of labels
-_merged = by_columns(((largest, _MAXIMA), (smallest, (OutputColumn.MIN_LOGIT,))), WIDTH)
+_SIZES = [int(OutputColumn.CLASSES), 3, 1, BUCKETS]  # sums, maxima, the minimum, counts of labels
 
 
-class OutputTable:
+class OutputTable(RowTable):
     """A row for each cross entropy.
 
     Args:
-        capacity: How many there can be.
+        n_rows: How many there can be.
         device: Where the rows live.
     """
 
-    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((capacity, WIDTH), dtype=row_dtype(device), device=device)
-        self.reset()
+    columns: ClassVar[type[Columns]] = OutputColumn
+    more: ClassVar[int] = BUCKETS
 
     def add(
         self,
@@ -154,25 +149,6 @@ class OutputTable:
         torch.maximum(maxima, new[1], out=maxima)
         torch.minimum(minimum, new[2], out=minimum)
         labels += new[3]
-
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        return self.rows.flatten()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        self.rows.copy_(packed.view_as(self.rows))
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), _merged),)
-
-    def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
-        self.rows[:, OutputColumn.MAX_LOG_Z : OutputColumn.MIN_LOGIT] = -torch.inf
-        self.rows[:, OutputColumn.MIN_LOGIT] = torch.inf
 
 
 def measure(logits: Tensor, target: Tensor, ignore_index: int, loss: Tensor | None = None, of_logarithms: bool = False) -> Tensor:

@@ -1,22 +1,58 @@
-"""Rows of parameters' gradients: the table, the rows of one optimizer step, and how they merge."""
+"""Rows of parameters' gradients: the columns, and the rows of one optimizer step."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Among, Merging, by_columns, largest, once, smallest
-from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, ParameterColumn, row_dtype
-
-_WEIGHT = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
+from lightning_hooks.statistics.columns import MAXIMUM, MINIMUM_OR_NONE, SUM, Columns, Reduction
+from lightning_hooks.statistics.reduction import Merging, TableIndex
 
 
-def empty_parameter_table(n_parameters: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return a table of ``n_parameters`` identity rows, of shape ``(n_parameters, n_parameter_columns)``."""
-    device = torch.device(device)
-    table = torch.zeros((n_parameters, N_PARAMETER_COLUMNS), device=device, dtype=row_dtype(device))
-    table[:, ParameterColumn.FIRST_NONFINITE] = torch.inf
-    return table
+def _last_weight(own: Tensor, among: TableIndex) -> Merging:
+    """Updates and moves, which add, and the norm and root mean square of the weight: of the last table with an update."""
+    place = torch.where(own[..., :1] > 0, among.number + 1.0, 0.0).to(own.dtype)
+    last = yield place
+    found = yield torch.cat((own[..., :2], torch.where((place == last) & (place > 0), own[..., 2:], 0)), -1)
+    yield own.new_zeros(0)
+    return found
+
+
+def _last_weight_of(rows: Tensor) -> Tensor:
+    """The same of rows stacked along the first dimension."""
+    last = rows[0, ..., 2:]
+    for row in rows[1:]:
+        last = torch.where(row[..., :1] > 0, row[..., 2:], last)
+    return torch.cat((rows[..., :2].sum(0), last), -1)
+
+
+LAST_WEIGHT = Reduction(_last_weight, _last_weight_of)
+
+
+class ParameterColumn(Columns):
+    """What each number of a parameter's row holds."""
+
+    STEPS = SUM  # measured optimizer steps with a finite gradient
+    NORM = SUM  # its L2 norm over them
+    SQUARE = SUM  # its squared norm
+    NORM_MAX = MAXIMUM
+    ZEROS = SUM  # zero elements, over measured steps
+    ELEMENTS = SUM  # elements, over measured steps
+    NONFINITE_STEPS = SUM
+    MISSING_STEPS = SUM  # the gradient was None
+    RATIO = SUM  # |update| / |weight|
+    RATIO_STEPS = SUM
+    FIRST_NONFINITE = MINIMUM_OR_NONE  # global step of the first measured one with a NaN or an infinite value
+    RATIO_MAX = MAXIMUM
+    UPDATES = LAST_WEIGHT  # measured updates, those of a weight of zeros among them
+    MOVED = LAST_WEIGHT  # those of them that changed the weight
+    WEIGHT_NORM = LAST_WEIGHT  # of the weight before the last measured update
+    WEIGHT_RMS = LAST_WEIGHT  # its root mean square; as above
+    LOST = SUM  # elements with a gradient that kept their value, over measured updates
+    WITH_GRADIENT = SUM  # elements that were looked at for that, and had a gradient
+
+
+N_PARAMETER_COLUMNS = len(ParameterColumn)
 
 
 def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: int = 0) -> Tensor:
@@ -43,43 +79,3 @@ def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: 
     rows[:, ParameterColumn.NONFINITE_STEPS] = ~finite
     rows[:, ParameterColumn.FIRST_NONFINITE] = torch.where(finite, torch.inf, global_step)
     return rows
-
-
-def merge_parameter_rows(rows: Tensor) -> Tensor:
-    """Merge parameter rows along the first dimension, the earliest first: ``(k, n, columns)`` to ``(n, columns)``."""
-    merged = rows.sum(0)
-    for column in (ParameterColumn.NORM_MAX, ParameterColumn.RATIO_MAX):
-        merged[..., column] = rows[..., column].amax(0)
-    last = rows[0, ..., _WEIGHT]
-    for row in rows[1:]:
-        last = torch.where(row[..., ParameterColumn.UPDATES, None] > 0, row[..., _WEIGHT], last)
-    merged[..., _WEIGHT] = last
-    merged[..., ParameterColumn.FIRST_NONFINITE] = rows[..., ParameterColumn.FIRST_NONFINITE].amin(0)
-    return merged
-
-
-def _last_weight(own: Tensor, among: Among) -> Merging:
-    """Measured updates, and the norm and root mean square of the weight: of the last table in which there is an update."""
-    place = torch.where(own[..., :1] > 0, among.number + 1.0, 0.0).to(own.dtype)
-    last = yield place
-    found = yield torch.cat((own[..., :1], torch.where((place == last) & (place > 0), own[..., 1:], 0)), -1)
-    yield own.new_zeros(0)
-    return found
-
-
-parameter_rows_of_windows = by_columns(
-    (
-        (largest, (ParameterColumn.NORM_MAX, ParameterColumn.RATIO_MAX)),
-        (smallest, (ParameterColumn.FIRST_NONFINITE,)),
-        (_last_weight, (ParameterColumn.UPDATES, ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS)),
-    ),
-    N_PARAMETER_COLUMNS,
-)
-"""How rows of other optimizer steps merge, as :func:`merge_parameter_rows` does."""
-
-parameter_rows_of_ranks = once(parameter_rows_of_windows, N_PARAMETER_COLUMNS)
-"""How what ranks measured of the same optimizer steps merges.
-
-Gradients at the optimizer step are most often the same on every rank, and so are the rows: then they count once. Where they are not
-(local SGD, ``no_sync``, parameters that DDP ignores) each rank's steps count.
-"""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added
+from lightning_hooks.statistics.reduction import added
+from lightning_hooks.statistics.tables import HostNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class PrecisionStats:
     layers: int
 
 
-class PrecisionTable:
+class PrecisionTable(HostNumbers):
     """Counts the calls of layers and those in full precision, on the host: a tensor's type is known without its values.
 
     Args:
@@ -37,31 +39,22 @@ class PrecisionTable:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
-        self._calls = [[0.0, 0.0] for _ in sizes]
+        super().__init__(lambda: [count for line in self._calls for count in line], added, load=self._load_calls)
+        self.reset()
 
     def add(self, line: int, output: Tensor) -> None:
         """Take up the output of a layer."""
         self._calls[line][0] += 1
         self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
 
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        return torch.tensor(self._calls, dtype=torch.float32).flatten()
+    def _load_calls(self, counts: list[float]) -> None:
+        self._calls = [counts[place : place + 2] for place in range(0, len(counts), 2)]
 
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        self._calls = packed.view(-1, 2).tolist()
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(2 * len(self.sizes), added),)
-
+    @override
     def reset(self) -> None:
-        """Start a new window."""
         self._calls = [[0.0, 0.0] for _ in self.sizes]
 
-    def read(self, packed: Tensor, names: Sequence[str], asked: str) -> PrecisionStats | None:
+    def stats(self, packed: Tensor, names: Sequence[str], asked: str) -> PrecisionStats | None:
         """Name the numbers of a packed vector on the host; None where no layer was called.
 
         Args:

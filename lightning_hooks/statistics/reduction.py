@@ -30,19 +30,19 @@ Merging = Generator[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class TableIndex:
     """Which table this is: that of the first rank, or of the first window, has number 0."""
 
     number: int
     count: int
 
 
-Merge = Callable[[Tensor, Among], Merging]
+Merge = Callable[[Tensor, TableIndex], Merging]
 """Merges one table's numbers with those of the others; they have the same shape in each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Consecutive numbers of a packed table that merge alike.
 
     Attributes:
@@ -57,16 +57,16 @@ class Stretch:
 
 
 REST = -1
-"""The length of one stretch of a table: what the others leave."""
+"""The length of one segment of a table: what the others leave."""
 
-Stretches = tuple[Stretch, ...]
-"""The stretches of a packed table, in order."""
+Segments = tuple[Segment, ...]
+"""The segments of a packed table, in order."""
 
 
 # How numbers merge.
 
 
-def largest(own: Tensor, _among: Among) -> Merging:
+def largest(own: Tensor, _among: TableIndex) -> Merging:
     """The largest of each number."""
     found = yield own
     yield _nothing(own)
@@ -74,7 +74,7 @@ def largest(own: Tensor, _among: Among) -> Merging:
     return found
 
 
-def smallest(own: Tensor, _among: Among) -> Merging:
+def smallest(own: Tensor, _among: TableIndex) -> Merging:
     """The smallest of each number."""
     found = yield -own
     yield _nothing(own)
@@ -82,7 +82,7 @@ def smallest(own: Tensor, _among: Among) -> Merging:
     return -found
 
 
-def added(own: Tensor, _among: Among) -> Merging:
+def added(own: Tensor, _among: TableIndex) -> Merging:
     """The sum of each number."""
     yield _nothing(own)
     found = yield own
@@ -90,7 +90,7 @@ def added(own: Tensor, _among: Among) -> Merging:
     return found
 
 
-def latest(own: Tensor, among: Among) -> Merging:
+def latest(own: Tensor, among: TableIndex) -> Merging:
     """The numbers of the last table."""
     yield _nothing(own)
     found = yield own if among.number == among.count - 1 else torch.zeros_like(own)
@@ -98,7 +98,7 @@ def latest(own: Tensor, among: Among) -> Merging:
     return found
 
 
-def pooled(own: Tensor, _among: Among) -> Merging:
+def pooled(own: Tensor, _among: TableIndex) -> Merging:
     """Counts, means and sums of powers of deviations from them (squares, third powers, …), of all values together.
 
     ``(…, 3)`` up to squares. By the k-way form of the pairwise update of Chan, Golub and LeVeque, "Updating formulae and a pairwise
@@ -113,7 +113,7 @@ def pooled(own: Tensor, _among: Among) -> Merging:
     return torch.stack((total, common, *powers), -1)
 
 
-def counted(own: Tensor, among: Among) -> Merging:
+def counted(own: Tensor, among: TableIndex) -> Merging:
     """In how many tables each number is not 0; several of these counts are added in one float, exactly."""
     bits, n = among.count.bit_length(), own.shape[-1]
     each = (52 if own.dtype == torch.float64 else 23) // bits
@@ -126,7 +126,7 @@ def counted(own: Tensor, among: Among) -> Merging:
     return found.flatten(-2)[..., :n].to(own.dtype)
 
 
-def flagged(own: Tensor, among: Among) -> Merging:
+def flagged(own: Tensor, among: TableIndex) -> Merging:
     """1 where a number is not 0 in any table, 0 elsewhere."""
     counts = yield from counted(own, among)
     return (counts > 0).to(own.dtype)
@@ -141,7 +141,7 @@ def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None
     """
     taken = {column for _, some in columns for column in some}
 
-    def merging(own: Tensor, among: Among) -> Merging:
+    def merging(own: Tensor, among: TableIndex) -> Merging:
         rows = own if width is None else _rows(own, width)
         others = [column for column in range(rows.shape[-1]) if column not in taken]
         parts = [*columns, (added, others)]
@@ -162,7 +162,7 @@ def once(merge: Merge, width: int) -> Merge:
         width: The number of columns of a row; rows lie one behind the other along the last dimension.
     """
 
-    def merging(own: Tensor, among: Among) -> Merging:
+    def merging(own: Tensor, among: TableIndex) -> Merging:
         rows = _rows(own, width)
         marks, others = _marks(rows), merge(own, among)
         sent = next(others)
@@ -197,7 +197,7 @@ def _marks(rows: Tensor) -> Tensor:
 def paired(merge: Callable[[Tensor, Tensor], Tensor]) -> Merge:
     """Two windows' numbers, by a function of the earlier ones and the later ones."""
 
-    def merging(own: Tensor, among: Among) -> Merging:
+    def merging(own: Tensor, among: TableIndex) -> Merging:
         both = own.new_zeros((among.count, *own.shape))
         both[among.number] = own
         yield _nothing(own)
@@ -248,25 +248,29 @@ def _rows(numbers: Tensor, width: int) -> Tensor:
 # Tables.
 
 
-def _merging(stretches: Stretches, packed: Tensor, among: Among, windows: bool = False) -> Merging:
-    lengths = [stretch.length for stretch in stretches]
+def _merging(segments: Segments, packed: Tensor, among: TableIndex, windows: bool = False) -> Merging:
+    lengths = [segment.length for segment in segments]
     if REST in lengths:
         lengths[lengths.index(REST)] += packed.shape[-1] - sum(lengths)
-    ways = [stretch.over_windows if windows and stretch.over_windows else stretch.over_ranks for stretch in stretches]
+    ways = [segment.over_windows if windows and segment.over_windows else segment.over_ranks for segment in segments]
     parts = zip(ways, torch.split(packed, lengths, -1), strict=True)
     merged = yield from together([merge(part, among) for merge, part in parts])
     return torch.cat(merged, -1)
 
 
-def merge_ranks(stretches: Stretches, tables: Sequence[Tensor]) -> Tensor:
+def merge_tables(merge: Merge, tables: Sequence[Tensor] | Tensor) -> Tensor:
+    """Merge the numbers of several tables, in order, in this process."""
+    return _in_process([merge(table, TableIndex(number, len(tables))) for number, table in enumerate(tables)])
+
+
+def merge_ranks(segments: Segments, tables: Sequence[Tensor]) -> Tensor:
     """Merge the packed tables of several ranks, in rank order, in this process."""
-    return _in_process([_merging(stretches, table, Among(number, len(tables))) for number, table in enumerate(tables)])
+    return merge_tables(lambda packed, table: _merging(segments, packed, table), tables)
 
 
-def merge_windows(stretches: Stretches, earlier: Tensor, later: Tensor) -> Tensor:
+def merge_windows(segments: Segments, earlier: Tensor, later: Tensor) -> Tensor:
     """Merge the packed tables of two consecutive windows."""
-    tables = enumerate((earlier, later))
-    return _in_process([_merging(stretches, table, Among(number, 2), windows=True) for number, table in tables])
+    return merge_tables(lambda packed, table: _merging(segments, packed, table, windows=True), (earlier, later))
 
 
 def _in_process(mergings: Sequence[Merging]) -> Tensor:
@@ -282,15 +286,15 @@ def _reduced(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
     return stacked.amax(0) if reduction == "max" else stacked.sum(0)
 
 
-def over_ranks(tables: Sequence[tuple[Stretches, Tensor]], among: Among, all_reduce: AllReduce) -> list[Tensor]:
+def over_ranks(tables: Sequence[tuple[Segments, Tensor]], among: TableIndex, all_reduce: AllReduce) -> list[Tensor]:
     """Merge this rank's packed tables with those of the other ranks: at most three collectives for all of them.
 
     Args:
-        tables: Each with its stretches; the same ones in the same order on every rank.
+        tables: Each with its segments; the same ones in the same order on every rank.
         among: This rank, and how many there are.
         all_reduce: Reduces over all ranks.
     """
-    merging = together([_merging(stretches, packed, among) for stretches, packed in tables])
+    merging = together([_merging(segments, packed, among) for segments, packed in tables])
     sent = next(merging)
     for turn, reduction in enumerate(REDUCTIONS, start=1):
         if sent.numel():
@@ -300,16 +304,16 @@ def over_ranks(tables: Sequence[tuple[Stretches, Tensor]], among: Among, all_red
     return _ended([merging], [sent])[0]
 
 
-def all_ranks() -> Among | None:
+def all_ranks() -> TableIndex | None:
     """This rank among those of the process group; None where this process trains alone."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     world = torch.distributed.get_world_size()
-    return Among(torch.distributed.get_rank(), world) if world > 1 else None
+    return TableIndex(torch.distributed.get_rank(), world) if world > 1 else None
 
 
 @torch.no_grad()
-def merged_over_ranks(*tables: tuple[Stretches, Tensor]) -> list[Tensor]:
+def merged_over_ranks(*tables: tuple[Segments, Tensor]) -> list[Tensor]:
     """The packed tables of all ranks together; as they are where this process trains alone."""
     among = all_ranks()
     return [packed for _, packed in tables] if among is None else over_ranks(tables, among, all_reduce)

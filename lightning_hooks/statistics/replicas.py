@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import spacing
-from lightning_hooks.statistics.reduction import Stretch, largest, paired
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.reduction import Segment, Segments, largest, paired
 
 TOLERANCE = 1e-5
 """Relative difference up to which ranks agree: some hundred times the rounding of float32."""
@@ -92,10 +92,13 @@ class ReplicaTable:
         both = torch.cat((numbers, -numbers))
         return torch.where(torch.isfinite(both), both, -math.inf)  # NaN and infinite values are not for this comparison
 
+    def unpack(self, packed: Tensor) -> None:
+        """A resumed window compares from where it goes on."""
+
     @property
-    def stretch(self) -> Stretch:
-        """How packed vectors merge."""
-        return Stretch(packed_length(len(self._gradients)), largest, paired(_larger_difference))
+    def segments(self) -> Segments:
+        """How packed vectors merge: each number, and its negative."""
+        return (Segment(2 * (2 * len(self._gradients) + 1), largest, paired(_larger_difference)),)
 
     def grow(self, n_parameters: int) -> None:
         """Make room for parameters that came later."""
@@ -107,11 +110,6 @@ class ReplicaTable:
         self._gradients.fill_(-math.inf)
         self._weights = self._compared = None
         self._steps = 0
-
-
-def packed_length(n_parameters: int) -> int:
-    """How many numbers :meth:`ReplicaTable.pack` gives."""
-    return 2 * (2 * n_parameters + 1)
 
 
 def rank_difference(packed: Tensor, names: Sequence[str]) -> RankDifference | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
 from lightning_hooks.statistics.inputs import tensors_in
-from lightning_hooks.statistics.reduction import Stretch, Stretches, by_columns, largest
-from lightning_hooks.statistics.rows import fixed, row_dtype
+from lightning_hooks.statistics.rows import fixed
 
 MOST_SAMPLES = 8
 """Samples of a batch that are compared, evenly spaced."""
@@ -50,29 +50,27 @@ class RepresentationStats:
     largest_ratio: float
 
 
-class RepresentationColumn(IntEnum):
-    """What each number of a row holds; all add but LARGEST."""
+class RepresentationColumn(Columns):
+    """What each number of a row holds."""
 
-    CALLS = 0
-    BETWEEN = 1  # sum over calls of the mean over elements of the variance over samples
-    WITHIN = 2  # sum over calls of the mean over samples of the variance over elements; above 0 where CALLS is
-    LARGEST = 3  # the largest BETWEEN / WITHIN of a call
-
-
-WIDTH = len(RepresentationColumn)
+    CALLS = SUM
+    BETWEEN = SUM  # over calls, of the mean over elements of the variance over samples
+    WITHIN = SUM  # over calls, of the mean over samples of the variance over elements; above 0 where CALLS is
+    LARGEST = MAXIMUM  # BETWEEN / WITHIN of a call
 
 
-class RepresentationTable:
+class RepresentationTable(RowTable):
     """A row for each site. What is taken up is a small copy; its variances are computed for all sites at once.
 
     Args:
-        n_sites: How many sites.
+        n_rows: How many sites.
         device: Where the rows live.
     """
 
-    def __init__(self, n_sites: int, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
-        self.rows = torch.zeros((n_sites, WIDTH), dtype=row_dtype(device), device=device)
+    columns: ClassVar[type[Columns]] = RepresentationColumn
+
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
         self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
         self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
 
@@ -103,22 +101,9 @@ class RepresentationTable:
             self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
         self._waiting.clear()
 
-    def pack(self) -> Tensor:
-        """Return everything as one vector."""
-        return self.rows.flatten()
-
-    def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
-        self.rows.copy_(packed.view_as(self.rows))
-
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed vectors of ranks and of windows merge."""
-        return (Stretch(self.rows.numel(), by_columns(((largest, (RepresentationColumn.LARGEST,)),), WIDTH)),)
-
+    @override
     def reset(self) -> None:
-        """Start a new window."""
-        self.rows.zero_()
+        super().reset()
         self._waiting.clear()
 
 

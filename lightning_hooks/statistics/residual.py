@@ -5,37 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
+from lightning_hooks.statistics.columns import MINIMUM_OR_NONE, SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.reduction import Among, Merging, Stretch, Stretches, by_columns, smallest
-from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, merged_rows
+from lightning_hooks.statistics.reduction import Merging, TableIndex
+from lightning_hooks.statistics.rows import Clock, Column, ValueTable
+from lightning_hooks.statistics.tables import Tables
 
 
-class StreamColumn(IntEnum):
-    """What each number of a block's line holds; all add but those of the largest channel and LIMIT. Of finite calls only."""
-
-    CALLS = 0
-    WRITES = 1  # values of the calls whose input is known
-    CHANNEL = 2  # sum over calls of the largest mean square of a channel
-    MEDIAN = 3  # sum over calls of the median one
-    OUT = 4  # sum of squares of the outputs whose input is known
-    IN = 5  # sum of squares of these inputs
-    WRITTEN = 6  # sum of squares of output minus input
-    LARGEST = 7  # the largest mean square of a channel in any call
-    LARGEST_CHANNEL = 8  # the channel that has it, plus 1
-    LIMIT = 9  # the largest number that the output's type holds; +inf while there is no call
+def _of_the_largest(own: Tensor, _table: TableIndex) -> Merging:
+    """Numbers and what belongs to each, ``(…, 2)``: those of the table with the largest number."""
+    number, of_it = own.unbind(-1)
+    found = yield number
+    has = number == found
+    counted = yield torch.stack((torch.where(has, of_it, 0), has.to(own.dtype)))
+    yield own.new_empty(0)
+    return torch.stack((found, counted[0] / counted[1]), -1)  # where several have it they are the same in practice
 
 
-N_STREAM_COLUMNS = len(StreamColumn)
+WITH_THE_LARGEST = Reduction(_of_the_largest)
+
+
+class StreamColumn(Columns):
+    """What each number of a block's line holds. Of finite calls only."""
+
+    CALLS = SUM
+    WRITES = SUM  # values of the calls whose input is known
+    CHANNEL = SUM  # over calls, of the largest mean square of a channel
+    MEDIAN = SUM  # over calls, of the median one
+    OUT = SUM  # of squares of the outputs whose input is known
+    IN = SUM  # of squares of these inputs
+    WRITTEN = SUM  # of squares of output minus input
+    LARGEST = WITH_THE_LARGEST  # the largest mean square of a channel in any call
+    LARGEST_CHANNEL = WITH_THE_LARGEST  # the channel that has it, plus 1
+    LIMIT = MINIMUM_OR_NONE  # the largest number that the output's type holds
+
+
+class StreamTable(RowTable):
+    """A line for each block."""
+
+    columns: ClassVar[type[Columns]] = StreamColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +98,7 @@ class ResidualStats:
         return self.channel_rms / self.median_channel_rms if self.median_channel_rms > 0 else math.nan
 
 
-class ResidualTable:
+class ResidualTable(Tables):
     """Lines of the blocks of a model, on the device.
 
     A call counts if the block's output has the shape of its input; the input is its first floating-point argument. Channels lie
@@ -98,17 +116,13 @@ class ResidualTable:
     def __init__(self, blocks: Sequence[tuple[str, nn.Module]], device: torch.device | str, clock: Clock) -> None:
         self.names = [name for name, _ in blocks]
         self._convolutions = [_convolution_dims(module) for _, module in blocks]
-        self._rows = empty_table(len(blocks), device)
+        self._values, self._blocks = ValueTable(len(blocks), device), StreamTable(len(blocks), device)
+        super().__init__(device, values=self._values, blocks=self._blocks)
+        self._rows, self._lines = self._values.rows, self._blocks.rows
         self._kernels = kernels_for(self._rows.device.type)
         self._clock = clock
-        self._lines = self._empty()
         self._limits = [math.inf] * len(blocks)  # known to the host: of the outputs' types
         self.on_host = self._rows.is_cpu
-
-    def _empty(self) -> Tensor:
-        lines = torch.zeros((len(self.names), N_STREAM_COLUMNS), dtype=self._rows.dtype, device=self._rows.device)
-        lines[:, StreamColumn.LIMIT] = torch.inf
-        return lines
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
         """Take up one call of a block. No host sync; no tensor is kept."""
@@ -159,41 +173,22 @@ class ResidualTable:
     def _channel_dim(self, index: int, values: Tensor) -> int:
         return 1 if values.dim() - 2 in self._convolutions[index] else values.dim() - 1
 
+    @override
     def pack(self) -> Tensor:
-        """Return everything as one vector."""
         limits = torch.tensor(self._limits, dtype=self._lines.dtype).to(self._lines.device, non_blocking=True)
         self._lines[:, StreamColumn.LIMIT] = torch.minimum(self._lines[:, StreamColumn.LIMIT], limits)
-        return torch.cat((self._rows.flatten(), self._lines.flatten()))
+        return super().pack()
 
-    def unpack(self, packed: Tensor) -> None:
-        """Load what :meth:`pack` or a merge returned."""
-        rows, lines = torch.split(packed, [self._rows.numel(), self._lines.numel()])
-        self._rows.copy_(rows.view_as(self._rows))
-        self._lines.copy_(lines.view_as(self._lines))
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return the field ``residual`` of a report, of a packed table on the host: the blocks that were called, in order."""
+        parts = self.split(packed)
+        lines = zip(self.names, self._values.lines(parts["values"]), self._blocks.lines(parts["blocks"]), strict=True)
+        called = [(name, feature_stats(row), line) for name, row, line in lines if row[Column.CALLS]]
+        return {"residual": {name: _stats(row, line, name.rpartition(".")[0]) for name, row, line in called}}
 
-    @property
-    def stretches(self) -> Stretches:
-        """How the packed tables of ranks and of windows merge."""
-        return Stretch(self._rows.numel(), merged_rows), Stretch(self._lines.numel(), _merged_lines)
-
-    def read(self, packed: Tensor, streams: Sequence[str]) -> dict[str, ResidualStats]:
-        """Name the numbers of a packed table on the host.
-
-        Args:
-            packed: The table.
-            streams: What each block is one of.
-
-        Returns:
-            The statistics of the blocks that were called, in their order.
-        """
-        rows, lines = torch.split(packed, [self._rows.numel(), self._lines.numel()])
-        each = zip(self.names, rows.view(-1, N_COLUMNS).tolist(), lines.view(-1, N_STREAM_COLUMNS).tolist(), streams, strict=True)
-        return {name: _stats(feature_stats(row), line, stream) for name, row, line, stream in each if row[Column.CALLS]}
-
+    @override
     def reset(self) -> None:
-        """Start a new window."""
-        self._rows.copy_(empty_table(len(self.names), self._rows.device))
-        self._lines.copy_(self._empty())
+        super().reset()
         self._limits = [math.inf] * len(self.names)
 
 
@@ -215,21 +210,6 @@ def _stats(row: FeatureStats, line: Sequence[float], stream: str) -> ResidualSta
         stream=stream,
         entered_rms=math.sqrt(entered / line[StreamColumn.WRITES]) if entered > 0 else None,
     )
-
-
-def _of_the_largest(own: Tensor, _among: Among) -> Merging:
-    """Numbers and what belongs to each, ``(…, 2)``: those of the table with the largest number."""
-    number, of_it = own.unbind(-1)
-    found = yield number
-    has = number == found
-    counted = yield torch.stack((torch.where(has, of_it, 0), has.to(own.dtype)))
-    yield own.new_empty(0)
-    return torch.stack((found, counted[0] / counted[1]), -1)  # where several have it they are the same in practice
-
-
-_merged_lines = by_columns(
-    ((_of_the_largest, (StreamColumn.LARGEST, StreamColumn.LARGEST_CHANNEL)), (smallest, (StreamColumn.LIMIT,))), N_STREAM_COLUMNS
-)
 
 
 def _convolution_dims(block: nn.Module) -> tuple[int, ...]:

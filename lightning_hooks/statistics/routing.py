@@ -10,8 +10,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import Stretch, Stretches, added
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Segment, Segments, added
 
 
 class RouterColumn(IntEnum):
@@ -201,9 +201,9 @@ class RoutingTable:
         self._numbers.copy_(packed)
 
     @property
-    def stretches(self) -> Stretches:
+    def segments(self) -> Segments:
         """How packed tables merge: everything adds."""
-        return (Stretch(self._numbers.numel(), added),)
+        return (Segment(self._numbers.numel(), added),)
 
     @property
     def calls(self) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import is_freed
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import UPDATE_SAMPLE, every, spacing
-from lightning_hooks.statistics.rows import row_dtype
 
 SPREAD = 1 << 20
 """Up to so many elements of a table with a dense gradient are all compared; of a larger one a quarter as many."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import spacing
 from lightning_hooks.statistics.host_copies import number
-from lightning_hooks.statistics.rows import row_dtype
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
 

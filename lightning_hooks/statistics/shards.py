@@ -15,8 +15,8 @@ import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import as_real, every, spacing
-from lightning_hooks.statistics.rows import row_dtype
 
 
 def is_distributed(tensor: Tensor) -> bool:

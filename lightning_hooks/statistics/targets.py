@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.call_rows import CallRows
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
 from lightning_hooks.statistics.outputs import FEWEST_COMPARED, same_rows
-from lightning_hooks.statistics.rows import row_dtype
 
 COMPARED = 8
 """Samples of a target that are compared with one another, evenly spaced."""
@@ -72,36 +72,34 @@ class TargetStats:
     same: int = 0
 
 
-class TargetColumn(IntEnum):
-    """What each number of a row holds, as :class:`TargetStats` has them; the first that add, then the largest."""
+class TargetColumn(Columns):
+    """What each number of a row holds, as :class:`TargetStats` has them."""
 
-    CALLS = 0
-    PAIRED = 1
-    COMPARED = 2
-    CONSTANT = 3
-    OUTSIDE = 4
-    SAME = 5
-    BOUNDED = 6
-    INPUTS = 7
-    TARGETS = 8
-    PAIRS = 9
-    BOUND = 10  # the place of what bounds the output in BOUNDS, from 1
-
-
-WIDTH = len(TargetColumn)
-_MAXIMA = range(TargetColumn.INPUTS, WIDTH)
+    CALLS = SUM
+    PAIRED = SUM
+    COMPARED = SUM
+    CONSTANT = SUM
+    OUTSIDE = SUM
+    SAME = SUM
+    BOUNDED = SUM
+    INPUTS = MAXIMUM
+    TARGETS = MAXIMUM
+    PAIRS = MAXIMUM
+    BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
 
 
 class TargetTable(CallRows):
     """A row for each loss between numbers.
 
     Args:
-        capacity: How many there can be.
+        n_rows: How many there can be.
         device: Where the rows live.
     """
 
-    def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(capacity, WIDTH, _MAXIMA, device)
+    columns: ClassVar[type[Columns]] = TargetColumn
+
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.statistics.channels import channel_moments, mean_and_std, merge_moments
-from lightning_hooks.statistics.rows import row_dtype
+from lightning_hooks.statistics.columns import row_dtype
 
 
 class Normalization:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.batch_hash import BITS, SAMPLE, SLOTS, BatchHashes, batch_hash, merge_windows, same_on_all
+from lightning_hooks.statistics.batch_hash import BITS, N_PAIRS, SAMPLE, SLOTS, BatchHashes, batch_hash, merge_windows, same_on_all
 from lightning_hooks.statistics.inputs import InputTable
 from lightning_hooks.statistics.labels import LabelTable, label_tensors
 from lightning_hooks.statistics.rows import Clock
@@ -68,14 +68,14 @@ def filled(*batches: Tensor | str, every: int = 1) -> BatchHashes:
 
 def test_pairs_are_counted() -> None:
     a, b, c = torch.randn(3, 8, 8).unbind()
-    assert filled(a, a, b, b, b, c).sums().tolist() == [5, 3]
-    assert filled(a, a, b, b, b, c, every=2).sums().tolist() == [3, 2]  # a, a; b, b; b, c
-    assert filled(a, a, b, b, b, c, every=3).sums().tolist() == [2, 2]  # a, a; b, b
-    assert filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8)).sums().tolist() == [0, 0]
+    assert filled(a, a, b, b, b, c).pack()[:N_PAIRS].tolist() == [5, 3]
+    assert filled(a, a, b, b, b, c, every=2).pack()[:N_PAIRS].tolist() == [3, 2]  # a, a; b, b; b, c
+    assert filled(a, a, b, b, b, c, every=3).pack()[:N_PAIRS].tolist() == [2, 2]  # a, a; b, b
+    assert filled(a, "a text", a, torch.zeros(8, 8), torch.zeros(8, 8)).pack()[:N_PAIRS].tolist() == [0, 0]
     table = filled(a, a)
     table.reset()
     table.add(a, True)
-    assert table.sums().tolist() == [0, 0]  # the last batch of an epoch is not compared with the next one's first
+    assert table.pack()[:N_PAIRS].tolist() == [0, 0]  # the last batch of an epoch is not compared with the next one's first
 
 
 def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
@@ -86,7 +86,7 @@ def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
         table = BatchHashes()
         for place, (image, noise) in enumerate(zip(images, drawn, strict=True)):
             table.add((image, noise), place % every == 0)
-        return table.sums().tolist()
+        return table.pack()[:N_PAIRS].tolist()
 
     assert sums(*[noise[place // 2] for place in range(6)]) == [5, 2]  # the first pair could be of a tensor that is always the same
     assert sums(*[noise[place // 2] for place in range(6)], every=2) == [3, 2]
@@ -98,7 +98,7 @@ def test_a_tensor_that_repeats_beside_others_that_do_not() -> None:
 
 
 def ranks(*tables: BatchHashes) -> Tensor:
-    return torch.stack([table.maxima() for table in tables]).amax(0)
+    return torch.stack([table.pack() for table in tables]).amax(0)
 
 
 def test_ranks_are_compared_batch_by_batch() -> None:
@@ -108,23 +108,23 @@ def test_ranks_are_compared_batch_by_batch() -> None:
     assert same_on_all(ranks(same, same, other)) == (4, 2, 2)
     assert same_on_all(ranks(same, shorter)) == (4, 3, 3)
     assert same_on_all(ranks(filled(*batches[:1] * 4), filled(*batches[:1] * 4))) == (4, 4, 1)
-    assert same_on_all(BatchHashes().maxima()) == (0, 0, 0)
+    assert same_on_all(BatchHashes().pack()) == (0, 0, 0)
 
 
 def test_windows_keep_the_last_hashes() -> None:
     batches = torch.randn(SLOTS + 8, 8, 8).unbind()
     hashes = [number(batch) for batch in batches]
-    merged = merge_windows(filled(*batches[:10]).maxima(), filled(*batches[10:]).maxima())
+    merged = merge_windows(filled(*batches[:10]).pack()[N_PAIRS:], filled(*batches[10:]).pack()[N_PAIRS:])
     assert merged.view(2, SLOTS)[0].tolist() == hashes[-SLOTS:]
     assert merged.view(2, SLOTS)[1].tolist() == [-one for one in hashes[-SLOTS:]]
-    few = merge_windows(filled(*batches[:2]).maxima(), filled(batches[2]).maxima())
+    few = merge_windows(filled(*batches[:2]).pack()[N_PAIRS:], filled(batches[2]).pack()[N_PAIRS:])
     assert few.view(2, SLOTS)[0].tolist() == [*hashes[:3], *[0.0] * (SLOTS - 3)]
     table = BatchHashes()
-    table.unpack(torch.tensor([3.0, 1.0]), few)
+    table.unpack(torch.cat((torch.tensor([3.0, 1.0]), few)))
     table.add(batches[3], True)
-    assert table.maxima().view(2, SLOTS)[0].tolist()[:5] == [*hashes[:4], 0.0]
-    assert table.sums().tolist() == [3, 1]
-    overflowing = filled(*batches[: SLOTS + 2]).maxima().view(2, SLOTS)[0].tolist()
+    assert table.pack()[N_PAIRS:].view(2, SLOTS)[0].tolist()[:5] == [*hashes[:4], 0.0]
+    assert table.pack()[:N_PAIRS].tolist() == [3, 1]
+    overflowing = filled(*batches[: SLOTS + 2]).pack()[N_PAIRS:].view(2, SLOTS)[0].tolist()
     assert sorted(overflowing) == sorted(hashes[2 : SLOTS + 2])
 
 
@@ -141,13 +141,13 @@ def test_ignored_labels_are_counted() -> None:
     table.add([torch.tensor([-100, -100])], -100)
     table.add([torch.rand(3)], -100)  # probabilities of classes
     table.add([torch.zeros(0, dtype=torch.int64)], -100)
-    assert table.sums().tolist() == [2, 1, 6, 4]
+    assert table.pack().tolist() == [2, 1, 6, 4]
     other = LabelTable()
-    other.unpack(table.sums())
+    other.unpack(table.pack())
     other.add([torch.tensor([0, 255], dtype=torch.uint8)], 255)
-    assert other.sums().tolist() == [3, 1, 8, 5]
+    assert other.pack().tolist() == [3, 1, 8, 5]
     other.reset()
-    assert other.sums().tolist() == [0, 0, 0, 0]
+    assert other.pack().tolist() == [0, 0, 0, 0]
 
 
 def test_a_view_is_hashed_as_its_copy_is_without_one() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_hooks.statistics.order import FirstCalls, in_order, order_stretch, parameters_in_order, positions, sites_in_order
-from lightning_hooks.statistics.reduction import merge_ranks
+from lightning_hooks.statistics.order import FirstCalls, in_order, merged_positions, parameters_in_order, positions, sites_in_order
+from lightning_hooks.statistics.reduction import Segment, latest, merge_ranks
 
 
 def merged(*ranks: list[int], n: int = 6) -> list[int]:
-    like = torch.zeros(0, dtype=torch.float64)
-    return sites_in_order(merge_ranks((order_stretch(n),), [positions(called, n, like) for called in ranks]))
+    order = Segment(n, merged_positions, latest)
+    return sites_in_order(merge_ranks((order,), [torch.tensor(positions(called, n)) for called in ranks]).tolist())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lightning_hooks.statistics import Column, empty_table, merge, scaled, summarize
-from lightning_hooks.statistics.rows import N_COLUMNS, row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.rows import N_COLUMNS
 
 # Squares of the tiniest values vanish, here and in the reference, each in its own way: test_summarize has those.
 ordinary = st.floats(-1e6, 1e6).map(lambda value: 0.0 if abs(value) < 1e-9 else value)

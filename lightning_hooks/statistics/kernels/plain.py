@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real, plain_values
-from lightning_hooks.statistics.parameter_rows import merge_parameter_rows, parameter_rows
-from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, empty_table, merge, row_dtype
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter_rows
+from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge
 
 
 class Bounds(NamedTuple):
@@ -212,7 +213,7 @@ class Kernels:
             valid: 0-d boolean: False if the optimizer itself skipped the step after all.
         """
         known = rows[indices]
-        merged = merge_parameter_rows(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
+        merged = ParameterColumn.merged(torch.stack((known, parameter_rows(norms, zeros, sizes, global_step))))
         rows[indices] = merged if valid is None else torch.where(valid, merged, known)
         whole = torch.linalg.vector_norm(norms)
         finite = torch.isfinite(whole)

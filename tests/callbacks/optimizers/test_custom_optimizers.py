@@ -174,7 +174,8 @@ def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> N
         trainer(again, max_epochs=2).fit(ByHandOrNot(0), loader(), ckpt_path=tmp_path / "now.ckpt")
         assert again[2].report.optimizers == {}
     collector = ours[2].member.collector
-    assert merge_ranks(collector.stretches, [collector.pack()] * 2).shape == collector.pack().shape
+    tables = collector.tables
+    assert merge_ranks(tables.segments, [tables.pack()] * 2).shape == tables.pack().shape
 
 
 def grow(model: Any) -> list[nn.Parameter]:
