@@ -1,4 +1,4 @@
-"""Rules over clip reports."""
+"""Clipping: at nearly every step, without effect, or at the wrong place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import ClassVar
 from lightning_hooks.alerts.past import is_scale_free
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Kind
 from lightning_hooks.reports.windows import ClipReport
 
 
@@ -86,28 +87,68 @@ class ClipIneffective(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepsSkipped(Rule):
-    """Optimizer steps that a loss scaler skipped because gradients overflowed.
+class WastedClip(Rule):
+    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place.
 
     Attributes:
-        threshold: Share of steps, in [0, 1]. A few at the start, while the scale settles, are how it works.
-        min_skipped: Fewer skipped steps than this are never an alert.
+        threshold: Steps of the epoch.
     """
 
-    kind: ClassVar[str] = "steps_skipped"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    kind: ClassVar[str] = "clip_ineffective"
 
-    threshold: float = 0.1
-    min_skipped: int = 5
+    threshold: int = 2
 
     def __call__(self, report: ClipReport) -> Iterator[Alert]:
-        """Yield an alert per optimizer that lost a sensible share of its steps."""
-        for site, stats in report.optimizers.items():
-            attempted = stats.steps + stats.skipped_steps
-            share = stats.skipped_steps / attempted if attempted else 0.0
-            if stats.skipped_steps >= self.min_skipped and share > self.threshold:
+        """Yield an alert per optimizer whose gradients are changed in vain."""
+        for site, events in report.events.items():
+            if events.wasted_clips >= self.threshold:
                 yield self.alert(
-                    report, site, share, self.threshold, "warning",
-                    f"{stats.skipped_steps} of {attempted} optimizer steps ({percent(share)}, limit {percent(self.threshold)}) "
-                    "were skipped because gradients overflowed in half precision: the model did not learn from these batches.",
+                    report, site, events.wasted_clips, self.threshold, "warning",
+                    f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
+                    "zero_grad: the change had no effect.",
+                    "Common cause: clip_grad_norm_ is called in training_step, where the gradients are still those of the last "
+                    "step.",
+                    advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
                 )  # fmt: skip
+
+
+__all__ = ["AlwaysClipped", "ClipIneffective", "WastedClip"]
+
+KINDS = (
+    Kind(
+        name="always_clipped",
+        title="Clipping at nearly every step",
+        group="Clipping",
+        meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
+        formula=(
+            "rate = clipped steps / steps\n\n"
+            "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
+            "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * the larger one of the first two epochs,\n"
+            "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not "
+            "Adam)"
+        ),
+        severities="info; warning where it does harm",
+        advice=("Raise the clipping threshold above the usual norm, or lower the learning rate",),
+        rank=1310,
+        measures="share",
+        limit=AlwaysClipped().threshold,
+    ),
+    Kind(
+        name="clip_ineffective",
+        title="Clipping without effect",
+        group="Clipping",
+        meaning=(
+            "A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was already "
+            "taken."
+        ),
+        formula=(
+            "alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
+            "      or gradients change between a step and the next zero_grad, {WastedClip.threshold} times or more in an epoch"
+        ),
+        severities="warning",
+        advice=("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
+        rank=1300,
+    ),
+)
+
+RULES = (AlwaysClipped(), ClipIneffective(), WastedClip())

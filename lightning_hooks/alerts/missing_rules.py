@@ -1,4 +1,4 @@
-"""Rules over parameters that no gradient reaches."""
+"""Parameters that no gradient reaches."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import another_expert_learns
+from lightning_hooks.alerts.links import in_a_row, of_whole, upstream
+from lightning_hooks.alerts.past import another_expert_learns, had_gradient, only_the_first_step
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.kinds import Kind, Severity
 from lightning_hooks.reports.windows import GradientFlowReport
 
 
@@ -100,7 +100,7 @@ class Missing(Rule):
             if site in report.setups and report.setups[site].has_gradient:
                 continue  # at a step that was not sampled: a branch that is taken by chance
             if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
-                last = next((earlier.epoch for earlier in history[::-1] if _had_gradient(earlier, site)), None)
+                last = next((earlier.epoch for earlier in history[::-1] if had_gradient(earlier, site)), None)
                 spare = report.setups[site].spare if site in report.setups and last is None else ""
                 known = f"This seems intended: it is {spare}. " if spare else ""
                 known = f"It last had one in epoch {last}. " if last is not None else known
@@ -114,5 +114,49 @@ class Missing(Rule):
                 )  # fmt: skip
 
 
-def _had_gradient(report: GradientFlowReport, parameter: str) -> bool:
-    return parameter in report.parameters and report.parameters[parameter].steps > 0
+__all__ = ["Missing", "Zero"]
+
+KINDS = (
+    Kind(
+        name="zero",
+        title="Gradients that are exactly zero",
+        group="Backward",
+        meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
+        formula=(
+            "zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
+            "alert if zero_fraction >= {Zero.threshold}\n"
+            "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's "
+            "model,\n"
+            "unless more than {Zero.part} of what trains has none; and where no parameter has a gradient and the loss was 0 in "
+            "as many\n"
+            "batches as were measured, and not in all"
+        ),
+        severities="warning; info for an expert, a bias whose weight learns, and in a library's model",
+        advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
+        rank=1150,
+        measures="share",
+        follows={"labels_ignored": of_whole, "constant": of_whole, "dead": of_whole, "saturated": upstream, "vanishing": upstream},
+        spreads=in_a_row,
+    ),
+    Kind(
+        name="missing",
+        title="Parameters without a gradient",
+        group="Backward",
+        meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
+        formula="alert if .grad is None at every measured step of the epoch",
+        severities=(
+            "warning; info for an unused part of a library's model, unless it holds blocks that were called or is its body, and "
+            "for a copy that follows another module"
+        ),
+        advice=(
+            "Use it in forward",
+            "Remove what breaks the path to the loss",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        rank=600,
+        measures="nothing",
+        spreads=in_a_row,
+    ),
+)
+
+RULES = (Zero(), Missing())
