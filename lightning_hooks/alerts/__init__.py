@@ -8,24 +8,20 @@ from lightning_hooks.alerts import (
     clip_rules,
     constant_rules,
     exploding_rules,
-    initial_weight_rules,
     learning_rules,
     loss_input_rules,
     loss_rules,
-    missing_rules,
     nonfinite_rules,
     optimizer_rules,
-    rank_rules,
     registration_rules,
     representation_rules,
     residual_rules,
     router_rules,
     setup_rules,
-    step_rules,
     still_weight_rules,
     update_rules,
     vanishing_rules,
-    weight_growth_rules,
+    weight_rules,
 )
 from lightning_hooks.alerts.activation_rules import *
 from lightning_hooks.alerts.attention_rules import *
@@ -35,15 +31,12 @@ from lightning_hooks.alerts.clip_rules import *
 from lightning_hooks.alerts.constant_rules import *
 from lightning_hooks.alerts.defaults import ALERT_KINDS, RULES
 from lightning_hooks.alerts.exploding_rules import *
-from lightning_hooks.alerts.initial_weight_rules import *
 from lightning_hooks.alerts.learning_rules import *
 from lightning_hooks.alerts.loss_input_rules import *
 from lightning_hooks.alerts.loss_rules import *
-from lightning_hooks.alerts.missing_rules import *
 from lightning_hooks.alerts.nonfinite_rules import *
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.optimizer_rules import *
-from lightning_hooks.alerts.rank_rules import *
 from lightning_hooks.alerts.registration_rules import *
 from lightning_hooks.alerts.representation_rules import *
 from lightning_hooks.alerts.residual_rules import *
@@ -51,11 +44,10 @@ from lightning_hooks.alerts.router_rules import *
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.alerts.rulebook import Mute, RuleBook
 from lightning_hooks.alerts.setup_rules import *
-from lightning_hooks.alerts.step_rules import *
 from lightning_hooks.alerts.still_weight_rules import *
 from lightning_hooks.alerts.update_rules import *
 from lightning_hooks.alerts.vanishing_rules import *
-from lightning_hooks.alerts.weight_growth_rules import *
+from lightning_hooks.alerts.weight_rules import *
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.reports.alert import Alert, AlertError
 from lightning_hooks.reports.attention import AttentionReport
@@ -115,21 +107,17 @@ __all__ += call_rules.__all__
 __all__ += clip_rules.__all__
 __all__ += constant_rules.__all__
 __all__ += exploding_rules.__all__
-__all__ += initial_weight_rules.__all__
 __all__ += learning_rules.__all__
 __all__ += loss_input_rules.__all__
 __all__ += loss_rules.__all__
-__all__ += missing_rules.__all__
 __all__ += nonfinite_rules.__all__
 __all__ += optimizer_rules.__all__
-__all__ += rank_rules.__all__
 __all__ += registration_rules.__all__
 __all__ += representation_rules.__all__
 __all__ += residual_rules.__all__
 __all__ += router_rules.__all__
 __all__ += setup_rules.__all__
-__all__ += step_rules.__all__
 __all__ += still_weight_rules.__all__
 __all__ += update_rules.__all__
 __all__ += vanishing_rules.__all__
-__all__ += weight_growth_rules.__all__
+__all__ += weight_rules.__all__

@@ -143,72 +143,45 @@ __all__ = ["Dead", "Saturated", "Silent"]
 
 KINDS = (
     Kind(
-        name="dead",
-        title="Dead units",
-        group="Forward",
-        meaning=(
-            "Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
-            "so they cannot recover by themselves."
-        ),
-        formula=(
-            "dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
-            "alert if dead_fraction > {Dead.threshold}\n"
-            "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
-            "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
-            "of fewer than {Dead.min_units} units from {Dead.of_few} on"
-        ),
+        "dead", "Dead units", group="Forward", rank=1120, measures="share", urgency=2, limit=Dead().threshold,
+        meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
+        "so they cannot recover by themselves.",
+        formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
+        "alert if dead_fraction > {Dead.threshold}\n"
+        "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
+        "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
+        "of fewer than {Dead.min_units} units from {Dead.of_few} on",
         severities="warning; critical if all units are dead",
         advice=(
-            "Try a lower learning rate or a warm-up",
-            "Check the layer's bias and initialisation",
+            "Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place",
         ),
-        rank=1120,
-        measures="share",
         follows={"representation_collapse": _of_a_part, "constant": downstream},
         spreads=_from_whole_layers,
-        urgency=2,
-        limit=Dead().threshold,
     ),
     Kind(
-        name="saturated",
-        title="Saturated activations",
-        group="Forward",
-        meaning=(
-            "Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, ELU, "
-            "softplus) are at a bound, where the slope is almost zero. Little gradient passes."
-        ),
-        formula=(
-            "saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
-            "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} "
-            "in the first window"
-        ),
+        "saturated", "Saturated activations", group="Forward", rank=1130, measures="share", limit=Saturated().threshold,
+        meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
+        "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
+        formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
+        "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
+        "first window",
         severities="warning; info for the last module, which is confident on purpose",
         advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
-        rank=1130,
-        measures="share",
         follows={"constant": downstream, "dead": downstream_of_whole},
         spreads=from_first(forward),
-        limit=Saturated().threshold,
     ),
     Kind(
-        name="silent",
-        title="Modules that were not measured",
-        group="Set-up",
-        meaning=(
-            "A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing is "
-            "known about it: it is neither zero nor dead."
-        ),
+        "silent", "Modules that were not measured", group="Set-up", rank=1430, measures="nothing",
+        meaning="A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing "
+        "is known about it: it is neither zero nor dead.",
         formula="alert if calls = 0, or no output holds a floating-point tensor",
         severities="info",
         advice=(
-            "Remove it if it is not used",
-            "Call it as module(x) instead of module.forward(x)",
+            "Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
             "Call torch.compiler.reset() before fit if the model was compiled earlier",
         ),
-        rank=1430,
-        measures="nothing",
     ),
-)
+)  # fmt: skip
 
 RULES = (Dead(), Saturated(), Silent())

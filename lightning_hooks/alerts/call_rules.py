@@ -117,71 +117,48 @@ __all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
 
 KINDS = (
     Kind(
-        name="softmax_dim",
-        title="A softmax along the wrong dimension",
-        group="Forward",
-        meaning=(
-            "A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the queries "
-            "of an attention whose mask is made for the keys."
-        ),
-        formula=(
-            "alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its own\n"
-            "      or a line along the dimension is masked as a whole, and none along the last one\n"
-            "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first "
-            "number is masked\n"
-            "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one"
-        ),
+        "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, measures="share",
+        meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
+        "queries of an attention whose mask is made for the keys.",
+        formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
+        "own\n"
+        "      or a line along the dimension is masked as a whole, and none along the last one\n"
+        "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is "
+        "masked\n"
+        "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
         severities="warning",
         advice=(
             "Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
             "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']",
         ),
-        rank=400,
-        measures="share",
         causes={"nonfinite": downstream},
     ),
     Kind(
-        name="dropout_in_eval",
-        title="Dropout that drops in evaluation",
-        group="Forward",
-        meaning=(
-            "A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
-            "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later."
-        ),
-        formula=(
-            "alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
-            "      in a sampled training batch, or in the first batch of a validation"
-        ),
+        "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", rank=410, measures="share",
+        meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
+        "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
+        formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
+        "      in a sampled training batch, or in the first batch of a validation",
         severities="warning",
         advice=(
             "Pass training=self.training to F.dropout, or use nn.Dropout",
             "Pass dropout_p=self.p if self.training else 0.0 to scaled_dot_product_attention",
             "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
         ),
-        rank=410,
-        measures="share",
     ),
     Kind(
-        name="precision_not_applied",
-        title="Half precision that is not applied",
-        group="Set-up",
-        meaning=(
-            "The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the same. "
-            "Training takes the time and memory of float32."
-        ),
-        formula=(
-            "share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
-            "        / those of all that were called\n\n"
-            "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true"
-        ),
+        "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
+        meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
+        "same. Training takes the time and memory of float32.",
+        formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
+        "        / those of all that were called\n\n"
+        "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true",
         severities="warning",
         advice=(
             "Remove autocast(enabled=False) and .float() around the model",
             "Call the model within training_step, or under trainer.precision_plugin.forward_context()",
         ),
-        rank=420,
-        measures="share",
     ),
-)
+)  # fmt: skip
 
 RULES = (SoftmaxDim(), DropoutInEval(), PrecisionNotApplied())

@@ -196,35 +196,26 @@ __all__ = ["Constant", "ConstantTargets", "SameSamples", "SameTargets", "TinyInp
 
 KINDS = (
     Kind(
-        name="constant",
-        title="Outputs that do not vary",
-        group="Forward",
-        meaning=(
-            "A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
-            "target. The model cannot learn anything about its input."
-        ),
-        formula=(
-            "of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
-            "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
-            "               alert if the input is images, and all of its numbers are from 0 to {TinyInput.largest}\n"
-            "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
-            "               alert if agreement > {ConstantTargets.threshold}, in batches of at least "
-            "{ConstantTargets.min_samples} samples\n"
-            "               alert if what mse_loss, l1_loss, smooth_l1_loss or huber_loss is given is equal to the last bit for "
-            "8 samples of\n"
-            "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and "
-            "the batch's samples differ"
-        ),
-        severities=(
-            "warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it falls, "
-            "for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's "
-            "model that was so from the start"
-        ),
+        "constant", "Outputs that do not vary", group="Forward", rank=1100,
+        meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
+        "target. The model cannot learn anything about its input.",
+        formula="of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
+        "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
+        "               alert if the input is images, and all of its numbers are from 0 to {TinyInput.largest}\n"
+        "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
+        "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} "
+        "samples\n"
+        "               alert if what mse_loss, l1_loss, smooth_l1_loss or huber_loss is given is equal to the last bit for 8 "
+        "samples of\n"
+        "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and the "
+        "batch's samples differ",
+        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it "
+        "falls, for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's "
+        "model that was so from the start",
         advice=("Check the data that reaches it and the layers before it",),
-        rank=1100,
         follows={"dead": downstream_of_whole},
         spreads=from_first(forward),
     ),
-)
+)  # fmt: skip
 
 RULES = (Constant(), SameSamples(), TinyInput(), ConstantTargets(), SameTargets())

@@ -267,53 +267,36 @@ __all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
 
 KINDS = (
     Kind(
-        name="exploding",
-        title="Exploding gradients",
-        group="Backward",
-        meaning=(
-            "The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
-            "weights may end as NaN."
-        ),
-        formula=(
-            "g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the modules\n\n"
-            "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
-            "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
-            "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
-            "      or rms of a parameter's gradient > {Stretching.inside} * g of its module\n"
-            "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
-            "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply "
-            "and\n"
-            "the third is {Stretching.scale_free} times less strict."
-        ),
-        severities=(
-            "critical where it grows over the steps, or along the model while the loss does not fall; warning where the loss "
-            "falls, or the gradient is only large; info where nothing of it reaches a weight"
-        ),
+        "exploding", "Exploding gradients", group="Backward", rank=900, urgency=3, limit=Exploding().absolute,
+        meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
+        "weights may end as NaN.",
+        formula="g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the "
+        "modules\n\n"
+        "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
+        "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
+        "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
+        "      or rms of a parameter's gradient > {Stretching.inside} * g of its module\n"
+        "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
+        "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
+        "the third is {Stretching.scale_free} times less strict.",
+        severities="critical where it grows over the steps, or along the model while the loss does not fall; warning where the "
+        "loss falls, or the gradient is only large; info where nothing of it reaches a weight",
         advice=(
-            "Try a lower learning rate",
-            "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
             "Use a smaller initialisation or normalisation layers",
         ),
-        rank=900,
         follows={"constant": upstream},
         spreads=from_first(backward),
-        urgency=3,
-        limit=Exploding().absolute,
     ),
     Kind(
-        name="spike",
-        title="A gradient much larger than any before",
-        group="Backward",
+        "spike", "A gradient much larger than any before", group="Backward", rank=700,
         meaning="The gradient of one step is far larger than that of all steps before.",
-        formula=(
-            "alert if norm > {Spike.ratio} * the largest norm before\n"
-            "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least "
-            "{Spike.min_steps} steps"
-        ),
+        formula="alert if norm > {Spike.ratio} * the largest norm before\n"
+        "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
+        "steps",
         severities="warning",
         advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
-        rank=700,
     ),
-)
+)  # fmt: skip
 
 RULES = (Exploding(), Stretching(), Diverging(), Spike())

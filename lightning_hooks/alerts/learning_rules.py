@@ -94,43 +94,30 @@ __all__ = ["LossPlateau", "Overfitting"]
 
 KINDS = (
     Kind(
-        name="loss_plateau",
-        title="A loss that stands still",
-        group="Loss",
+        "loss_plateau", "A loss that stands still", group="Loss", rank=1440, measures="share",
         meaning="The loss stays near the value that it began with. The model hardly learns.",
-        formula=(
-            "means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
-            "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
-            "     and the lowest level so far > {LossPlateau.remains} * loss at the start"
-        ),
+        formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
+        "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
+        "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
         severities="info",
         advice=(
             "Try a learning rate ten times larger, and one ten times smaller",
             "Check that labels belong to their inputs, on one batch that the model should learn by heart",
         ),
-        rank=1440,
-        measures="share",
     ),
     Kind(
-        name="overfitting",
-        title="Validation loss that rises",
-        group="Loss",
-        meaning=(
-            "The validation loss rises from validation to validation while the training loss falls. The metric is one that you "
-            "log with `val` and `loss` in its name."
-        ),
-        formula=(
-            "alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in all,\n"
-            "     while the mean training loss before the validations fell"
-        ),
+        "overfitting", "Validation loss that rises", group="Loss", rank=1450, measures="share",
+        meaning="The validation loss rises from validation to validation while the training loss falls. The metric is one that "
+        "you log with `val` and `loss` in its name.",
+        formula="alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in "
+        "all,\n"
+        "     while the mean training loss before the validations fell",
         severities="info",
         advice=(
             "Stop here, with EarlyStopping, and keep the best checkpoint",
             "Use more data, augmentation, dropout or weight decay, or a smaller model",
         ),
-        rank=1450,
-        measures="share",
     ),
-)
+)  # fmt: skip
 
 RULES = (LossPlateau(), Overfitting())

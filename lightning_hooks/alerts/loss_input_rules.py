@@ -204,58 +204,43 @@ __all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "UnreachableTargets"
 
 KINDS = (
     Kind(
-        name="output_range",
-        title="A loss given what it does not expect",
-        group="Loss",
-        meaning=(
-            "`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
-            "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of "
-            "probabilities, or `mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, "
-            "because their shapes differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or "
-            "`binary_cross_entropy` has targets below 0 or above 1, or `kl_div` is given probabilities instead of their "
-            "logarithms."
-        ),
-        formula=(
-            "alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
-            "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
-            "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 "
-            "classes    (a tanh)\n"
-            "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
-            "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
-            "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) "
-            "= 0\n\n"
-            "judged from {OutputRange.min_logits} logits on\n\n"
-            "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
-            "          alert if the shapes of input and target differ, and both are expanded\n"
-            "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, "
-            "softmax, tanh or ReLU before it\n"
-            "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside "
-            "of 0 to 1\n"
-            "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0"
-        ),
+        "output_range", "A loss given what it does not expect", group="Loss", rank=530,
+        meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
+        "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
+        "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
+        "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
+        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms.",
+        formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
+        "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
+        "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
+        "    (a tanh)\n"
+        "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
+        "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
+        "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
+        "judged from {OutputRange.min_logits} logits on\n\n"
+        "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
+        "          alert if the shapes of input and target differ, and both are expanded\n"
+        "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh "
+        "or ReLU before it\n"
+        "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 "
+        "to 1\n"
+        "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0",
         severities="warning; info for logarithms of probabilities",
         advice=(
             "Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",
             "Give nll_loss the log_softmax of the logits, or log(p) of probabilities",
         ),
-        rank=530,
         follows={"double_softmax": always},
     ),
     Kind(
-        name="double_softmax",
-        title="A softmax before a loss that applies one",
-        group="Loss",
-        meaning=(
-            "The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
-            "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0."
-        ),
+        "double_softmax", "A softmax before a loss that applies one", group="Loss", rank=520, measures="nothing",
+        meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
+        "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
         formula="alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
         severities="warning",
         advice=("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
-        rank=520,
-        measures="nothing",
     ),
-)
+)  # fmt: skip
 
 RULES = (OutputRange(), PairedTargets(), UnreachableTargets(), DoubleSoftmax())

@@ -242,88 +242,62 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
 
 KINDS = (
     Kind(
-        name="loss_nonfinite",
-        title="A loss that is NaN or infinite",
-        group="Loss",
-        meaning=(
-            "The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so the "
-            "batch and the step are exact. If a layer's output was not finite before, that is the cause."
-        ),
-        formula=(
-            "alert if the loss of any training batch of the window is NaN or infinite\n"
-            "an info where a loss scaler skips such steps and the loss is finite again at the end of the window"
-        ),
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940,
+        meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
+        "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
+        formula="alert if the loss of any training batch of the window is NaN or infinite\n"
+        "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
         severities="critical; info where a loss scaler skips the step",
         advice=(
             "Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
             "Set every_n_steps=1 to see which layer was first",
         ),
-        rank=940,
         follows={"nonfinite": _before_loss, "labels_ignored": not_later},
         causes={"nonfinite": _from_loss},
     ),
     Kind(
-        name="loss_spike",
-        title="A loss far above that before",
-        group="Loss",
-        meaning=(
-            "The loss leaps far above that of the batches before and stays there for several batches. What the model learned is "
-            "partly lost."
-        ),
-        formula=(
-            "mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a row\n\n"
-            "alert if low > mean + {LossSpiking.sigmas} * std\n"
-            "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
-            "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
-            "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
-            "anything."
-        ),
+        "loss_spike", "A loss far above that before", group="Loss", rank=910,
+        meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
+        "is partly lost.",
+        formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a "
+        "row\n\n"
+        "alert if low > mean + {LossSpiking.sigmas} * std\n"
+        "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
+        "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
+        "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
+        "anything.",
         severities="warning",
         advice=(
-            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0",
-            "Check the data of that batch",
+            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
             "Restart from a checkpoint before it if the loss does not come back",
         ),
-        rank=910,
         follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
         causes={"spike": _earlier},
     ),
     Kind(
-        name="loss_diverging",
-        title="A loss that rises again",
-        group="Loss",
-        meaning=(
-            "The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
-            "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it."
-        ),
-        formula=(
-            "now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
-            "lost = (now - lowest) / (loss at the start - lowest)\n\n"
-            "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to "
-            "batch,\n"
-            "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} "
-            "losses on,\n"
-            "     and that of the last 64 > -1\n"
-            "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all "
-            "groups of an\n"
-            "   optimizer have maximize=True, or it is minus one of these and none has\n"
-            "Not under manual optimisation."
-        ),
+        "loss_diverging", "A loss that rises again", group="Loss", rank=920, measures="share",
+        meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
+        "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
+        formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
+        "lost = (now - lowest) / (loss at the start - lowest)\n\n"
+        "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
+        "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses "
+        "on,\n"
+        "     and that of the last 64 > -1\n"
+        "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all groups of "
+        "an\n"
+        "   optimizer have maximize=True, or it is minus one of these and none has\n"
+        "Not under manual optimisation.",
         severities="warning",
         advice=(
             "Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss",
         ),
-        rank=920,
-        measures="share",
         follows={
-            "update_too_large": not_later,
-            "weights_growing": not_later,
-            "exploding": not_later,
-            "spike": not_later,
+            "update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
             "loss_spike": not_later,
         },
     ),
-)
+)  # fmt: skip
 
 RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized())

@@ -130,24 +130,16 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps"]
 
 KINDS = (
     Kind(
-        name="nonfinite",
-        title="NaN or infinite values",
-        group="Forward",
-        meaning=(
-            "A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
-            "optimizer step with such a gradient ruins the weights."
-        ),
-        formula=(
-            "alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
-            "alert if a measured step of a parameter had a gradient that is not finite\n"
-            "alert if any optimizer step, sampled or not, was taken with such a gradient"
-        ),
+        "nonfinite", "NaN or infinite values", group="Forward", rank=930, urgency=4,
+        meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
+        "optimizer step with such a gradient ruins the weights.",
+        formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
+        "alert if a measured step of a parameter had a gradient that is not finite\n"
+        "alert if any optimizer step, sampled or not, was taken with such a gradient",
         severities="critical",
         advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
-        rank=930,
         spreads=from_first(lambda node: (node.moment, node.number)),
-        urgency=4,
     ),
-)
+)  # fmt: skip
 
 RULES = (NonfiniteFeatures(), NonfiniteGradients(), NonfiniteSteps())

@@ -169,56 +169,37 @@ __all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
 
 KINDS = (
     Kind(
-        name="not_optimized",
-        title="Parameters that no optimizer holds",
-        group="Set-up",
-        meaning=(
-            "A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
-            "no optimizer; or the last layer is frozen as it was initialised, while layers before it train."
-        ),
-        formula=(
-            "alert if requires_grad and in no parameter group of any optimizer\n"
-            "or if there are optimizers, and none holds a parameter of the model\n"
-            "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
-            "±1/sqrt(fan_in)"
-        ),
+        "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, measures="nothing",
+        meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
+        "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
+        formula="alert if requires_grad and in no parameter group of any optimizer\n"
+        "or if there are optimizers, and none holds a parameter of the model\n"
+        "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
+        "±1/sqrt(fan_in)",
         severities="warning; info while the parameter gets no gradient, or without any optimizer",
         advice=(
-            "Give it to an optimizer (optimizer.add_param_group)",
-            "Freeze it with requires_grad_(False) if it is not to learn",
+            "Give it to an optimizer (optimizer.add_param_group)", "Freeze it with requires_grad_(False) if it is not to learn",
         ),
-        rank=540,
-        measures="nothing",
         spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
     ),
     Kind(
-        name="unregistered",
-        title="Modules that the model does not know",
-        group="Set-up",
-        meaning=(
-            "The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` that "
-            "is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
-            "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn."
-        ),
-        formula=(
-            "alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
-            "      and a parameter of it that is not in model.parameters() gets a gradient\n"
-            "or if a tensor that is an attribute, or in such a container, requires a gradient, is no parameter, and gets one\n"
-            "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after "
-            "the step"
-        ),
+        "unregistered", "Modules that the model does not know", group="Set-up", rank=210, measures="nothing",
+        meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
+        "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
+        "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
+        formula="alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
+        "      and a parameter of it that is not in model.parameters() gets a gradient\n"
+        "or if a tensor that is an attribute, or in such a container, requires a gradient, is no parameter, and gets one\n"
+        "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after the "
+        "step",
         severities="warning; info for a tensor that an optimizer holds",
         advice=(
             "Put them in an nn.ModuleList or nn.ModuleDict",
             "Freeze them with requires_grad_(False) if they are hidden on purpose",
         ),
-        rank=210,
-        measures="nothing",
     ),
     Kind(
-        name="shared",
-        title="One layer used in several places",
-        group="Set-up",
+        "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
         formula="alert if one module object is registered under two or more names of one parent",
         severities="warning in a numbered list; info for modules with names of their own",
@@ -226,9 +207,7 @@ KINDS = (
             "Make each its own: [make_layer() for _ in range(n)]",
             "Where weights are shared on purpose, mute this with rules=['-shared']",
         ),
-        rank=510,
-        measures="nothing",
     ),
-)
+)  # fmt: skip
 
 RULES = (NotOptimized(), FrozenHead(), Unregistered(), Shared())

@@ -161,36 +161,28 @@ __all__ = ["RepresentationCollapse", "SameOutputs"]
 
 KINDS = (
     Kind(
-        name="representation_collapse",
-        title="Outputs that are the same for every sample",
-        group="Forward",
-        meaning=(
-            "The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
-            "It differed when training started. Self-supervised and metric learning without negatives end so, and generators "
-            "that have one image for every noise."
-        ),
-        formula=(
-            "y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
-            "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
-            "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two reports in "
-            "a row,\n"
-            "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of "
-            "one report,\n"
-            "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
-            "or if all rows that a cross entropy is given are the same but for roundings, in all of at least "
-            "{SameOutputs.calls} sampled calls;\n"
-            "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ"
-        ),
+        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110,
+        meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
+        "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "
+        "have one image for every noise.",
+        formula="y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
+        "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
+        "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two reports in a "
+        "row,\n"
+        "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one "
+        "report,\n"
+        "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
+        "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} "
+        "sampled calls;\n"
+        "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
         severities="warning; info if a cross entropy is computed",
         advice=(
             "Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
-            "Check that the part reads its input, and lower the weight of a divergence or penalty",
-            "Try a lower learning rate",
+            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate",
         ),
-        rank=1110,
         follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
         spreads=from_first(forward),
     ),
-)
+)  # fmt: skip
 
 RULES = (RepresentationCollapse(), SameOutputs())

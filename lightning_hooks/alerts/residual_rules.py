@@ -170,52 +170,36 @@ __all__ = ["ActivationOutliers", "ResidualDoubling", "ResidualGrowth"]
 
 KINDS = (
     Kind(
-        name="residual_growth",
-        title="A residual stream that grows from block to block",
-        group="Attention, experts, residual streams",
-        meaning=(
-            "The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
-            "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and "
-            "in float16 it may overflow."
-        ),
-        formula=(
-            "growth = rms of a block's output / rms of the first block's output\n\n"
-            "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks\n"
-            "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the "
-            "last one's\n"
-            "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks"
-        ),
-        severities=(
-            "info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
-            "doubles it"
-        ),
+        "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
+        rank=1000,
+        meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
+        "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
+        "float16 it may overflow.",
+        formula="growth = rms of a block's output / rms of the first block's output\n\n"
+        "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks\n"
+        "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last "
+        "one's\n"
+        "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
+        severities="info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
+        "doubles it",
         advice=(
-            "Normalise what each branch reads (pre-norm)",
-            "Start each branch's last layer smaller, by the root of the depth",
+            "Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
             "In float16, train in bfloat16",
         ),
-        rank=1000,
     ),
     Kind(
-        name="activation_outliers",
-        title="A few channels far larger than the others",
-        group="Attention, experts, residual streams",
-        meaning=(
-            "One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
-            "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow."
-        ),
-        formula=(
-            "channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
-            "alert if channel_ratio > {ActivationOutliers.threshold}"
-        ),
+        "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
+        rank=1010,
+        meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
+        "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
+        formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
+        "alert if channel_ratio > {ActivationOutliers.threshold}",
         severities="info; warning where the block's largest value is above a quarter of what its type holds",
         advice=(
-            "Look at the bias and the normalisation weight of that channel",
-            "In float16, train in bfloat16",
+            "Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
             "Before quantising, give such channels a scale of their own",
         ),
-        rank=1010,
     ),
-)
+)  # fmt: skip
 
 RULES = (ActivationOutliers(), ResidualGrowth(), ResidualDoubling())

@@ -262,69 +262,46 @@ __all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
 
 KINDS = (
     Kind(
-        name="eval_mode",
-        title="Training in eval mode",
-        group="Set-up",
-        meaning=(
-            "Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
-            "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its "
-            "weight."
-        ),
-        formula=(
-            "alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are in "
-            "eval mode, at the start\n"
-            "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
-            "{EvalMode.trains} of the elements next to it train and have a gradient\n"
-            "or if a batch norm alone is, with a running mean and variance of 0 and 1"
-        ),
+        "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
+        "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
+        formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
+        "in eval mode, at the start\n"
+        "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
+        "{EvalMode.trains} of the elements next to it train and have a gradient\n"
+        "or if a batch norm alone is, with a running mean and variance of 0 and 1",
         severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
         advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
-        rank=220,
-        measures="nothing",
     ),
     Kind(
-        name="frozen_statistics",
-        title="Batch norm that changes in a frozen part",
-        group="Set-up",
-        meaning=(
-            "A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
-            "data, and validation uses them with the old weights."
-        ),
-        formula=(
-            "d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
-            "    since training started, in the running std of that time\n\n"
-            "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
-            "{FrozenStatistics.threshold}"
-        ),
+        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
+        "data, and validation uses them with the old weights.",
+        formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
+        "    since training started, in the running std of that time\n\n"
+        "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
+        "{FrozenStatistics.threshold}",
         severities="warning; info while the statistics have moved little",
         advice=(
             "Call eval() on the frozen part in on_train_epoch_start",
             "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does",
         ),
-        rank=310,
     ),
     Kind(
-        name="settings",
-        title="An unusual setting of a module or optimizer",
-        group="Set-up",
-        meaning=(
-            "A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
-            "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, "
-            "weight decay on biases and norms."
-        ),
-        formula=(
-            "alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
-            "      or momentum = 0 in a batch norm that has not been trained before\n"
-            "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
-            "      or a norm's eps >= {ModuleSettings.eps}\n"
-            "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
-            "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
-            "     or two optimizers hold one parameter"
-        ),
+        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
+        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
+        "decay on biases and norms.",
+        formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
+        "      or momentum = 0 in a batch norm that has not been trained before\n"
+        "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
+        "      or a norm's eps >= {ModuleSettings.eps}\n"
+        "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
+        "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
+        "     or two optimizers hold one parameter",
         severities="warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
         advice=("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
-        rank=300,
     ),
-)
+)  # fmt: skip
 
 RULES = (EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices())

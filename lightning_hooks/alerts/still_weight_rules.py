@@ -181,48 +181,33 @@ __all__ = ["NeverStepped", "NotUpdated", "UpdatesLost"]
 
 KINDS = (
     Kind(
-        name="not_updated",
-        title="Weights that do not change",
-        group="Updates",
+        "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
         meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
-        formula=(
-            "alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
-            "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
-            "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
-            "or one of several has taken none since training started, and gradients reach what it holds"
-        ),
+        formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
+        "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
+        "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
+        "or one of several has taken none since training started, and gradients reach what it holds",
         severities="warning",
         advice=(
             "Find code that writes weights: an average copied back, a parametrization, a step of your own",
             "Raise its learning rate, or keep the weights in float32",
             "Freeze it with requires_grad_(False) if it is not to learn",
         ),
-        rank=1410,
-        measures="nothing",
         follows={"updates_lost": always, "vanishing": always, "zero": always},
     ),
     Kind(
-        name="updates_lost",
-        title="Updates lost in rounding",
-        group="Updates",
-        meaning=(
-            "A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
-            "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the "
-            "optimizer works."
-        ),
-        formula=(
-            "lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
-            "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps"
-        ),
+        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, measures="share",
+        meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
+        "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
+        "works.",
+        formula="lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
+        "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
         severities="warning",
         advice=(
-            "Keep the weights in float32: precision='bf16-mixed'",
-            "Raise the learning rate",
+            "Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
             "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)",
         ),
-        rank=630,
-        measures="share",
     ),
-)
+)  # fmt: skip
 
 RULES = (NotUpdated(), NeverStepped(), UpdatesLost())

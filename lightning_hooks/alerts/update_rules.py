@@ -234,82 +234,51 @@ __all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
 
 KINDS = (
     Kind(
-        name="update_too_small",
-        title="Updates too small to learn from",
-        group="Updates",
-        meaning=(
-            "The optimizer's steps change none of its weights by a noticeable share of their size, although there is a gradient."
-        ),
-        formula=(
-            "update_ratio = |update| / |weight|, mean over the measured steps;\n"
-            "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
-            "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
-            "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
-            "{UpdateTooSmall.min_planned} or more,\n"
-            "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
-            "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
-            "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's"
-        ),
+        "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
+        meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
+        "gradient.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
+        "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
+        "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
+        "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
+        "{UpdateTooSmall.min_planned} or more,\n"
+        "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
+        "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
+        "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
         severities="warning",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
-        rank=1400,
         follows={
-            "missing": always,
-            "constant": always,
-            "dead": of_whole,
-            "vanishing": always,
-            "zero": always,
-            "always_clipped": always,
-            "updates_lost": always,
-            "not_updated": _nothing_moved,
-            "lr_zero": always,
-            "optimizer_settings": always,
+            "missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always, "always_clipped": always,
+            "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always, "optimizer_settings": always,
             "second_moment_stale": always,
         },
-        limit=UpdateTooSmall().threshold,
     ),
     Kind(
-        name="update_too_large",
-        title="Updates as large as the weights",
-        group="Updates",
-        meaning=(
-            "One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
-            "step. What the model learned is overwritten."
-        ),
-        formula=(
-            "update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
-            "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual};\n"
-            "               of two or more in the first window, if the loss falls in it\n\n"
-            "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
-            "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}"
-        ),
+        "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
+        meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
+        "step. What the model learned is overwritten.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
+        "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual};\n"
+        "               of two or more in the first window, if the loss falls in it\n\n"
+        "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
+        "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
         severities="warning",
         advice=(
-            "Try a lower learning rate, a warm-up, or less weight decay",
-            "Check its parameter group if only this weight is named",
+            "Try a lower learning rate, a warm-up, or less weight decay", "Check its parameter group if only this weight is named",
         ),
-        rank=720,
         spreads=from_first(lambda node: node.number),  # the largest
-        limit=UpdateTooLarge().threshold,
     ),
     Kind(
-        name="update_spike",
-        title="An update much larger than usual",
-        group="Updates",
-        meaning=(
-            "One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
-            "model has learned may be lost in that step."
-        ),
-        formula=(
-            "usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
-            "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
-            "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows"
-        ),
+        "update_spike", "An update much larger than usual", group="Updates", rank=710,
+        meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
+        "model has learned may be lost in that step.",
+        formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
+        "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
+        "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
         severities="warning",
         advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
-        rank=710,
         follows={"spike": always},
     ),
-)
+)  # fmt: skip
 
 RULES = (UpdateTooSmall(), UpdateTooLarge(), UpdateSpike())

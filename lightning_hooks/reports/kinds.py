@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 Severity = Literal["info", "warning", "critical"]
@@ -80,7 +80,7 @@ Spread = Callable[[Sequence[Node], Sequence[float]], None]
 have no such alert, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of alert.
 
@@ -103,6 +103,7 @@ class Kind:
 
     name: str
     title: str
+    _: KW_ONLY
     group: str
     meaning: str
     formula: str
