@@ -1,20 +1,15 @@
-"""One page for each kind of alert, from the table of kinds, the rules, the fault zoo's results and the figures."""
+"""One page for each kind of alert, from its declaration, its rules, the fault zoo's results and the figures."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from docs.kind_texts import CAPTIONS, FORMULAS, MEANINGS, SEVERITIES
-from lightning_hooks import alerts
-from lightning_hooks.alerts import RULES, Rule
-from lightning_hooks.alerts.causes import _LINKS as LINKS  # (cause, consequence); private because users never need it
-from lightning_hooks.reports.kinds import KINDS, page_of
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
+from lightning_hooks.alerts.explain import advice_of, causes_of, consequences_of, documented, formula, rules_of, thresholds_of
+from lightning_hooks.reports.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
@@ -26,57 +21,57 @@ MONITORS = {
     "ClipReport": "GradientClipMonitor",
     "RouterReport": "RouterMonitor",
 }
-GROUPS = {
-    "Set-up": (
-        *("not_optimized", "unregistered", "eval_mode", "frozen_statistics", "shared", "silent", "settings", "optimizer_settings"),
-        "precision_not_applied",
-    ),
-    "Data": ("id_out_of_range", "batch_repeated", "labels_ignored", "validation_shift"),
-    "Loss": ("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting", "double_softmax", "output_range"),
-    "Forward": (
-        *("dead", "saturated", "constant", "nonfinite", "representation_collapse", "poor_init", "softmax_dim", "dropout_in_eval"),
-    ),
-    "Backward": ("vanishing", "exploding", "zero", "missing", "spike"),
-    "Updates": (
-        *("lr_zero", "update_too_small", "not_updated", "update_too_large", "update_spike", "weights_growing", "updates_lost"),
-        *("second_moment_stale", "not_zeroed", "steps_skipped"),
-    ),
-    "Clipping": ("always_clipped", "clip_ineffective"),
-    "Attention, experts, residual streams": (
-        *("attention_logits", "attention_collapse", "attention_uniform", "masked_rows", "router_collapse", "dead_experts"),
-        *("activation_outliers", "residual_growth"),
-    ),
-    "Several processes": ("ranks_same_batch", "ranks_differ"),
+GROUPS = (
+    *("Set-up", "Data", "Loss", "Forward", "Backward", "Updates", "Clipping", "Attention, experts, residual streams"),
+    "Several processes",
+)
+"""The headings of the table, in the order in which a user looks for what went wrong; each kind names its own."""
+CAPTIONS: dict[str, str] = {
+    "dead_units": "Dead units of each rectifier by epoch. The dashed line is the rule's threshold.",
+    "gradient_flow": "RMS of the gradient at each module, from the input (left) to the loss (right).",
+    "update_ratios": "Update over weight of each parameter, around 1e-3 in many healthy runs.",
+    "clip_history": "Gradient norm before and after clipping, and the share of clipped steps.",
+    "loss": "Training loss by optimizer step.",
+    "ratio": "Variance over the samples of a batch over that within a sample, of each module in the last epoch.",
+    "outputs": "What the cross entropy was given in the last epoch.",
+    "dropped": "Share that each call of dropout drops in evaluation.",
+    "full_precision": "Share of the weights of linear and convolution layers whose outputs are in float32.",
+    "along": "Share of the calls of each softmax that are along the wrong dimension.",
+    "max_logit_by_head": "Largest logit of each attention head in the last epoch.",
+    "entropy_by_head": "Entropy of each attention head over its maximum in the last epoch: 0 for one key, 1 for all keys alike.",
+    "masked_rows_by_head": "Share of the queries of each attention head that may attend to no key, in the last epoch.",
+    "calls": "Calls of each module in the sampled batches of the last epoch.",
+    "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
+    "statistics": "How far the running statistics of frozen batch norms have moved; none where they are in eval mode.",
+    "expert_load": "Share of the choices that each expert gets, by epoch. Above a bar stands how many experts got nothing.",
+    "inputs": "RMS of the model's input in training and in validation.",
 }
-"""Where in a training a user looks for what each kind is about."""
-EVERY_RULE = tuple(field.name for field in dataclasses.fields(Rule))
 
 
 def paths() -> list[str]:
     """The pages, in the order of the tables."""
-    return [f"{page_of(kind)}.md" for kinds in GROUPS.values() for kind in kinds]
+    return [f"alerts/{kind}.md" for group in GROUPS for kind in _kinds(group)]
 
 
 def pages() -> dict[str, str]:
     """Path to text."""
-    return {f"{page_of(kind)}.md": page(kind) for kind in KINDS}
-
-
-def rules_of(kind: str) -> list[Rule]:
-    """The built-in rules that raise a kind."""
-    return [rule for rules in RULES.values() for rule in rules if rule.kind == kind]
+    return {f"alerts/{kind}.md": page(kind) for kind in ALERT_KINDS}
 
 
 def table() -> str:
     """All kinds in groups, in the order in which a reader looks for what went wrong: a line each."""
     return "\n\n".join(
-        "\n".join([f"### {group}", "", "| what you see | kind | severity |", "|---|---|---|", *map(_row, kinds)])
-        for group, kinds in GROUPS.items()
+        "\n".join([f"### {group}", "", "| what you see | kind | severity |", "|---|---|---|", *map(_row, _kinds(group))])
+        for group in GROUPS
     )
 
 
+def _kinds(group: str) -> list[str]:
+    return [name for name, kind in KINDS.items() if kind.group == group]
+
+
 def _row(kind: str) -> str:
-    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {SEVERITIES[kind].partition(';')[0].partition(' ')[0]} |"
+    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {KINDS[kind].severities.partition(';')[0].partition(' ')[0]} |"
 
 
 def page(kind: str) -> str:
@@ -85,16 +80,16 @@ def page(kind: str) -> str:
     monitors = [MONITORS[report.__name__] for report, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
-        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {SEVERITIES[kind]}.",
+        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {known.severities}.",
         "## What it means",
-        MEANINGS[kind],
+        known.meaning,
         "## Formula and threshold",
         f"```text\n{formula(kind)}\n```",
-        *(["The numbers are the defaults; each is a field of a rule:"] if any(map(_limits, rules_of(kind))) else []),
+        *(["The numbers are the defaults; each is a field of a rule:"] if any(map(thresholds_of, rules_of(kind))) else []),
         *(_rule(rule) for rule in rules_of(kind)),
         *_figure(kind),
         "## How to fix it",
-        "\n".join(f"- {step}." for step in advice(kind)),
+        "\n".join(f"- {step}." for step in advice_of(kind)),
         *_causes(kind),
         "## False alarms",
         _record(kind),
@@ -104,39 +99,11 @@ def page(kind: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def formula(kind: str) -> str:
-    """The formula, with the default thresholds in it."""
-
-    def value(found: re.Match[str]) -> str:
-        default = getattr(getattr(alerts, found[1])(), found[2])
-        return " to ".join(f"{part:g}" for part in default) if isinstance(default, tuple) else f"{default:g}"
-
-    return re.sub(r"\{(\w+)\.(\w+)\}", value, FORMULAS[kind])
-
-
-def advice(kind: str) -> list[str]:
-    """What to try: the table's, then that of single rules."""
-    return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_of(kind) for step in rule.advice)]))
-
-
-def _limits(rule: Rule) -> list[str]:
-    """The fields that only this rule has."""
-    return [field.name for field in dataclasses.fields(rule) if field.name not in EVERY_RULE]
-
-
 def _rule(rule: Rule) -> str:
     about, explained = documented(type(rule))
-    rows = [f"| `{name}` | `{getattr(rule, name)!r}` | {explained.get(name, '')} |" for name in _limits(rule)]
+    rows = [f"| `{name}` | `{default!r}` | {explained.get(name, '')} |" for name, default in thresholds_of(rule).items()]
     table = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) if rows else "It has no threshold."
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
-
-
-def documented(rule: type[Any]) -> tuple[str, dict[str, str]]:
-    """A rule's docstring: its text, and what it says of each field."""
-    text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", inspect.getdoc(rule) or "").replace("``", "`")
-    about, _, listed = text.partition("\n\nAttributes:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE)
-    return " ".join(about.split("\n")).replace("  ", "\n\n"), {name: " ".join(words.split()) for name, words in entries}
 
 
 def _figure(kind: str) -> list[str]:
@@ -155,8 +122,7 @@ def _figure(kind: str) -> list[str]:
 
 
 def _causes(kind: str) -> list[str]:
-    causes = [cause for cause, effect in LINKS if effect == kind]
-    effects = [effect for cause, effect in LINKS if cause == kind]
+    causes, effects = causes_of(kind), consequences_of(kind)
     lines = []
     if causes:
         lines.append(f"- It can be a consequence of {_links(causes)}. Fix that first.")
@@ -193,11 +159,11 @@ def _record(kind: str) -> str:
 
 
 def _change(kind: str) -> str:
-    found = [(rule, f.name) for rule in rules_of(kind) for f in dataclasses.fields(rule) if f.name not in EVERY_RULE]
+    found = [threshold for rule in rules_of(kind) for threshold in thresholds_of(rule).items()]
     lines = [f'        "-{kind}",  # mute it everywhere', f'        "-{kind} at encoder.*",  # or at some sites']
     if found:
-        rule, name = found[0]
-        lines.append(f'        {{"kind": "{kind}", "{name}": {getattr(rule, name)!r}}},  # or set another threshold')
+        name, default = found[0]
+        lines.append(f'        {{"kind": "{kind}", "{name}": {default!r}}},  # or set another threshold')
     lines.append(f'        {{"kind": "{kind}", "severity": "info"}},  # or never notify, only keep it in the report')
     code = "\n".join(
         ["from lightning_hooks import TrainingMonitor", "", "monitor = TrainingMonitor(", "    rules=[", *lines, "    ]", ")"]

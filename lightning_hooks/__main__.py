@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report RUN_DIR`` and ``compare RUN_A RUN_B``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report RUN``, ``compare RUN_A RUN_B``, ``explain KIND``."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from lightning_hooks.run_report import cli
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, or 2 if a run cannot be read."""
+    """Run a command; return 0, or 2 if a run cannot be read or a kind is not known."""
     return cli.main(arguments, _demo)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from docs import kind_pages, reference_pages
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule
 from lightning_hooks.alerts.rule import percent
+from lightning_hooks.reports.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -117,7 +118,7 @@ def test_a_kinds_code_runs(kind: str) -> None:
 
 def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "> 0.7\n" in kind_pages.formula("dead")
-    monkeypatch.setitem(kind_pages.FORMULAS, "dead", "{Dead.of_few}")
+    monkeypatch.setitem(KINDS, "dead", replace(KINDS["dead"], formula="{Dead.of_few}"))
     assert kind_pages.formula("dead") == "0.8"
 
 

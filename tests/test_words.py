@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from docs import kind_texts
-
 ROOT = Path(__file__).parents[1]
 REPLACED = {
     r"told|tell|tells|telling|said": "log, warn, notify, show",
@@ -34,9 +32,6 @@ TEXTS |= {path: (ROOT / path).read_text(encoding="utf-8") for path in CODE}
 for notebook in ROOT.glob("notebooks/*.ipynb"):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     TEXTS[f"notebooks/{notebook.name}"] = "\n".join("".join(cell["source"]) for cell in cells)
-TEXTS["docs/kind_texts.py"] = "\n".join(
-    text for texts in vars(kind_texts).values() if isinstance(texts, dict) for text in texts.values() if isinstance(text, str)
-)
 
 
 @pytest.mark.parametrize("path", sorted(TEXTS))

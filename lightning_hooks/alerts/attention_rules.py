@@ -1,4 +1,4 @@
-"""Rules over attention: logits that grow, attention to one key or to all alike, queries without a key."""
+"""Attention: logits that grow, attention to one key or to all alike, queries without a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.attention import AttentionReport
-from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.kinds import Kind, Node, Severity
 from lightning_hooks.statistics.attention_stats import AttentionStats
 
 
@@ -173,3 +173,79 @@ class MaskedRows(Rule):
 
 
 _MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."
+
+
+def _same_layer(effect: Node, cause: Node) -> bool:
+    """Whether two sites belong to one layer: a call to its module, modules to the module around them."""
+    one, other = (node.site.partition("/")[0] for node in (effect, cause))
+    above, around = (site.rpartition(".")[0] for site in (one, other))
+    return one in (other, around) or above == around != ""
+
+
+def _lost(_: Node, cause: Node) -> bool:
+    """Rows without a key gave NaN."""
+    return cause.severity == "critical"
+
+
+__all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows"]
+
+KINDS = (
+    Kind(
+        "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", rank=810,
+        meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
+        "fast. This comes before divergence in large transformers.",
+        formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
+        "      or end_max_logit > {AttentionLogits.growth} * max(begin_max_logit, 1), and > {AttentionLogits.least}\n\n"
+        "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
+        severities="warning",
+        advice=(
+            "Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
+            "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width",
+        ),
+        follows={"poor_init": _same_layer},
+        causes={"saturated": _same_layer},
+    ),
+    Kind(
+        "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams", rank=820,
+        measures="share",
+        meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
+        "and hardly any gradient reaches queries and keys.",
+        formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
+        "alert if entropy < {AttentionCollapse.threshold} and first_token_share < {AttentionCollapse.sink}\n"
+        "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least};\n"
+        "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
+        severities="warning",
+        advice=(
+            "Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
+            "Divide the logits by the root of a head's width",
+        ),
+        follows={"poor_init": _same_layer, "attention_logits": _same_layer},
+        causes={"saturated": _same_layer},
+    ),
+    Kind(
+        "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", rank=830,
+        measures="share",
+        meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
+        formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
+        "steps",
+        severities="info",
+        advice=("Check that queries and keys differ between positions", "Check the gradients of the query and key weights"),
+    ),
+    Kind(
+        "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
+        measures="share",
+        meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
+        "everything, depending on how attention is computed.",
+        formula="alert if a query row may attend to no key\n"
+        "critical if such a row gives NaN\n"
+        "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
+        severities="critical where rows become NaN; warning where a sample has no key; else info",
+        advice=(
+            "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
+            "Leave out samples that are all padding",
+        ),
+        causes={"nonfinite": _lost},
+    ),
+)  # fmt: skip
+
+RULES = (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows())

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.attention_causes import ATTENTION_LINKS
-from lightning_hooks.alerts.loss_causes import LOSS_LINKS
+from lightning_hooks.alerts.links import in_a_row
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
-
-FORWARD, BACKWARD, STEP = 0, 1, 2
 
 
 class Ordered(NamedTuple):
@@ -27,37 +24,6 @@ class Ordered(NamedTuple):
 
     of_report: list[tuple[Alert, ...]]  # for each report its alerts: roots first, then consequences of something, as infos
     roots: list[tuple[int, Alert]]  # (place of the report, alert) of the roots of all reports, first causes first
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """An alert, and when in a training batch it happens."""
-
-    report: int  # the place of its report
-    alert: Alert  # the alert
-    place: float  # the site's place in the order of calls; of a parameter that of its module; infinite if unknown
-    passing: int  # FORWARD, BACKWARD or STEP
-    batch: float = math.inf  # of what is not finite, the batch at which it first was not; infinite if unknown
-    every: int = 1  # every so many batches its site is sampled
-    held: bool = False  # whether it was raised before and lasts
-    number: int = 0  # its number in the order of the reports
-    cause: Node | None = None  # what it follows from
-    follows: list[Node] = field(default_factory=list)  # its consequences
-
-    @property
-    def kind(self) -> str:
-        """The alert's kind."""
-        return self.alert.kind
-
-    @property
-    def serious(self) -> bool:
-        """Whether it is more than an info, which can be the cause of infos only."""
-        return self.alert.severity != "info"
-
-    @property
-    def moment(self) -> tuple[float, int, float]:
-        """When it happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
-        return self.batch, self.passing, self.place if self.passing == FORWARD else -self.place
 
 
 def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bool] | None = None) -> Ordered:
@@ -69,28 +35,28 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
             of what spread from it: once weights are NaN, the first module is the first to give one, and not why.
     """
     places = _places(reports)
-    nodes = [_node(number, report, alert, places) for number, report in enumerate(reports) for alert in report.alerts]
+    found = [(place, alert) for place, report in enumerate(reports) for alert in report.alerts]
+    alerts = [alert for _, alert in found]
+    nodes = [_node(number, place, reports[place], alert, places) for number, (place, alert) in enumerate(found)]
     by_kind: dict[str, list[Node]] = {}
-    for number, node in enumerate(nodes):
-        node.number = number
-        node.held = held is not None and held(node.report, node.alert)
+    for node in nodes:
+        node.held = held is not None and held(node.report, alerts[node.number])
         by_kind.setdefault(node.kind, []).append(node)
     unaffected = _unaffected_parameters(reports, places)
-    heads = {kind: _heads_of_all(kind, alike, unaffected) for kind, alike in by_kind.items()}
-    for (cause_kind, kind), follows in _LINKS.items():
-        for effect in heads.get(kind, ()):
-            able = (cause for cause in heads.get(cause_kind, ()) if effect.cause is None and cause.serious >= effect.serious)
-            causes = [cause for cause in able if follows(effect, cause)]
-            effect.cause = min(causes, key=_rank, default=effect.cause)
+    heads = {kind: _heads(kind, alike, unaffected) for kind, alike in by_kind.items()}
+    for kind, effects in heads.items():
+        for cause_kind, follows in links().get(kind, {}).items():
+            for effect in [effect for effect in effects if effect.cause is None]:
+                able = (cause for cause in heads.get(cause_kind, ()) if cause.serious >= effect.serious)
+                effect.cause = min((cause for cause in able if follows(effect, cause)), key=_rank, default=None)
     for node in nodes:
         if node.cause is not None:
-            _root(node).follows.append(node)
+            _root(node).consequences.append(node)
     ordered: list[list[Alert]] = [[] for _ in reports]
     roots = []
-    for node in sorted(
-        (node for node in nodes if node.cause is None), key=lambda node: (node.alert.severity == "info", _rank(node))
-    ):
-        alert = dataclasses.replace(node.alert, cause="", consequences=tuple(n.alert.name for n in node.follows))
+    for node in sorted((node for node in nodes if node.cause is None), key=lambda node: (not node.serious, _rank(node))):
+        consequences = tuple(alerts[effect.number].name for effect in node.consequences)
+        alert = dataclasses.replace(alerts[node.number], cause="", consequences=consequences)
         earlier = _earlier_step(node, reports)
         if earlier:
             alert = dataclasses.replace(alert, diagnosis=f"{alert.diagnosis}{earlier}".strip())
@@ -98,8 +64,8 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
         roots.append((node.report, alert))
     for node in nodes:
         if node.cause is not None:
-            cause = _root(node).alert.name
-            ordered[node.report].append(dataclasses.replace(node.alert, severity="info", cause=cause, consequences=()))
+            alert, cause = alerts[node.number], alerts[_root(node).number].name
+            ordered[node.report].append(dataclasses.replace(alert, severity="info", cause=cause, consequences=()))
     return Ordered([tuple(alerts) for alerts in ordered], roots)
 
 
@@ -141,7 +107,8 @@ def _places(reports: Sequence[Report]) -> Mapping[str, float]:
 
 def _unaffected_parameters(reports: Sequence[Report], places: Mapping[str, float]) -> list[float]:
     """The places of the parameters without an alert, in order."""
-    affected = {alert.site for report in reports for alert in report.alerts if alert.kind in _IN_A_ROW}
+    kinds = {name for name, kind in KINDS.items() if kind.spreads is in_a_row}
+    affected = {alert.site for report in reports for alert in report.alerts if alert.kind in kinds}
     flows = [report for report in reports if isinstance(report, GradientFlowReport)]
     return sorted(place_of(name, places) for flow in flows for name in flow.parameters if name not in affected)
 
@@ -155,18 +122,17 @@ def place_of(name: str, places: Mapping[str, float]) -> float:
     return math.inf
 
 
-def _node(number: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:
-    place = place_of(alert.site, places)
+def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping[str, float]) -> Node:
+    passing, every, batch = STEP, 1, _first(alert, "batch")
     if isinstance(report, FeatureReport):
-        batch = _first(report.sites.get(alert.site), "first_nonfinite_batch")
-        return Node(number, alert, place, FORWARD, batch, report.every_n_steps)
-    if isinstance(report, GradientFlowReport) and alert.site in report.modules:
-        return Node(number, alert, place, BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch"))
-    if isinstance(report, ClipReport) and alert.site in report.events:
-        return Node(
-            number, alert, place, STEP
-        )  # no layer: a site that is sampled later is more precise, and is reported with this batch
-    return Node(number, alert, place, STEP, _first(alert, "batch"))
+        passing, every, batch = FORWARD, report.every_n_steps, _first(report.sites.get(alert.site), "first_nonfinite_batch")
+    elif isinstance(report, GradientFlowReport) and alert.site in report.modules:
+        passing, batch = BACKWARD, _first(report.modules[alert.site], "first_nonfinite_batch")
+    elif isinstance(report, ClipReport) and alert.site in report.events:
+        batch = math.inf  # no layer: a site that is sampled later is more precise, and is reported with this batch
+    began = batch if alert.batch is None else float(alert.batch)
+    site = place_of(alert.site, places)
+    return Node(alert.kind, alert.site, alert.value, alert.severity, place, number, site, passing, batch, began, every)
 
 
 def _first(stats: Any, name: str) -> float:
@@ -176,165 +142,31 @@ def _first(stats: Any, name: str) -> float:
 
 # Causes and consequences.
 
-_RANK = {
-    kind: rank
-    for rank, kind in enumerate(
-        (
-            "id_out_of_range",
-            *("ranks_differ", "unregistered", "eval_mode", "labels_ignored", "batch_repeated", "ranks_same_batch"),
-            *("settings", "frozen_statistics"),
-            *("softmax_dim", "dropout_in_eval", "precision_not_applied"),
-            *("poor_init", "shared", "double_softmax", "output_range", "not_optimized", "optimizer_settings"),  # how it was built
-            *("missing", "not_zeroed", "lr_zero", "updates_lost"),
-            *("spike", "update_spike", "update_too_large", "weights_growing"),
-            *("masked_rows", "attention_logits", "attention_collapse", "attention_uniform"),
-            *("exploding", "loss_spike", "loss_diverging", "nonfinite", "loss_nonfinite"),
-            *("residual_growth", "activation_outliers"),
-            *("constant", "representation_collapse", "dead", "saturated", "vanishing", "zero"),
-            *("router_collapse", "dead_experts"),
-            *("clip_ineffective", "always_clipped", "steps_skipped", "second_moment_stale"),
-            *("update_too_small", "not_updated", "validation_shift", "silent", "loss_plateau", "overfitting"),
-        )
-    )
-}
+
+def _rank(node: Node) -> tuple[float, tuple[float, int, float]]:
+    known = KINDS.get(node.kind)
+    return math.inf if known is None else known.rank, node.moment
 
 
-def _rank(node: Node) -> tuple[int, tuple[float, int, float]]:
-    return _RANK.get(node.kind, len(_RANK)), node.moment
+@cache
+def links() -> Mapping[str, Mapping[str, Link]]:
+    """Of each kind, the kinds that it can be a consequence of, each with the condition.
 
-
-def _backward(node: Node) -> tuple[int, float, int]:
-    return node.passing, -node.place, node.number
-
-
-_FIRST: Mapping[str, Callable[[Node], Any]] = {
-    "nonfinite": lambda node: (node.moment, node.number),
-    "constant": lambda node: (node.place, node.number),
-    "labels_ignored": lambda node: node.number,  # as the loss sees them, and as the batch has them
-    "representation_collapse": lambda node: (node.place, node.number),
-    "saturated": lambda node: (node.place, node.number),
-    "vanishing": _backward,
-    "exploding": _backward,
-    "not_optimized": lambda node: (node.place if node.place < math.inf else -1.0, node.number),  # optimizers first
-    "update_too_large": lambda node: node.number,  # the largest
-}
-"""Kinds that spread from one place over the rest of the model: what comes first along the pass is the cause of the others."""
-
-_IN_A_ROW = frozenset({"zero", "missing"})
-"""Kinds that spread from parameter to parameter, up to the one nearest the loss, unless one in between is unaffected."""
-
-
-def _heads_of_all(kind: str, alike: list[Node], unaffected: Sequence[float]) -> list[Node]:
-    """As :func:`_heads`; infos separately: no warning follows from one."""
-    groups = ([node for node in alike if node.serious is serious] for serious in (True, False))
-    return [head for group in groups if group for head in _heads(kind, group, unaffected)]
+    No circle comes out of it: forward kinds follow from what is before them, backward kinds from what is after them or from a
+    forward kind, and no forward kind from a backward one; where a kind can be the cause of another and a consequence of it, the two
+    conditions exclude each other.
+    """
+    found: dict[str, dict[str, Link]] = {name: dict(kind.follows) for name, kind in KINDS.items()}
+    for name, kind in KINDS.items():
+        for effect, link in kind.causes.items():
+            found.setdefault(effect, {})[name] = link
+    return found
 
 
 def _heads(kind: str, alike: list[Node], unaffected: Sequence[float]) -> list[Node]:
-    """Of the alerts of one kind, those that the others follow from."""
-    if kind in _FIRST:
-        first = _FIRST[kind]
-        alike = sorted(alike, key=lambda node: (not node.held, first(node)))
-        for node in alike[1:]:
-            node.cause = alike[0]
-    elif kind == "dead":
-        alike = sorted(alike, key=lambda node: (node.place, node.number))
-        head = alike[0]
-        for node in alike[1:]:
-            if _whole(head) or not _whole(node):
-                node.cause = head
-            else:  # what is wholly dead has a cause of its own
-                head = node
-    elif kind in _IN_A_ROW:
-        alike = sorted(alike, key=lambda node: (node.place, node.number), reverse=True)
-        head = alike[0]
-        for node in alike[1:]:
-            if bisect_left(unaffected, head.place) > bisect_right(unaffected, node.place):
-                head = node
-            else:
-                node.cause = head
-    return [node for node in alike if node.cause is None]
-
-
-def _whole(node: Node) -> bool:
-    """Whether a module lets nothing through."""
-    return node.kind == "constant" or node.alert.value >= 1.0
-
-
-def _always(_: Node, __: Node) -> bool:
-    return True
-
-
-def _at_the_same_site(effect: Node, cause: Node) -> bool:
-    return effect.alert.site == cause.alert.site
-
-
-def _let_nothing_through(_: Node, cause: Node) -> bool:
-    return _whole(cause)
-
-
-def _not_whole(effect: Node, _: Node) -> bool:
-    return not _whole(effect)
-
-
-def _nothing_moved(effect: Node, _: Node) -> bool:
-    return effect.alert.value == 0.0
-
-
-def _downstream(effect: Node, cause: Node) -> bool:
-    return effect.place > cause.place
-
-
-def _upstream(effect: Node, cause: Node) -> bool:
-    return effect.place <= cause.place
-
-
-def _blocked(effect: Node, cause: Node) -> bool:
-    return _whole(cause) and _downstream(effect, cause)
-
-
-_LINKS: Mapping[tuple[str, str], Callable[[Node, Node], bool]] = {
-    # (cause, effect): whether this effect follows from this cause
-    ("labels_ignored", "zero"): _let_nothing_through,
-    ("double_softmax", "output_range"): _always,
-    ("softmax_dim", "nonfinite"): _downstream,
-    ("constant", "representation_collapse"): _always,
-    ("update_too_large", "representation_collapse"): _always,
-    ("dead", "representation_collapse"): _blocked,
-    ("representation_collapse", "dead"): _not_whole,
-    ("constant", "dead"): _downstream,
-    ("constant", "saturated"): _downstream,
-    ("constant", "zero"): _let_nothing_through,
-    ("dead", "constant"): _blocked,
-    ("dead", "saturated"): _blocked,
-    ("dead", "zero"): _let_nothing_through,
-    ("dead", "vanishing"): _upstream,
-    ("saturated", "vanishing"): _upstream,
-    ("saturated", "zero"): _upstream,
-    ("vanishing", "zero"): _upstream,
-    ("constant", "exploding"): _upstream,  # the normalisation after a constant divides by next to nothing
-    ("missing", "update_too_small"): _always,
-    ("constant", "update_too_small"): _always,
-    ("dead", "update_too_small"): _let_nothing_through,
-    ("vanishing", "update_too_small"): _always,
-    ("zero", "update_too_small"): _always,
-    ("always_clipped", "update_too_small"): _always,
-    ("updates_lost", "update_too_small"): _always,
-    ("updates_lost", "not_updated"): _always,
-    ("not_updated", "update_too_small"): _nothing_moved,
-    ("lr_zero", "update_too_small"): _always,
-    ("optimizer_settings", "second_moment_stale"): _always,
-    ("optimizer_settings", "update_too_small"): _always,
-    ("second_moment_stale", "update_too_small"): _always,
-    ("spike", "update_spike"): _always,
-    ("update_spike", "weights_growing"): _always,
-    ("update_too_large", "weights_growing"): _always,
-    ("router_collapse", "dead_experts"): _at_the_same_site,
-    ("vanishing", "not_updated"): _always,
-    ("zero", "not_updated"): _always,
-    **ATTENTION_LINKS,
-    **LOSS_LINKS,
-}
-"""From kind to kind. All of it in one place, so that it can be seen to be free of circles: forward kinds follow from what is before
-them, backward kinds from what is after them or from a forward kind, and no forward kind from a backward one; where a kind can be
-the cause of another and follow from it, the two conditions exclude each other."""
+    """Of the alerts of one kind, those that the others follow from; infos separately: no warning follows from one."""
+    spread = KINDS[kind].spreads if kind in KINDS else None
+    for group in ([node for node in alike if node.serious is serious] for serious in (True, False)):
+        if spread is not None and group:
+            spread(group, unaffected)
+    return sorted((node for node in alike if node.cause is None), key=lambda node: not node.serious)

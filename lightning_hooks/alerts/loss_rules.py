@@ -1,4 +1,4 @@
-"""Rules over the loss."""
+"""The training loss: NaN or infinite values, leaps, a rise, a wrong sign."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from lightning_hooks.alerts.rule import Judges, Rule, percent
+from lightning_hooks.alerts.links import not_later
+from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import FORWARD, Kind, Node
 from lightning_hooks.reports.windows import GradientFlowReport
 from lightning_hooks.statistics.loss import LossReport
 from lightning_hooks.statistics.loss_course import BEFORE, BLOCK, LASTING
 
 SITE = "loss"
 """The site of alerts on the training loss."""
-VALIDATION_SITE = "validation loss"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,79 +170,6 @@ class LossMaximized(Rule):
                 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossPlateau(Rule):
-    """A loss that stays near where it began.
-
-    Over this window and the three before, its mean changes by less than a share of the loss at the start, as PyTorch's
-    ``ReduceLROnPlateau`` judges (a relative ``threshold``), while the largest part of that is still there. A loss that has
-    fallen far and stands still may have converged, and is not named.
-
-    Attributes:
-        threshold: Range of the means over the loss at the start.
-        remains: Lowest loss over the loss at the start.
-        min_steps: Batches that the four windows must have.
-    """
-
-    kind: ClassVar[str] = "loss_plateau"
-    judges: ClassVar[Judges] = "epoch"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "remains")
-
-    threshold: float = 0.01
-    remains: float = 0.8
-    min_steps: int = 200
-
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport]) -> Iterator[Alert]:
-        """Yield an alert if the loss stands still."""
-        losses = [one.loss for one in (*history[-3:], report) if one.loss is not None and math.isfinite(one.loss.mean)]
-        if len(losses) < 4 or sum(loss.count for loss in losses) < self.min_steps or not losses[-1].optimized:
-            return
-        means, loss = [one.mean for one in losses], losses[-1]
-        spread = max(means) - min(means)
-        if loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
-            yield self.alert(
-                report, SITE, spread / loss.start, self.threshold, "info",
-                f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
-                f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}.",
-                "Common causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
-            )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Overfitting(Rule):
-    """A validation loss that rises while the training loss falls.
-
-    Early stopping by successive rises (Prechelt 1998, "Early Stopping - But When?", criterion UP): the validation loss is larger
-    than at the validation before, ``rises`` times in a row. The metric is one that the user logs, with ``val`` and ``loss`` in
-    its name.
-
-    Attributes:
-        rises: Validations in a row, each with a larger loss.
-        threshold: Rise over the first of these losses, in all.
-    """
-
-    kind: ClassVar[str] = "overfitting"
-    judges: ClassVar[Judges] = "epoch"
-
-    rises: int = 3
-    threshold: float = 0.02
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert if the validation loss rises."""
-        last = () if report.loss is None else report.loss.validations[-self.rises - 1 :]
-        if len(last) <= self.rises or not all(one.loss < other.loss for one, other in pairwise(last)):
-            return
-        first, now = last[0], last[-1]
-        rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
-        if rise > self.threshold and now.training < first.training:
-            yield self.alert(
-                report, VALIDATION_SITE, rise, self.threshold, "info",
-                f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
-                f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
-                "The model learns the training samples by heart.",
-            )  # fmt: skip
-
-
 def _fall(loss: LossReport) -> float:
     """How far the loss has fallen since training began; 0 if it has not, or that is not known."""
     fall = loss.start - loss.lowest
@@ -282,3 +210,94 @@ def rising(losses: Sequence[float], blocks: int = 16) -> float:
     pairs = [(means[i], means[j]) for i in range(blocks) for j in range(i + 1, blocks)]
     score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
     return score / math.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
+
+
+def _earlier(effect: Node, cause: Node) -> bool:
+    """At a batch before; both must be known."""
+    return cause.began < effect.began < math.inf
+
+
+def _loss_was_first(loss: Node, other: Node) -> bool:
+    """Whether what is not finite began in the loss.
+
+    The loss is seen at every batch, a module at sampled ones. A module that is found at a later batch may have been the first,
+    unless it was sampled in between and finite.
+    """
+    if loss.held != other.held:
+        return loss.held
+    if other.passing == FORWARD:
+        return loss.began <= other.batch - other.every and math.isfinite(other.batch)
+    return loss.began <= other.began
+
+
+def _from_loss(effect: Node, cause: Node) -> bool:
+    return _loss_was_first(cause, effect)
+
+
+def _before_loss(effect: Node, cause: Node) -> bool:
+    return not _loss_was_first(effect, cause)
+
+
+__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
+
+KINDS = (
+    Kind(
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940,
+        meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
+        "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
+        formula="alert if the loss of any training batch of the window is NaN or infinite\n"
+        "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
+        severities="critical; info where a loss scaler skips the step",
+        advice=(
+            "Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
+            "Set every_n_steps=1 to see which layer was first",
+        ),
+        follows={"nonfinite": _before_loss, "labels_ignored": not_later},
+        causes={"nonfinite": _from_loss},
+    ),
+    Kind(
+        "loss_spike", "A loss far above that before", group="Loss", rank=910,
+        meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
+        "is partly lost.",
+        formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a "
+        "row\n\n"
+        "alert if low > mean + {LossSpiking.sigmas} * std\n"
+        "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
+        "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
+        "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
+        "anything.",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
+            "Restart from a checkpoint before it if the loss does not come back",
+        ),
+        follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
+        causes={"spike": _earlier},
+    ),
+    Kind(
+        "loss_diverging", "A loss that rises again", group="Loss", rank=920, measures="share",
+        meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
+        "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
+        formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
+        "lost = (now - lowest) / (loss at the start - lowest)\n\n"
+        "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
+        "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses "
+        "on,\n"
+        "     and that of the last 64 > -1\n"
+        "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all groups of "
+        "an\n"
+        "   optimizer have maximize=True, or it is minus one of these and none has\n"
+        "Not under manual optimisation.",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, and check what its scheduler does",
+            "Check the sign and the weight of each term of the loss",
+        ),
+        follows={
+            "update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
+            "loss_spike": not_later,
+        },
+    ),
+)  # fmt: skip
+
+RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized())

@@ -1,4 +1,4 @@
-"""Rules over optimizers: learning rates near zero, second moments below eps, settings that are hardly meant."""
+"""Optimizers: learning rates near zero, second moments below eps, settings that are hardly meant."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_hooks.alerts.links import always
 from lightning_hooks.alerts.past import has_converged, is_scale_free
 from lightning_hooks.alerts.rule import Rule, percent
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Kind
 from lightning_hooks.reports.optimizers import GroupSettings
 from lightning_hooks.reports.windows import GradientFlowReport
 
@@ -226,3 +228,47 @@ class DecayDominates(Rule):
                     "Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip
+
+
+__all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "SecondMomentStale"]
+
+KINDS = (
+    Kind(
+        "second_moment_stale", "Second moments below eps", group="Updates", rank=1330, measures="share",
+        meaning="Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so eps "
+        "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
+        formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
+        "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
+        severities="warning",
+        advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
+        follows={"optimizer_settings": always},
+    ),
+    Kind(
+        "lr_zero", "A learning rate next to zero", group="Updates", rank=620,
+        meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
+        "begun when half of it is over. The remaining steps change nothing.",
+        formula="alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
+        "      with more than {LrZero.left} of them left\n"
+        "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its "
+        "warm-up",
+        severities="warning; info for a rate that has always been 0",
+        advice=(
+            "Step the scheduler as often as it was made for (interval='epoch' or 'step')",
+            "Make the schedule as long as the training: T_max, total_steps, num_training_steps",
+        ),
+    ),
+    Kind(
+        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,
+        meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
+        "or a weight decay that Adam adds to the gradient and that outweighs it.",
+        formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "
+        "{OptimizerSettings.momentum}\n"
+        "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
+        "> {DecayDominates.factor}, median of the matrices\n"
+        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
+        severities="warning; info for a large eps that does not decide the steps",
+        advice=("Check the arguments of the optimizer",),
+    ),
+)  # fmt: skip
+
+RULES = (SecondMomentStale(), LrZero(), OptimizerSettings(), DecayDominates())

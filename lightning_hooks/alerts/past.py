@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_hooks.reports.windows import GradientFlowReport
+from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
 
 _SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
 _EXPERT = re.compile(r"(.*experts?\.)\w+(\..+)")
@@ -67,3 +67,18 @@ def another_expert_learns(report: GradientFlowReport, site: str) -> bool:
         stats for name, stats in report.parameters.items() if name != site and name.startswith(before) and name.endswith(after)
     )
     return any(stats.steps and stats.zero_fraction < 1 for stats in others)
+
+
+def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
+    """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
+    return report.epoch == 0 and report.sampled_batches == 1
+
+
+def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
+    """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
+    return parameter in report.parameters and report.parameters[parameter].steps > 0
+
+
+def first_called(report: FeatureReport) -> list[str]:
+    """The module called first, if one was."""
+    return [site for site in report.order or report.sites if site in report.sites][:1]

@@ -1,4 +1,4 @@
-"""Rules over how much samples of a batch differ in what a model puts out."""
+"""How much the samples of a batch differ in what a model puts out."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar
 
+from lightning_hooks.alerts.links import always, downstream_of_whole, forward, from_first
 from lightning_hooks.alerts.rule import Judges, Rule
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity
+from lightning_hooks.reports.kinds import Kind, Severity
 from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.statistics.outputs import OutputStats
 from lightning_hooks.statistics.targets import TargetStats
@@ -18,6 +19,8 @@ _CAUSES = (
     "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
     "that do not depend on the input."
 )
+
+
 _OF_CLASSES = (
     "A classifier that has learnt only how frequent labels are does so for a while, or for good if inputs say nothing of them."
 )
@@ -152,3 +155,34 @@ def _shared_prefix(sites: Sequence[str]) -> str:
             break
         shared += f"{first}."
     return shared
+
+
+__all__ = ["RepresentationCollapse", "SameOutputs"]
+
+KINDS = (
+    Kind(
+        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110,
+        meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
+        "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "
+        "have one image for every noise.",
+        formula="y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
+        "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
+        "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two reports in a "
+        "row,\n"
+        "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one "
+        "report,\n"
+        "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
+        "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} "
+        "sampled calls;\n"
+        "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
+        severities="warning; info if a cross entropy is computed",
+        advice=(
+            "Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
+            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate",
+        ),
+        follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
+        spreads=from_first(forward),
+    ),
+)  # fmt: skip
+
+RULES = (RepresentationCollapse(), SameOutputs())

@@ -1,4 +1,4 @@
-"""Rules over the residual stream: channels far larger than the others, and a stream that grows from block to block."""
+"""The residual stream: channels far larger than the others, and a stream that grows from block to block."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import ClassVar
 
 from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Kind
 from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.statistics.residual import ResidualStats
 
 NEAR = 0.25
 """Share of the largest number of its type above which a stream is about to overflow: two bits are left."""
+
 
 CARRIED = 0.25
 """How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream."""
@@ -162,3 +164,42 @@ class ResidualDoubling(Rule):
                     "Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
                     advice=("Add the input of a block once", "Normalise the input of each block"),
                 )  # fmt: skip
+
+
+__all__ = ["ActivationOutliers", "ResidualDoubling", "ResidualGrowth"]
+
+KINDS = (
+    Kind(
+        "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
+        rank=1000,
+        meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
+        "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
+        "float16 it may overflow.",
+        formula="growth = rms of a block's output / rms of the first block's output\n\n"
+        "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks\n"
+        "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last "
+        "one's\n"
+        "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
+        severities="info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
+        "doubles it",
+        advice=(
+            "Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
+            "In float16, train in bfloat16",
+        ),
+    ),
+    Kind(
+        "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
+        rank=1010,
+        meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
+        "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
+        formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
+        "alert if channel_ratio > {ActivationOutliers.threshold}",
+        severities="info; warning where the block's largest value is above a quarter of what its type holds",
+        advice=(
+            "Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
+            "Before quantising, give such channels a scale of their own",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (ActivationOutliers(), ResidualGrowth(), ResidualDoubling())

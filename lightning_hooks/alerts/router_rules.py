@@ -1,4 +1,4 @@
-"""Rules over routers and codebooks: choices that are always the same, experts that get no tokens."""
+"""Routers and codebooks: choices that are always the same, experts that get no tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from functools import partial
 from itertools import takewhile
 from typing import ClassVar
 
+from lightning_hooks.alerts.links import at_the_same_site
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Kind
 from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.statistics.routing import CodebookStats, RouterStats
 
@@ -156,3 +158,45 @@ def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], hol
 def _is_judged(stats: RouterStats, min_choices: int) -> bool:
     """Whether there is a choice between experts, and enough of them were made."""
     return stats.experts > stats.top_k and stats.tokens * stats.top_k >= min_choices * stats.experts
+
+
+__all__ = ["DeadExperts", "RouterCollapse"]
+
+KINDS = (
+    Kind(
+        "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams", rank=1200,
+        meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
+        "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
+        "much smaller one.",
+        formula="effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
+        "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
+        "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least "
+        "{RouterCollapse.least_codes} codes\n"
+        "in windows in a row of at least {RouterCollapse.min_batches} batches, each of at least {RouterCollapse.min_choices} "
+        "choices for each expert\n"
+        "at an even load",
+        severities="warning",
+        advice=(
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Try a lower learning rate for the router, noise on its logits, or a z-loss", "Normalise what it reads",
+        ),
+    ),
+    Kind(
+        "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", rank=1210, measures="share",
+        meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
+        "do not train the router has no reason to choose them.",
+        formula="alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"
+        "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
+        "in windows in a row of at least {DeadExperts.min_batches} batches ({DeadExperts.of_few} for less than half of the "
+        "experts),\n"
+        "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
+        severities="warning; info for less than a quarter of the experts",
+        advice=(
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts",
+        ),
+        follows={"router_collapse": at_the_same_site},
+    ),
+)  # fmt: skip
+
+RULES = (DeadExperts(), RouterCollapse())

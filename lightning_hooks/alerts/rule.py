@@ -35,10 +35,11 @@ class Rule:
     """
 
     kind: ClassVar[str] = ""
-    advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what the table of kinds says
+    advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what its kind says
     judges: ClassVar[Judges] = "window"  # ``epoch`` for a rule that needs more than one short window: see RuleBook.judge
     urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
+    superseded_by: ClassVar[tuple[type[Rule], ...]] = ()  # rules whose alerts on a report make those of this one redundant
 
     sites: str | Sequence[str] = "*"
     times: int = 1

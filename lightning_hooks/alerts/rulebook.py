@@ -6,13 +6,14 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from lightning_hooks.alerts.rule import Judges, Rule, check_patterns, matches
-from lightning_hooks.reports.alert import ALERT_KINDS, Alert
-from lightning_hooks.reports.kinds import SEVERITIES
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import KINDS, SEVERITIES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +115,7 @@ class RuleBook:
             urgent: Apply only rules that are urgent and whose alerts count at once.
             judges: Apply only rules that judge every window, or only those that judge epochs; None for all.
         """
-        found = []
+        found: list[tuple[RuleLike, Candidate]] = []
         for group in self._groups.values():
             for place, rule in enumerate(group):
                 if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
@@ -130,8 +131,10 @@ class RuleBook:
                     on_fault(rule, error)
                     continue
                 times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
-                found += [Candidate(alert, times, of) for alert in alerts if _decides(group, place, alert.site)]
-        return [candidate for candidate in found if not any(mute.mutes(candidate.alert) for mute in self.mutes)]
+                found += [(rule, Candidate(alert, times, of)) for alert in alerts if _decides(group, place, alert.site)]
+        found = [(rule, one) for rule, one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
+        raised = {type(rule) for rule, _ in found}
+        return [one for rule, one in found if not (isinstance(rule, Rule) and raised.intersection(rule.superseded_by))]
 
     def _add(self, rule: RuleLike) -> None:
         key = type(rule) if isinstance(rule, Rule) else object()
@@ -151,14 +154,14 @@ class RuleBook:
             fields = dict(entry)
             entry = instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
         if isinstance(entry, Mute):
-            if entry.kind not in ("*", *ALERT_KINDS) and not open_ended:
-                raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, ALERT_KINDS)}")
+            if entry.kind not in ("*", *KINDS) and not open_ended:
+                raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, KINDS)}")
             self.mutes.append(entry)
         elif callable(entry):
-            wanted = report_of(entry)
-            if None not in (wanted, self.reads) and wanted is not self.reads:
+            wanted = reports_of(entry)
+            if wanted and self.reads is not None and self.reads not in wanted:
                 raise ValueError(
-                    f"{_name(entry)} reads a {_title(wanted)}, and this monitor makes a {_title(self.reads)}: give it to the "
+                    f"{_name(entry)} reads a {_title(wanted[0])}, and this monitor makes a {_title(self.reads)}: give it to the "
                     "monitor that makes such reports, or all rules to monitors(rules=…), which hands out each to its own."
                 )
             self._add(entry)
@@ -214,13 +217,13 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
             chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
             chosen = [reads for reads in chosen if _has_fields(entry, defaults[reads])] or chosen  # none: an error names the fields
         elif callable(entry):
-            wanted = report_of(entry)
-            if wanted is None:
+            wanted = reports_of(entry)
+            if not wanted:
                 raise ValueError(
                     f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
                     "def rule(report: FeatureReport), or give it to one monitor."
                 )
-            chosen = [reads for reads in defaults if reads is wanted]
+            chosen = [reads for reads in defaults if reads in wanted]
         if not chosen:
             known = dict.fromkeys(kind for rules in kinds.values() for kind in rules)
             raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
@@ -235,17 +238,16 @@ def _has_fields(entry: Mapping[str, Any], rules: Sequence[RuleLike]) -> bool:
     return any({field.name for field in dataclasses.fields(rule)} >= {*entry} - {"kind"} for rule in of_kind)
 
 
-def report_of(rule: Any) -> Any:
-    """The class of report a rule reads, by the annotation of its first parameter; None if that names none."""
+def reports_of(rule: Any) -> tuple[type[Any], ...]:
+    """The classes of reports that a rule reads, by the annotation of its first parameter; none if that names none."""
     function = rule if inspect.isroutine(rule) else type(rule).__call__
     try:
         first = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "self"][:1]
     except (NameError, TypeError, ValueError):  # annotations that cannot be evaluated, a builtin
-        return None
-    annotation = first[0].annotation if first else None
-    return (
-        annotation if isinstance(annotation, type) and annotation not in (inspect.Parameter.empty, Any) else None
-    )  # Any is a type, since 3.11
+        return ()
+    annotation = first[0].annotation if first else Any
+    known = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(kind for kind in known if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any))
 
 
 def _judges(rule: RuleLike) -> Judges:

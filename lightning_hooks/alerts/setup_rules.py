@@ -1,4 +1,4 @@
-"""Rules over how the modules are set: modes, running statistics, settings, registration, weight decay, optimizers that share."""
+"""How modules and parameter groups are set: modes, running statistics, settings, weight decay, optimizers that share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_hooks.alerts.past import had_gradient
 from lightning_hooks.alerts.rule import Rule, percent
-from lightning_hooks.alerts.update_rules import had_gradient
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import Kind
 from lightning_hooks.reports.windows import GradientFlowReport
 
 THE_MODEL = "the model"
@@ -240,51 +241,6 @@ class OptimizerChoices(Rule):
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Unregistered(Rule):
-    """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or created in ``forward``.
-
-    PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
-    Modules without a gradient, in eval mode or frozen are hidden on purpose; so is a tensor that an optimizer holds (an image that
-    is learned, codes), of which an info says that no checkpoint holds it. An input of a module (coordinates) does not count.
-    A parameter that is gone after the first step was created on the way to its loss, as a layer in ``forward`` is, and what it
-    learns goes with it. Under manual optimization it may be a copy whose gradients are used, as in first-order MAML.
-    """
-
-    kind: ClassVar[str] = "unregistered"
-
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per attribute."""
-        for site, held in report.model_setup.unregistered.items():
-            if not held.held:
-                if report.loss is not None and report.loss.optimized:
-                    yield self.alert(
-                        report, site, float(held.elements), 0.0, "warning",
-                        f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
-                        "after the first step: each step creates them, and they never learn.",
-                        "Common causes: a layer or nn.Parameter that is created in forward, a copy of a module that gets the "
-                        "gradients.",
-                        advice=("Create it once, in __init__, and assign it to self",),
-                    )  # fmt: skip
-            elif held.reached and not held.modules:
-                yield self.alert(
-                    report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
-                    f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
-                    "parameters.",
-                    f"parameters(), state_dict() and to() leave them out{'' if held.optimized else ', no optimizer holds them'}, "
-                    "and checkpoints do not hold them.",
-                    advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
-                )  # fmt: skip
-            elif held.reached and held.training:
-                trained = "" if held.optimized else ", no optimizer holds them"
-                yield self.alert(
-                    report, site, float(held.elements), 0.0, "warning",
-                    f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
-                    "gradients, but the model does not know them.",
-                    f"parameters(), state_dict() and to() leave them out{trained}, and checkpoints do not hold them.",
-                )  # fmt: skip
-
-
 def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
     """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
     elements: Counter[str] = Counter()
@@ -300,3 +256,52 @@ def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
 def _listed(sites: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(sites[:most])
     return f"{shown} and {len(sites) - most} more" if len(sites) > most else shown
+
+
+__all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
+
+KINDS = (
+    Kind(
+        "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
+        "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
+        formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
+        "in eval mode, at the start\n"
+        "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
+        "{EvalMode.trains} of the elements next to it train and have a gradient\n"
+        "or if a batch norm alone is, with a running mean and variance of 0 and 1",
+        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
+        advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
+    ),
+    Kind(
+        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
+        "data, and validation uses them with the old weights.",
+        formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
+        "    since training started, in the running std of that time\n\n"
+        "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
+        "{FrozenStatistics.threshold}",
+        severities="warning; info while the statistics have moved little",
+        advice=(
+            "Call eval() on the frozen part in on_train_epoch_start",
+            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does",
+        ),
+    ),
+    Kind(
+        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
+        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
+        "decay on biases and norms.",
+        formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
+        "      or momentum = 0 in a batch norm that has not been trained before\n"
+        "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
+        "      or a norm's eps >= {ModuleSettings.eps}\n"
+        "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
+        "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
+        "     or two optimizers hold one parameter",
+        severities="warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
+        advice=("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
+    ),
+)  # fmt: skip
+
+RULES = (EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices())

@@ -1,19 +1,25 @@
-"""Rules over what the optimizers do to the parameters: too little, too much, or nothing because none holds them."""
+"""The size of updates: too small, too large, and single ones that are far larger than the others."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_hooks.alerts.feature_rules import only_the_first_step
-from lightning_hooks.alerts.past import falls_within, has_converged, is_scale_free, loss_falls, takes_many_steps
+from lightning_hooks.alerts.links import always, from_first, of_whole
+from lightning_hooks.alerts.past import (
+    falls_within,
+    has_converged,
+    is_scale_free,
+    loss_falls,
+    only_the_first_step,
+    takes_many_steps,
+)
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.setups import ParameterSetup
+from lightning_hooks.reports.kinds import Kind, Node
 from lightning_hooks.reports.windows import GradientFlowReport
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
 
 
 def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
@@ -100,121 +106,6 @@ def _of_usual_size(report: GradientFlowReport, ratios: dict[str, float]) -> dict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NotUpdated(Rule):
-    """Weights that do not change although they have a gradient, while others do.
-
-    Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
-    training without any change, which is :class:`UpdateTooSmall`'s. Of a large weight a sample of the elements is compared; it is
-    judged only where its gradient is not sparse.
-
-    Attributes:
-        min_steps: Measured optimizer steps below which a window is not judged.
-        min_steps_of_all: The same where none of an optimizer's weights moves, in this window and the one before: it may take its
-            steps together every few calls.
-        sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
-        rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
-    """
-
-    kind: ClassVar[str] = "not_updated"
-    shares: ClassVar[tuple[str, ...]] = ("sparse",)
-
-    min_steps: int = 3
-    min_steps_of_all: int = 5
-    sparse: float = 0.9
-    rounding: float = 6e-8
-
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per weight, or per module none of whose weights moves."""
-        moves = _moving_weights(report)
-        moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
-        before = [(earlier, _moving_weights(earlier)) for earlier in history[-1:]]
-        still = {name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)}
-        for name in [name for name in still if not moving.issuperset(report.setups[name].optimizers)]:
-            steps = sum(earlier.parameters[name].steps for earlier, then in before if then.get(name) is False)
-            if report.parameters[name].steps + steps < self.min_steps_of_all:
-                still.discard(name)
-        for site, names in _by_module([name for name in moves if name in still], moves).items():
-            stats, setup = report.parameters[names[0]], report.setups[names[0]]
-            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
-            whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
-            yield self.alert(
-                report, site, 0.0, 0.0, "warning",
-                f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
-                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
-                "Common causes: code that restores the weights after the step, or a step that is smaller than their rounding.",
-            )  # fmt: skip
-
-    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
-        stats, setup = report.parameters[name], report.setups[name]
-        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
-            return False
-        seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
-        step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
-        return seen_whole and step > self.rounding
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NeverStepped(Rule):
-    """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
-
-    One of several may wait for its turn, as the generator does while the discriminator warms up: it must not have taken a step
-    in any window so far, though gradients reach modules whose parameters it holds.
-
-    Attributes:
-        min_batches: Batches since training started below which it is not judged.
-    """
-
-    kind: ClassVar[str] = "not_updated"
-    judges: ClassVar[Judges] = "epoch"
-
-    min_batches: int = 20
-
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert if there are optimizers and gradients, and no steps."""
-        batches = sum(window.batches for window in (*history, report))
-        held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
-        if batches < self.min_batches or not held or not report.modules:
-            return
-        optimizers = dict.fromkeys(name for setup in held.values() for name in setup.optimizers)
-        stepping = {
-            name for window in (*history, report) for setup in window.setups.values() if setup.steps for name in setup.optimizers
-        }
-        still = [name for name in optimizers if name not in stepping]
-        of_them = {name.rpartition(".")[0] for name, setup in held.items() if stepping.isdisjoint(setup.optimizers)}
-        reached = any(stats.calls and stats.rms > 0 for name, stats in report.modules.items() if name in of_them)
-        if still and (reached or not stepping):
-            what = "what they hold does not learn" if stepping else "nothing is learned"
-            yield self.alert(
-                report, still[0], 0.0, 0.0, "warning",
-                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
-                "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
-                advice=("Call optimizer.step() after manual_backward()",),
-            )  # fmt: skip
-
-
-def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
-    """Of the weights with a measured update, whether it changed them: also of those that are all zeros."""
-    found = {name: ratio > 0 for name, ratio in weight_ratios(report).items()}
-    weights = {name: report.parameters[name].moved for name, setup in report.setups.items() if _is_weight(report, name, setup)}
-    return {**found, **{name: moved for name, moved in weights.items() if moved is not None}}
-
-
-def _is_weight(report: GradientFlowReport, name: str, setup: ParameterSetup) -> bool:
-    return name in report.parameters and setup.dimensions > 1
-
-
-def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:
-    """Weights by the outermost module all of whose weights are among them, or each by its own name."""
-    found: dict[str, list[str]] = {}
-    moving = [name for name in weights if name not in set(still)]
-    for name in still:
-        outer = [name[:end] for end, letter in enumerate(name) if letter == "."][:-1]
-        site = next((module for module in outer if not any(other.startswith(f"{module}.") for other in moving)), name)
-        found.setdefault(site, []).append(name)
-    return {names[0] if len(names) == 1 else site: names for site, names in found.items()}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class UpdateTooLarge(Rule):
     """Weights that one step almost replaces.
 
@@ -283,65 +174,111 @@ def _without_largest(report: GradientFlowReport, name: str, ratio: float, least:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NotOptimized(Rule):
-    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all.
+class UpdateSpike(Rule):
+    """One step that changes a weight far more than all others do, although its learning rate has not risen.
+
+    A weight is compared with its own past, as spikes of the loss are (OLMo's and PaLM's practice is to skip such a step).
 
     Attributes:
-        most: Share of the elements that require a gradient from which on the diagnosis adds how many no optimizer holds.
+        factor: How many times the usual update ratio counts: the largest mean of the last windows and of this window's others.
+        peak: How many times the largest single update ratio of the last windows it must be as well.
+        least: Update ratio below which it is harmless.
+        rise: How many times the learning rate of earlier windows explains a larger update.
     """
 
-    kind: ClassVar[str] = "not_optimized"
-    shares: ClassVar[tuple[str, ...]] = ("most",)
+    kind: ClassVar[str] = "update_spike"
 
-    most: float = 0.5
+    factor: float = 20.0
+    peak: float = 3.0
+    least: float = 0.1
+    rise: float = 1.2
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
-        held: dict[str, list[str]] = {}
-        for name, setup in report.setups.items():
-            for optimizer in setup.optimizers:
-                held.setdefault(optimizer, []).append(name)
-        # Lightning's stand-in for no optimizer has no learning rate.
-        others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
-        if report.setups and not held and others:
-            yield self.alert(
-                report, "the model", float(len(others)), 0.0, "warning",
-                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
-                "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
-                advice=("Create the optimizer from self.parameters() in configure_optimizers",),
-            )  # fmt: skip
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, the one with the largest update first."""
+        if len(history) < 2:
             return
-        if report.setups and not held:
-            elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
-            yield self.alert(
-                report, "the model", float(elements), 0.0, "info",
-                "there is no optimizer: parameters change only where your own code changes them, and update ratios and clipping "
-                "are not measured.",
-                advice=("Return an optimizer from configure_optimizers to have them measured",),
-            )  # fmt: skip
-            return
-        for optimizer, names in held.items():
-            if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
+        ratios = weight_ratios(report)
+        tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
+        for name in sorted(ratios, key=lambda name: -tops[name]):
+            usual = self._usual(report, history, name)
+            if usual is not None and tops[name] > max(self.factor * usual, self.least):
                 yield self.alert(
-                    report, optimizer, float(len(names)), 0.0, "warning",
-                    f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
-                    "Common causes: a layer that was frozen after the optimizer was created, or the wrong part of the model "
-                    "passed to it.",
-                    advice=("Unfreeze what it holds, or give it the parameters that train",),
+                    report, name, tops[name], self.factor * usual, "warning",
+                    f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
+                    f"{self.factor:g} times that), and its learning rate has not risen.",
+                    "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
+                    "weight.",
                 )  # fmt: skip
-        left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
-        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
-        share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
-        most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
-        for name, setup in left_out.items():
-            yield self.alert(
-                report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
-                "it requires a gradient, but no optimizer holds it: it does not change.",
-                "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen "
-                f"after the optimizer was created.{most}",
-            )  # fmt: skip
+
+    def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
+        """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
+        stats, rate = report.parameters[name], report.setups[name].lr
+        past = [earlier.parameters[name] for earlier in history[-3:] if name in earlier.parameters]
+        rates = [earlier.setups[name].lr or 0.0 for earlier in history[-3:] if name in earlier.setups]
+        means = [entry.update_ratio for entry in past if entry.update_ratio is not None]
+        top, mean = stats.update_ratio_max, stats.update_ratio
+        tops = [entry.update_ratio_max for entry in past if entry.update_ratio_max is not None]
+        if top is None or mean is None or len(means) < 2 or not rates or top <= self.peak * max(tops, default=0.0):
+            return None
+        if rate is None or rate > self.rise * max(rates):
+            return None
+        others = (mean * stats.steps - top) / (stats.steps - 1) if stats.steps > 1 else 0.0
+        return max(*means, others)
 
 
-def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
-    """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
-    return parameter in report.parameters and report.parameters[parameter].steps > 0
+def _nothing_moved(effect: Node, _: Node) -> bool:
+    return effect.value == 0.0
+
+
+__all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
+
+KINDS = (
+    Kind(
+        "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
+        meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
+        "gradient.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
+        "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
+        "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
+        "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
+        "{UpdateTooSmall.min_planned} or more,\n"
+        "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
+        "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
+        "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
+        severities="warning",
+        advice=("Raise the learning rate", "Find out why the gradients are so small"),
+        follows={
+            "missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always, "always_clipped": always,
+            "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always, "optimizer_settings": always,
+            "second_moment_stale": always,
+        },
+    ),
+    Kind(
+        "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
+        meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
+        "step. What the model learned is overwritten.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
+        "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual};\n"
+        "               of two or more in the first window, if the loss falls in it\n\n"
+        "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
+        "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, a warm-up, or less weight decay", "Check its parameter group if only this weight is named",
+        ),
+        spreads=from_first(lambda node: node.number),  # the largest
+    ),
+    Kind(
+        "update_spike", "An update much larger than usual", group="Updates", rank=710,
+        meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
+        "model has learned may be lost in that step.",
+        formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
+        "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
+        "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
+        severities="warning",
+        advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
+        follows={"spike": always},
+    ),
+)  # fmt: skip
+
+RULES = (UpdateTooSmall(), UpdateTooLarge(), UpdateSpike())

@@ -1,117 +1,172 @@
-"""Rules over how weights change: updates lost in rounding, single updates that are far too large, norms that double."""
+"""Weights: those that a training starts from, and those that grow fast or while the loss rises."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from lightning_hooks.alerts.links import always
 from lightning_hooks.alerts.loss_rules import rises
-from lightning_hooks.alerts.past import has_converged, takes_many_steps
-from lightning_hooks.alerts.rule import Rule, percent
-from lightning_hooks.alerts.update_rules import weight_ratios
+from lightning_hooks.alerts.past import takes_many_steps
+from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.windows import GradientFlowReport
+from lightning_hooks.reports.kinds import Kind
+from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
+from lightning_hooks.statistics.first_weights import TIME_STEP
+from lightning_hooks.statistics.initial import TEXTBOOK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdatesLost(Rule):
-    """Weights in half precision that hardly any update changes, since it is smaller than their rounding.
+class PoorInit(Rule):
+    """A layer whose initial weights are much larger, or smaller, than those of all layers of the same role.
 
-    A bfloat16 number has 8 significant bits: a change below 0.2 to 0.4 % of it is lost (Zamirai et al., "Revisiting BFloat16
-    Training", 2020). Healthy trainings with such weights lose 50 to 79 % of the updates of single elements at a step, each time of
-    others. It is no alert where the schedule has a low learning rate at the moment, or where training has converged.
+    SageMaker's rule flags variances that differ by more than a factor of 10 between layers. Healthy models differ by more (GPT-2
+    starts the last layer of each residual branch small, T5 its heads large, PPO the head of its policy small), so only layers of
+    one role (``FeatureReport.initial_roles``) are compared, and heads have none. A layer counts only if no other of its role is
+    close and its own gain is not that of a common initialisation. Where most layers of a model have one small standard deviation,
+    whatever their width is, a layer that has it too is none to mend.
 
     Attributes:
-        threshold: Share of a weight's elements whose update was lost, above which it counts.
-        min_steps: Measured optimizer steps below which a window is not judged.
-        scheduled: Share of its peak below which a learning rate is low on purpose.
-        converged: Share of the first epoch's total gradient norm below which training has converged.
+        factor: Gain over the median gain of the layers of its role, or the inverse.
+        textbook: Gains of common initialisations: 0.58 is PyTorch's for linear layers, 1 is LeCun's and Glorot's (1998, 2010), 1.4
+            is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
+        near: Factor within which another layer is close.
+        min_layers: A role with fewer layers is not judged.
+        small: Standard deviation up to which layers share one: 0.02 is common.
+        same: By how much it may differ, as that of few numbers does.
     """
 
-    kind: ClassVar[str] = "updates_lost"
-    shares: ClassVar[tuple[str, ...]] = ("threshold", "scheduled", "converged")
+    kind: ClassVar[str] = "poor_init"
 
-    threshold: float = 0.99
-    min_steps: int = 3
-    scheduled: float = 0.5
-    converged: float = 1e-2
+    factor: float = 7.0
+    textbook: tuple[float, float] = TEXTBOOK
+    near: float = 2.0
+    min_layers: int = 3
+    small: float = 0.1
+    same: float = 0.15
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per weight, the one that loses most first."""
-        if has_converged(report, history, self.converged):
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per layer whose initial weights are unlike the others. Zeros have rules of their own."""
+        roles: dict[str, dict[str, float]] = {}
+        for site, gain in report.initial_gains.items():
+            if 0 < gain < math.inf and site in report.initial_roles:
+                roles.setdefault(report.initial_roles[site], {})[site] = gain
+        alike = self._of_one_size(report)
+        for gains in roles.values():
+            if report.epoch == 0 and len(gains) >= self.min_layers:
+                yield from self._alone(report, gains, alike)
+
+    def _of_one_size(self, report: FeatureReport) -> set[str]:
+        """The layers with the small standard deviation that most share."""
+        usual = statistics.median(report.initial_rms.values()) if report.initial_rms else 0.0
+        if not 0 < usual <= self.small:
+            return set()
+        alike = {site for site, rms in report.initial_rms.items() if abs(rms / usual - 1) <= self.same}
+        return alike if 2 * len(alike) > len(report.initial_rms) else set()
+
+    def _alone(self, report: FeatureReport, gains: dict[str, float], alike: set[str]) -> Iterator[Alert]:
+        usual = statistics.median(gains.values())
+        for site, gain in ((site, gain) for site, gain in gains.items() if site not in alike):
+            ratio = max(gain / usual, usual / gain)
+            alone = not any(1 / self.near < other / gain < self.near for name, other in gains.items() if name != site)
+            low, high = self.textbook
+            if ratio > self.factor and alone and not low <= gain <= high:
+                size = f"{gain / usual:.3g} times" if gain > usual else f"1/{usual / gain:.3g} of"
+                yield self.alert(
+                    report, site, gain / usual, self.factor, "warning",
+                    f"its initial weights are {size} the size of those of the layers of the same role (gain {gain:.3g}, median "
+                    f"{usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or shrink by "
+                    "this factor.",
+                    "Common causes: an initialisation that was scaled by mistake or made for another fan-in.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantWeights(Rule):
+    """Layers that start with one number, other than 0, in all their weights.
+
+    All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
+    stay the same (Goodfellow et al. 2016, "Deep Learning", section 8.4, on breaking symmetry). A single such layer, as some heads
+    are, is harmless: the layers around it give its outputs different gradients. Zeros have rules of their own.
+
+    The time-step bias of a state-space layer is drawn so that each head has another time scale (Dao and Gu 2024, arXiv 2405.21060,
+    0.001 to 0.1 steps); one number for all of them is what is left where that initialisation was skipped.
+
+    Attributes:
+        layers: Layers that must start so.
+    """
+
+    kind: ClassVar[str] = "poor_init"
+
+    layers: int = 2
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of such layers."""
+        if report.epoch > 0:
             return
-        lost = {
-            name: stats.lost_fraction
-            for name, stats in report.parameters.items()
-            if stats.lost_fraction is not None and stats.lost_fraction > self.threshold and stats.steps >= self.min_steps
-        }
-        for name in sorted(lost, key=lambda name: -lost[name]):
-            setup = report.setups.get(name)
-            if setup is None or setup.dimensions < 2 or not setup.lr or setup.lr < self.scheduled * (setup.lr_peak or 0.0):
-                continue
+        found = report.model_setup.constant_weights
+        yield from self._time_steps(report, [name for name in found if name.endswith(TIME_STEP)])
+        constant = {name: value for name, value in found.items() if not name.endswith(TIME_STEP)}
+        if len(constant) < self.layers:
+            return
+        (site, value), *others = constant.items()
+        more = ", …" * (len(others) > 2)
+        yield self.alert(
+            report, site, float(len(constant)), float(self.layers), "warning",
+            f"all its initial weights are {value:.3g}, and those of {', '.join(name for name, _ in others[:2])}{more} are one "
+            f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient and "
+            "stay the same.",
+            "Common cause: nn.init.constant_ or ones_ on weights.",
+            advice=("Initialise weights at random, as PyTorch does by default",),
+        )  # fmt: skip
+
+    def _time_steps(self, report: GradientFlowReport, names: list[str]) -> Iterator[Alert]:
+        for name in names:
+            value = report.model_setup.constant_weights[name]
             yield self.alert(
-                report, name, lost[name], self.threshold, "warning",
-                f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
-                f"{percent(self.threshold)}; 50 to 80% is usual with such weights).",
-                f"Cause: it is in half precision, and the step (learning rate {setup.lr:.1e}) is smaller than the rounding of its "
-                "values (about 0.4% in bfloat16).",
+                report, name, value, 0.0, "warning",
+                f"the time-step bias of this state-space layer is {value:.3g} for all heads: they all forget at the same rate, "
+                f"with time steps of {math.log1p(math.exp(value)):.2g} where 0.001 to 0.1 are usual.",
+                "Common cause: an initialisation that was skipped, or overwritten by one for biases.",
+                advice=("Draw the time steps log-uniformly from 0.001 to 0.1, and set the bias to the inverse of their softplus",),
             )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateSpike(Rule):
-    """One step that changes a weight far more than all others do, although its learning rate has not risen.
+class OneSignWeights(Rule):
+    """Layers whose initial weights are all above 0, or all below.
 
-    A weight is compared with its own past, as spikes of the loss are (OLMo's and PaLM's practice is to skip such a step).
+    Weights drawn around 0 are so with a probability of a half to the power of their number. Outputs of such a layer are next to the
+    same for all inputs, as large as the sum of the inputs, and grow with the fan-in from layer to layer.
 
     Attributes:
-        factor: How many times the usual update ratio counts: the largest mean of the last windows and of this window's others.
-        peak: How many times the largest single update ratio of the last windows it must be as well.
-        least: Update ratio below which it is harmless.
-        rise: How many times the learning rate of earlier windows explains a larger update.
+        layers: Layers that must start so; a single one may be made so on purpose.
     """
 
-    kind: ClassVar[str] = "update_spike"
+    kind: ClassVar[str] = "poor_init"
 
-    factor: float = 20.0
-    peak: float = 3.0
-    least: float = 0.1
-    rise: float = 1.2
+    layers: int = 2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per weight, the one with the largest update first."""
-        if len(history) < 2:
-            return
-        ratios = weight_ratios(report)
-        tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
-        for name in sorted(ratios, key=lambda name: -tops[name]):
-            usual = self._usual(report, history, name)
-            if usual is not None and tops[name] > max(self.factor * usual, self.least):
-                yield self.alert(
-                    report, name, tops[name], self.factor * usual, "warning",
-                    f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
-                    f"{self.factor:g} times that), and its learning rate has not risen.",
-                    "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
-                    "weight.",
-                )  # fmt: skip
-
-    def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
-        """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
-        stats, rate = report.parameters[name], report.setups[name].lr
-        past = [earlier.parameters[name] for earlier in history[-3:] if name in earlier.parameters]
-        rates = [earlier.setups[name].lr or 0.0 for earlier in history[-3:] if name in earlier.setups]
-        means = [entry.update_ratio for entry in past if entry.update_ratio is not None]
-        top, mean = stats.update_ratio_max, stats.update_ratio
-        tops = [entry.update_ratio_max for entry in past if entry.update_ratio_max is not None]
-        if top is None or mean is None or len(means) < 2 or not rates or top <= self.peak * max(tops, default=0.0):
-            return None
-        if rate is None or rate > self.rise * max(rates):
-            return None
-        others = (mean * stats.steps - top) / (stats.steps - 1) if stats.steps > 1 else 0.0
-        return max(*means, others)
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first of such layers."""
+        found = report.model_setup.one_sign_weights
+        if report.epoch == 0 and len(found) >= self.layers:
+            site, mean = next(iter(found.items()))
+            yield self.alert(
+                report, site, float(len(found)), float(self.layers), "warning",
+                f"all its initial weights are {'above' if mean > 0 else 'below'} 0 (mean {mean:.3g}), and so are those of "
+                f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
+                "and grow from layer to layer.",
+                "Common cause: uniform_() or rand without bounds, whose numbers are from 0 to 1.",
+                advice=(
+                    "Initialise weights around 0, as PyTorch does by default",
+                    "Where weights are to keep one sign, mute this with rules=['-poor_init']",
+                ),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,3 +268,43 @@ def _norm(report: GradientFlowReport, name: str) -> float:
     """The norm of a weight in a report; 0 where it is not known."""
     stats = report.parameters.get(name)
     return 0.0 if stats is None else stats.weight_norm or 0.0
+
+
+__all__ = ["ConstantWeights", "GrowthWithoutGain", "OneSignWeights", "PoorInit", "WeightsGrowing"]
+
+KINDS = (
+    Kind(
+        "poor_init", "Initial weights unlike those of similar layers", group="Forward", rank=500,
+        meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
+        "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
+        "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
+        "that their outputs hardly depend on the input.",
+        formula="gain = rms(weight) * sqrt(fan_in)\n"
+        "ratio = gain / median gain of the layers of the same role\n\n"
+        "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
+        "      unless another layer's gain is within a factor of {PoorInit.near}, or the gain is within {PoorInit.textbook},\n"
+        "      or rms(weight) is within {PoorInit.same} of the median of all layers, that of most is, and it is <= "
+        "{PoorInit.small}\n"
+        "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
+        "or the time-step bias of a state-space layer (dt_bias) is; matrices of recurrent layers count as layers\n"
+        "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
+        severities="warning",
+        advice=("Use the initialisation of the other layers",),
+    ),
+    Kind(
+        "weights_growing", "Weights that grow fast", group="Updates", rank=730,
+        meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
+        "factor from window to window while the loss rises. Training that goes on like this diverges.",
+        formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"
+        "      after {WeightsGrowing.min_windows} windows\n"
+        "      or weight_norm > {GrowthWithoutGain.factor} * that three windows before, growing no more slowly than before in "
+        "each,\n"
+        "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
+        "batch",
+        severities="warning",
+        advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
+        follows={"update_spike": always, "update_too_large": always},
+    ),
+)  # fmt: skip
+
+RULES = (PoorInit(), ConstantWeights(), OneSignWeights(), WeightsGrowing(), GrowthWithoutGain())

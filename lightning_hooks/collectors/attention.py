@@ -17,7 +17,6 @@ from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.collectors.scalars import stat_scalars
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.reports.alert import ATTENTION_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.attention import is_half, product_heads, written_out_heads
 from lightning_hooks.statistics.attention_table import MOST_SITES, AttentionTable, heads_of, most_heads
@@ -45,7 +44,6 @@ class AttentionCollector(Collector[AttentionReport]):
 
     prefix: ClassVar[str] = "attention"
     report_type: ClassVar[type[Report] | None] = AttentionReport
-    kinds: ClassVar[tuple[str, ...]] = ATTENTION_KINDS
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
 
     def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:

@@ -18,7 +18,6 @@ from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
 from lightning_hooks.collectors.collector import Collector, Context, Written
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.collectors.warn import warn
-from lightning_hooks.reports.alert import CLIP_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merge, Merging, Segment, Segments, TableIndex, by_columns, largest
@@ -42,7 +41,6 @@ class ClipCollector(Collector[ClipReport]):
 
     prefix: ClassVar[str] = "gradient_clip"
     report_type: ClassVar[type[Report] | None] = ClipReport
-    kinds: ClassVar[tuple[str, ...]] = CLIP_KINDS
     every_step: ClassVar[bool] = True
     watches_steps: ClassVar[bool] = True
 

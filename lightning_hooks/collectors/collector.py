@@ -159,8 +159,6 @@ class Collector(ABC, Generic[R]):
     prefix: ClassVar[str]
     """First part of its tags."""
     report_type: ClassVar[type[Report] | None] = None
-    kinds: ClassVar[tuple[str, ...]] = ()
-    """The kinds of alerts that its rules raise."""
     ranking: ClassVar[tuple[str, ...]] = ()
     """The statistics of a site, what matters most first."""
     logged_by_default: ClassVar[tuple[str, ...] | None] = None

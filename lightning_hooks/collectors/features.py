@@ -22,7 +22,6 @@ from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.spare import of_libraries
-from lightning_hooks.reports.alert import FEATURE_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import FeatureTable
 from lightning_hooks.statistics.feature_table import KURTOSIS_EVERY
@@ -52,7 +51,6 @@ class FeatureCollector(Collector[FeatureReport]):
 
     prefix: ClassVar[str] = "features"
     report_type: ClassVar[type[Report] | None] = FeatureReport
-    kinds: ClassVar[tuple[str, ...]] = FEATURE_KINDS
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
         *("mean", "max", "min", "kurtosis"),

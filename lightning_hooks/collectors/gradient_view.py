@@ -13,7 +13,6 @@ from typing_extensions import override
 from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.collectors.collector import Collector, Written
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
-from lightning_hooks.reports.alert import GRADIENT_KINDS
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics import GradientTable, ParameterTable
 from lightning_hooks.statistics.loss import LOSS_STATS
@@ -152,7 +151,6 @@ class GradientSites(Collector[GradientFlowReport]):
 
     prefix: ClassVar[str] = "gradient_flow"
     report_type: ClassVar[type[Report] | None] = GradientFlowReport
-    kinds: ClassVar[tuple[str, ...]] = GRADIENT_KINDS
     ranking: ClassVar[tuple[str, ...]] = RANKING
     logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
     histogram_of: ClassVar[str] = "gradient"

@@ -15,7 +15,6 @@ from lightning_hooks.collectors.router_sites import chosen_codebooks, chosen_rou
 from lightning_hooks.collectors.scalars import model_scalars, stat_scalars
 from lightning_hooks.hooks import ModuleSelector, OutputRecorder
 from lightning_hooks.hooks.tensors import tensors_in
-from lightning_hooks.reports.alert import ROUTER_KINDS
 from lightning_hooks.reports.routers import RouterReport
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.routing import RoutingTable, codes_of, routing_of
@@ -45,7 +44,6 @@ class RouterCollector(Collector[RouterReport]):
 
     prefix: ClassVar[str] = "routers"
     report_type: ClassVar[type[Report] | None] = RouterReport
-    kinds: ClassVar[tuple[str, ...]] = ROUTER_KINDS
     ranking: ClassVar[tuple[str, ...]] = (*OF_ROUTERS, *OF_CODEBOOKS)
 
     def __init__(

@@ -13,27 +13,6 @@ from lightning_hooks.reports.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.reports.plain import to_plain
 from lightning_hooks.reports.site_names import readable
 
-FEATURE_KINDS = (
-    *("dead", "saturated", "constant", "nonfinite", "silent", "poor_init", "shared", "validation_shift"),
-    *("representation_collapse", "output_range", "softmax_dim", "dropout_in_eval", "precision_not_applied", "labels_ignored"),
-    "id_out_of_range",
-    *("activation_outliers", "residual_growth"),
-)
-GRADIENT_KINDS = (
-    *("vanishing", "exploding", "nonfinite", "zero", "missing", "constant", "poor_init"),
-    *("update_too_small", "not_updated", "update_too_large", "not_optimized", "double_softmax"),
-    *("updates_lost", "update_spike", "weights_growing", "second_moment_stale", "lr_zero", "optimizer_settings"),
-    *("eval_mode", "frozen_statistics", "settings", "unregistered", "labels_ignored", "batch_repeated", "ranks_same_batch"),
-    *("loss_nonfinite", "loss_spike", "loss_diverging", "loss_plateau", "overfitting"),
-    "ranks_differ",
-)
-ATTENTION_KINDS = ("attention_logits", "attention_collapse", "attention_uniform", "masked_rows")
-ROUTER_KINDS = ("router_collapse", "dead_experts")
-CLIP_KINDS = ("always_clipped", "clip_ineffective", "steps_skipped", "spike", "exploding", "nonfinite", "not_zeroed")
-
-ALERT_KINDS: tuple[str, ...] = tuple(dict.fromkeys(FEATURE_KINDS + ATTENTION_KINDS + ROUTER_KINDS + GRADIENT_KINDS + CLIP_KINDS))
-"""Every kind that the built-in rules raise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:

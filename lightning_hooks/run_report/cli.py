@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: runs the demo, makes a run's report again, and compares two runs."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: the demo, a run's report, a comparison of two runs, a kind explained."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.compare_view import compare_lines
 from lightning_hooks.run_report.files import write_health, write_whole
@@ -25,7 +26,7 @@ Demo = Callable[[Path, bool], list[str]]
 
 
 def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> int:
-    """Run a command; return 0, or 2 if a run cannot be read.
+    """Run a command; return 0, or 2 if a run cannot be read or a kind is not known.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> in
     both.add_argument("run_b", type=Path, help="the log directory of the second")
     both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
     both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html next to the second's reports)")
+    of_kind = commands.add_parser("explain", help="say what a kind of alert means, when it is raised and what to try")
+    of_kind.add_argument("kind", help="its name, such as dead")
     if demo is not None:
         small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
         small.add_argument("--healthy", action="store_true", help="train without the fault")
@@ -51,6 +54,8 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> in
     try:
         if demo is not None and options.command == "demo":
             lines = demo(options.output, options.healthy)
+        elif options.command == "explain":
+            lines = explain(options.kind)
         else:
             lines = _report(options) if options.command == "report" else _compare(options)
     except (OSError, ValueError) as error:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts import RULES
 from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import gravity, inside_a_sentence
+from lightning_hooks.reports.kinds import KINDS, gravity, inside_a_sentence
 from lightning_hooks.reports.plain import from_plain, to_plain
 from lightning_hooks.reports.site_names import readable
 
@@ -52,9 +51,8 @@ class Problem:
 
     @property
     def rules(self) -> str:
-        """The command that shows the rules of this kind with their limits; empty for a kind of the user's own."""
-        names = dict.fromkeys(type(rule).__name__ for rules in RULES.values() for rule in rules if rule.kind == self.kind)
-        return " ".join(["python -m pydoc", *(f"lightning_hooks.alerts.{name}" for name in names)]) if names else ""
+        """The command that explains this kind and its limits; empty for a kind of the user's own."""
+        return f"lightning-hooks explain {self.kind}" if self.kind in KINDS else ""
 
     @property
     def what(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.reports.kinds import KINDS, gravity
 from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import some
@@ -19,9 +19,6 @@ Status = Literal["failed", "critical", "warning", "healthy", "unknown"]
 
 LONGEST_ERROR = 160
 """Characters of an error's text in the headline."""
-
-URGENT = ("nonfinite", "exploding", "dead", "vanishing")
-"""The order of kinds that are equally severe: what breaks the rest of training, then what stops a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +165,8 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, int]:
-    urgency = URGENT.index(problem.kind) if problem.kind in URGENT else len(URGENT)
-    return problem.severity == "info", not problem.lasts, gravity(problem.severity), urgency
+    urgency = KINDS[problem.kind].urgency if problem.kind in KINDS else 0
+    return problem.severity == "info", not problem.lasts, gravity(problem.severity), -urgency
 
 
 def _shortened(text: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.alerts.defaults import kinds_of
 from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
@@ -74,7 +75,7 @@ class Publisher:
             scalars = {tag: value for tag, value in member.live.scalars(report).items() if tag not in written}
             written.update(scalars)
             if member is peers[-1]:
-                scalars.update(_alert_counts(kind, member.kind.kinds, peers))
+                scalars.update(_alert_counts(kind, kinds_of(member.kind.report_type), peers))
             yield member, scalars
 
     @staticmethod

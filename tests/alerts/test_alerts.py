@@ -17,8 +17,9 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     RouterReport,
 )
-from lightning_hooks.alerts.rulebook import report_of
-from lightning_hooks.reports.alert import ATTENTION_KINDS, CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS, ROUTER_KINDS
+from lightning_hooks.alerts.defaults import kinds_of
+from lightning_hooks.alerts.rulebook import reports_of
+from lightning_hooks.reports.kinds import KINDS
 
 
 def alert(kind="dead", site="a", epoch=0):
@@ -78,21 +79,17 @@ def test_rearm_is_at_least_one(rearm):
 
 def test_kinds_are_listed_once_each():
     assert len(set(ALERT_KINDS)) == len(ALERT_KINDS)
-    assert set(ALERT_KINDS) == {*FEATURE_KINDS, *ATTENTION_KINDS, *ROUTER_KINDS, *GRADIENT_KINDS, *CLIP_KINDS}
-    assert ALERT_KINDS[:5] == ("dead", "saturated", "constant", "nonfinite", "silent")
+    assert ALERT_KINDS == tuple(KINDS) == tuple(sorted(KINDS, key=lambda kind: KINDS[kind].rank))
+    assert (ALERT_KINDS[0], ALERT_KINDS[-1]) == ("id_out_of_range", "overfitting")
 
 
 def test_every_rule_has_a_listed_kind_and_every_kind_a_rule():
     assert {rule.kind for rules in RULES.values() for rule in rules} == set(ALERT_KINDS)
-    for reads, kinds in (
-        (FeatureReport, FEATURE_KINDS),
-        (AttentionReport, ATTENTION_KINDS),
-        (RouterReport, ROUTER_KINDS),
-        (GradientFlowReport, GRADIENT_KINDS),
-        (ClipReport, CLIP_KINDS),
-    ):
-        assert {rule.kind for rule in RULES[reads]} == set(kinds)
-        assert all(report_of(rule) is reads for rule in RULES[reads])
+    assert set(RULES) == {FeatureReport, AttentionReport, RouterReport, GradientFlowReport, ClipReport}
+    assert kinds_of(RouterReport) == ("router_collapse", "dead_experts")
+    assert kinds_of(None) == ()
+    for reads, rules in RULES.items():
+        assert all(reads in reports_of(rule) for rule in rules)
 
 
 def test_a_record_is_json_without_nan():

@@ -155,7 +155,7 @@ def test_rules_are_handed_to_the_monitors_they_are_for() -> None:
     assert [type(entry).__name__ for entry in handed[ClipReport]] == ["function", "str", "AlwaysClipped"]
     with pytest.raises(ValueError, match=r"<lambda> does not say which report it reads. Annotate its first parameter"):
         hand_out([lambda report: ()], RULES)
-    with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are nonfinite, dead"):
+    with pytest.raises(ValueError, match=r"\{'kind': 'ded'\} fits none of the monitors, whose kinds are id_out_of_range"):
         hand_out([{"kind": "ded"}], RULES)
 
 

@@ -17,7 +17,8 @@ from lightning_hooks.alerts import (
     UpdateTooLarge,
     UpdateTooSmall,
 )
-from lightning_hooks.alerts.update_rules import NotUpdated, weight_ratios
+from lightning_hooks.alerts.still_weight_rules import NotUpdated
+from lightning_hooks.alerts.update_rules import weight_ratios
 from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
 from lightning_hooks.statistics import GradientStats, ParameterGradientStats
 

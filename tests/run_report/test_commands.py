@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_hooks.alerts import ALERT_KINDS
+from lightning_hooks.alerts.explain import documented, formula, rules_of, thresholds_of
+from lightning_hooks.reports.kinds import KINDS
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.files import write_health, write_whole
@@ -47,6 +50,39 @@ def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
     assert "error: cannot compare at epoch 70" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_explain_prints_what_the_page_of_a_kind_has(kind, capsys):
+    assert main(["explain", kind]) == 0
+    printed = capsys.readouterr().out
+    words, known = " ".join(printed.split()), KINDS[kind]
+    assert printed.startswith(f"{kind}: {known.title}\n")
+    assert known.meaning in words
+    assert f"Severity: {known.severities}." in words
+    assert "{" not in formula(kind)
+    assert formula(kind).splitlines()[-1] in printed
+    for step in known.advice:
+        assert f"\n  - {step}.\n" in printed
+    for rule in rules_of(kind):
+        _, explained = documented(type(rule))
+        for name, default in thresholds_of(rule).items():
+            assert f"{name} = {default!r}: {explained[name]}" in words
+    assert max(map(len, printed.splitlines())) <= 140
+
+
+def test_explain_prints_causes_and_consequences(capsys):
+    main(["explain", "vanishing"])
+    assert capsys.readouterr().out.endswith(
+        "\nCan be a consequence of: dead, saturated.\n\nCan cause: zero, update_too_small, not_updated.\n"
+    )
+
+
+def test_explain_of_an_unknown_kind_names_the_closest(capsys):
+    assert main(["explain", "vanisging"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no built-in rule raises 'vanisging'; the closest kinds are vanishing, missing, overfitting.\n"
+    )
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_hooks.reports.alert import CLIP_KINDS, FEATURE_KINDS, GRADIENT_KINDS
+from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
+from lightning_hooks.alerts.defaults import kinds_of
 
 MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
 
@@ -61,13 +62,13 @@ def expected_tags() -> set[str]:
         *(f"features/{m}/{s}" for m in MODULES for s in FEATURES),
         "features/net.1/dead_fraction",
         "features/net.3/saturated_fraction",
-        *(f"features/alerts/{kind}" for kind in FEATURE_KINDS),
+        *(f"features/alerts/{kind}" for kind in kinds_of(FeatureReport)),
         *(f"gradient_flow/{m}/{s}" for m in MODULES for s in MODULE_GRADIENTS),
         *(f"gradient_flow/{p}/{s}" for p in PARAMETERS for s in PARAMETER_GRADIENTS),
         *OPTIMIZER,
         *LOSS,
         "gradient_flow/total_norm",
-        *(f"gradient_flow/alerts/{kind}" for kind in GRADIENT_KINDS),
+        *(f"gradient_flow/alerts/{kind}" for kind in kinds_of(GradientFlowReport)),
         *(f"gradient_clip/{s}" for s in CLIP),
-        *(f"gradient_clip/alerts/{kind}" for kind in CLIP_KINDS),
+        *(f"gradient_clip/alerts/{kind}" for kind in kinds_of(ClipReport)),
     }

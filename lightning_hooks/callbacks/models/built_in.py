@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from lightning_hooks.alerts import RULES, AttentionReport, Mute, RouterReport
-from lightning_hooks.alerts.rulebook import instance_of, report_of
+from lightning_hooks.alerts.rulebook import instance_of, reports_of
 from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
 from lightning_hooks.callbacks.models.router_monitor import RouterMonitor
 from lightning_hooks.collectors.attention import AttentionCollector
@@ -93,7 +93,7 @@ def _reads(entry: Any, report: type[Any]) -> bool:
     if isinstance(entry, dict):
         kind = instance_of(entry).kind if "class_path" in entry else entry.get("kind")
         return kind in {rule.kind for rule in RULES[report]}
-    return callable(entry) and report_of(entry) is report
+    return callable(entry) and report in reports_of(entry)
 
 
 def _mutes(entry: Any) -> bool:

@@ -1,33 +1,26 @@
-"""Rules over gradient-flow reports. All are on the root mean square per element, so that a layer's size does not matter."""
+"""Gradients that explode: in the backward pass, inside a module, over the steps, or at one step."""
 
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from lightning_hooks.alerts.past import all_scale_free, falls_within, is_scale_free, loss_falls
-from lightning_hooks.alerts.rule import Rule, percent
+from lightning_hooks.alerts.links import backward, from_first, upstream
+from lightning_hooks.alerts.past import all_scale_free, falls_within, loss_falls
+from lightning_hooks.alerts.rule import Rule
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity, advice_for
-from lightning_hooks.reports.windows import GradientFlowReport
-from lightning_hooks.statistics.initial import role_of
+from lightning_hooks.reports.kinds import Kind, Severity, advice_for
+from lightning_hooks.reports.windows import ClipReport, GradientFlowReport
 
 HUGE = 1e3
 """The default of ``Exploding.absolute``."""
 
 
-def _maxima_after(values: Sequence[float]) -> list[float]:
-    """For each place the largest of the values after it; 0 for the last."""
-    maxima = list(accumulate(reversed(values[1:]), max, initial=0.0))
-    return maxima[::-1]
-
-
-class _Flow:
+class GradientCourse:
     """The gradients at the modules' outputs, along the forward pass.
 
     Where a gradient is 0 or NaN other rules speak. Both measures are needed: a mean over n positions leaves each a n-th of the
@@ -64,103 +57,6 @@ class _Flow:
         return f"from a norm of {ends}, mostly in the backward pass through {culprit}", culprit
 
 
-def _largest_alike_after(flow: _Flow) -> list[float]:
-    """For each place the largest RMS among the later modules of its role; 0 where it has no role, or none is later."""
-    largest: dict[str, float] = {}
-    found = []
-    for site, rms in zip(flow.sites[::-1], flow.rms[::-1], strict=True):
-        role = _role_in_block(site)
-        found.append(largest.get(role, 0.0) if role else 0.0)
-        largest[role] = max(rms, largest.get(role, 0.0))
-    return found[::-1]
-
-
-def _role_in_block(site: str) -> str:
-    """A module's role, with the path to it from its numbered block on: each half of an adapter is called alike (``default``)."""
-    role, outer = role_of(site), site.rpartition(".")[0]
-    numbers = [match.end() for match in re.finditer(r"(?:^|\.)\d+(?:\.|$)", outer)]
-    return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if role and numbers else role
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Vanishing(Rule):
-    """Gradients that vanish in the backward pass.
-
-    Modules are compared with later ones that hold parameters: through a sigmoid or a decoder without weights, whose output the loss
-    takes a logarithm of, a gradient falls by any factor.
-
-    A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
-    very little, the layers before them much more), and not where later modules of the same role (the name within a block, such
-    as ``attention.q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is
-    lost gradually, the one nearest the loss that has lost it. The others are consequences. Nor does a module count whose weights
-    move by a usual share of their size at each step of an optimizer whose steps are as large as the gradient.
-
-    Attributes:
-        relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Healthy networks
-            have ratios down to 1e-2.
-        absolute: An RMS below which a gradient has vanished whatever the others are: a float32 update hardly carries less.
-        alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
-        learns: Update ratio from which on a weight learns all the same.
-    """
-
-    kind: ClassVar[str] = "vanishing"
-
-    relative: float = 1e-4
-    absolute: float = 1e-12
-    alike: float = 1e-2
-    learns: float = 1e-3
-
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert where the gradient is lost, and one per module that has lost it.
-
-        None where gradients explode or are not finite: compared with those any gradient is small.
-        """
-        if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()) or any(Exploding()(report, history)):
-            return
-        flow = _Flow(report)
-        holders = {name.rpartition(".")[0] for name in report.parameters}
-        counted = [not holders.intersection(flow.sites) or site in holders for site in flow.sites]
-        largest_after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
-        largest_norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
-        alike = _largest_alike_after(flow)
-        before = norm_before = 0.0
-        lost = []
-        for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
-            before, norm_before = max(before, rms), max(norm_before, norm)
-            after, norm_after = largest_after[place], largest_norm_after[place]
-            if rms > self.alike * alike[place] > self.absolute or self._learns(report, flow.sites[place]):
-                continue
-            if before < self.relative * after and norm_before < self.relative * norm_after:
-                what = f"{rms / after:.1e} times that of a layer after it (limit {self.relative:.0e})"
-                lost.append((place, rms / after, self.relative, what))
-            elif before < self.absolute:
-                lost.append((place, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
-        if not lost:
-            return
-        frontier, value, threshold, _ = lost[-1]
-        largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
-        course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
-        course = f"It falls {course}. " if largest > frontier else ""
-        if culprit is not None and culprit not in flow.sites[: frontier + 1] and course:
-            yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
-        for place, value, threshold, what in lost:
-            yield self._found(report, flow.sites[place], value, threshold, what, course)
-
-    def _learns(self, report: GradientFlowReport, site: str) -> bool:
-        setup, stats = report.setups.get(f"{site}.weight"), report.parameters.get(f"{site}.weight")
-        if setup is None or stats is None or stats.update_ratio is None or any(map(is_scale_free, setup.optimizers)):
-            return False
-        return bool(setup.optimizers) and setup.decay < self.learns / 2 and stats.update_ratio >= self.learns
-
-    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
-        return self.alert(
-            report, site, value, threshold, "warning",
-            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
-            f"{course}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
-            "connections.",
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploding(Rule):
     """Gradients that grow in the backward pass, or are very large everywhere.
@@ -189,7 +85,7 @@ class Exploding(Rule):
         """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
         exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report, history)
         absolute = math.inf if exempt else self.absolute
-        flow = _Flow(report)
+        flow = GradientCourse(report)
         near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
         before = math.inf
         grown, huge = [], []
@@ -260,6 +156,7 @@ class Stretching(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
+    superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)
     _CAUSES: ClassVar[str] = (
         "Common causes: a recurrent layer whose weights amplify it at each time step, or a division by a very small number."
     )
@@ -274,10 +171,8 @@ class Stretching(Rule):
     )
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per such module, and per parameter of a module inside which they grow, unless they explode over all."""
-        if any(Exploding()(report, history)):
-            return
-        flow = _Flow(report)
+        """Yield an alert per such module, and per parameter of a module inside which they grow."""
+        flow = GradientCourse(report)
         threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report, history) else 1.0)
         largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
         for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
@@ -301,36 +196,107 @@ class Stretching(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteGradients(Rule):
-    """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
+class Diverging(Rule):
+    """Gradients that are much larger than in the first steps of training.
 
-    kind: ClassVar[str] = "nonfinite"
+    Attributes:
+        threshold: Norm over the largest norm of the first steps.
+    """
+
+    kind: ClassVar[str] = "exploding"
+
+    threshold: float = 1e3
+
     advice: ClassVar[tuple[str, ...]] = (
-        "Check the inputs and the loss for such operations and add an eps inside them",
-        "Try a lower learning rate",
+        "Try a lower learning rate or a warm-up",
+        "Set gradient_clip_val=1.0 if nothing clips yet",
     )
-    urgent: ClassVar[bool] = True
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield an alert per module and parameter with such gradients."""
-        for site, stats in report.modules.items():
-            if stats.nonfinite_fraction > 0:
-                batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
-                first = "" if batch is None else f", first in training batch {batch} of the epoch"
-                yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
-        for site, gradient in report.parameters.items():
-            if gradient.nonfinite_steps:
-                steps, since = gradient.nonfinite_steps, gradient.first_nonfinite_step
-                first = "" if since is None else f", first at step {since}"
-                yield self._found(
-                    report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient", first, since_step=since
-                )
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer whose gradients have grown so."""
+        for site, events in report.events.items():
+            if events.growth > self.threshold:
+                yield self.alert(
+                    report, site, events.growth, self.threshold, "critical",
+                    f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
+                    f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
+                    "Training diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a "
+                    "recurrent network without clipping.",
+                    batch=events.growth_batch,
+                )  # fmt: skip
 
-    def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
-        return self.alert(
-            report, site, value, 0.0, "critical",
-            f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN.",
-            "Common causes: a loss or an operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or "
-            "weights that have diverged.",
-            **when,
-        )  # fmt: skip
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spike(Rule):
+    """A step whose gradient is much larger than any before it.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
+    128 steps before, after the first 64. Small healthy trainings have such steps too, mostly when they have almost converged; so
+    the step must also exceed all before it by ``ratio``.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the window.
+        ratio: Norm over the largest norm of all steps before.
+        min_steps: Steps there must have been before.
+    """
+
+    kind: ClassVar[str] = "spike"
+
+    sigmas: float = 6.0
+    ratio: float = 10.0
+    min_steps: int = 16
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer with such a step."""
+        for site, events in report.events.items():
+            enough = events.jump_before >= self.min_steps and events.jump_sigmas > self.sigmas
+            if enough and events.jump > self.ratio:
+                yield self.alert(
+                    report, site, events.jump, self.ratio, "warning",
+                    f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
+                    f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
+                    f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
+                    f"{events.jump_parameter}.",
+                    "Common causes: a batch unlike the others (not normalised, corrupt), or a step just before that changed the "
+                    "weights too much.",
+                    batch=events.jump_batch,
+                )  # fmt: skip
+
+
+__all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
+
+KINDS = (
+    Kind(
+        "exploding", "Exploding gradients", group="Backward", rank=900, urgency=3, limit=Exploding().absolute,
+        meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
+        "weights may end as NaN.",
+        formula="g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the "
+        "modules\n\n"
+        "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
+        "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
+        "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
+        "      or rms of a parameter's gradient > {Stretching.inside} * g of its module\n"
+        "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
+        "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
+        "the third is {Stretching.scale_free} times less strict.",
+        severities="critical where it grows over the steps, or along the model while the loss does not fall; warning where the "
+        "loss falls, or the gradient is only large; info where nothing of it reaches a weight",
+        advice=(
+            "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Use a smaller initialisation or normalisation layers",
+        ),
+        follows={"constant": upstream},
+        spreads=from_first(backward),
+    ),
+    Kind(
+        "spike", "A gradient much larger than any before", group="Backward", rank=700,
+        meaning="The gradient of one step is far larger than that of all steps before.",
+        formula="alert if norm > {Spike.ratio} * the largest norm before\n"
+        "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
+        "steps",
+        severities="warning",
+        advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
+    ),
+)  # fmt: skip
+
+RULES = (Exploding(), Stretching(), Diverging(), Spike())

@@ -1,4 +1,4 @@
-"""Rules over feature reports. Each is a pure function with its threshold as a field."""
+"""Activations: dead units, saturated activations, and modules that were not measured."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lightning_hooks.alerts.links import downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.alerts.rule import Judges, Rule, percent
 from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import Severity
-from lightning_hooks.reports.windows import FeatureReport, GradientFlowReport
-from lightning_hooks.statistics import FeatureStats
-
-
-def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
-    """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
-    return report.epoch == 0 and report.sampled_batches == 1
+from lightning_hooks.reports.kinds import Kind, Node, Severity
+from lightning_hooks.reports.windows import FeatureReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,81 +99,6 @@ class Saturated(Rule):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Constant(Rule):
-    """A module whose output is the same value for every input.
-
-    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; for the first of several
-    calls of softmax: routing by agreement starts with even weights; for a call of relu at 0
-    that gives one number for each sample: a hinge loss whose margin is kept; and for a module inside a library's model that has
-    been so from the start: positions of padding, a branch for inputs that this task does not have.
-
-    Attributes:
-        threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
-            is about eight float32 roundings.
-    """
-
-    kind: ClassVar[str] = "constant"
-    judges: ClassVar[Judges] = "epoch"
-
-    threshold: float = 1e-6
-
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
-        """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
-        if only_the_first_step(report):
-            return
-        calls = report.functions
-        for site, stats in report.sites.items():
-            if stats.count < 2 or (stats.dead_fraction or 0.0) == 1.0:
-                continue
-            spread = stats.std / stats.rms if stats.rms > 0 else 0.0
-            if spread <= self.threshold:
-                gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
-                hinge = calls.get(site) == "relu" and stats.dead_fraction is None and stats.rms == 0
-                routing = calls.get(site) == "softmax" and calls.get(f"{site}_1") == "softmax" and f"{site}_1" in report.sites
-                meant = site in report.of_libraries and all(site in earlier.of_libraries for earlier in history)
-                yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate or routing or hinge or meant else "warning",
-                    f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
-                    f"{self.threshold:.1g}).",
-                    "Common causes: a constant input, weights that are all zero, or dead layers before it.",
-                )  # fmt: skip
-
-
-def _batch(stats: FeatureStats, report: FeatureReport) -> str:
-    """Where it was first seen, and how exact that is."""
-    sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
-    return f"training batch {stats.first_nonfinite_batch} of the epoch{sampled}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NonfiniteFeatures(Rule):
-    """NaN or infinite outputs.
-
-    Attributes:
-        threshold: Share of a module's values above which it counts, in [0, 1].
-    """
-
-    kind: ClassVar[str] = "nonfinite"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-    urgent: ClassVar[bool] = True
-
-    threshold: float = 0.0
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield an alert per module that put out values that are not finite, in model order."""
-        for site, stats in report.sites.items():
-            if stats.nonfinite_fraction > self.threshold:
-                yield self.alert(
-                    report, site, stats.nonfinite_fraction, self.threshold, "critical",
-                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
-                    f"{_batch(stats, report)}.",
-                    "Common causes: such values in the input, weights that have diverged, or an operation with an invalid "
-                    "argument (log of 0, division by 0, overflow in half precision).",
-                    batch=stats.first_nonfinite_batch,
-                )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Silent(Rule):
     """A selected module whose hook never ran, or whose output holds no number."""
 
@@ -202,3 +122,66 @@ class Silent(Rule):
                 "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights "
                 "are used, or a model that was compiled before the hooks were registered.",
             )  # fmt: skip
+
+
+def _of_a_part(effect: Node, _: Node) -> bool:
+    """Not all units of the layer are dead."""
+    return not effect.whole
+
+
+def _from_whole_layers(nodes: Sequence[Node], _: Sequence[float]) -> None:
+    """From each layer that is wholly dead, which has a cause of its own, over the layers after it up to the next one."""
+    head, *others = sorted(nodes, key=forward)
+    for node in others:
+        if head.whole or not node.whole:
+            node.cause = head
+        else:
+            head = node
+
+
+__all__ = ["Dead", "Saturated", "Silent"]
+
+KINDS = (
+    Kind(
+        "dead", "Dead units", group="Forward", rank=1120, measures="share", urgency=2, limit=Dead().threshold,
+        meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
+        "so they cannot recover by themselves.",
+        formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
+        "alert if dead_fraction > {Dead.threshold}\n"
+        "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
+        "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
+        "of fewer than {Dead.min_units} units from {Dead.of_few} on",
+        severities="warning; critical if all units are dead",
+        advice=(
+            "Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place",
+        ),
+        follows={"representation_collapse": _of_a_part, "constant": downstream},
+        spreads=_from_whole_layers,
+    ),
+    Kind(
+        "saturated", "Saturated activations", group="Forward", rank=1130, measures="share", limit=Saturated().threshold,
+        meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
+        "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
+        formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
+        "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
+        "first window",
+        severities="warning; info for the last module, which is confident on purpose",
+        advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
+        follows={"constant": downstream, "dead": downstream_of_whole},
+        spreads=from_first(forward),
+    ),
+    Kind(
+        "silent", "Modules that were not measured", group="Set-up", rank=1430, measures="nothing",
+        meaning="A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing "
+        "is known about it: it is neither zero nor dead.",
+        formula="alert if calls = 0, or no output holds a floating-point tensor",
+        severities="info",
+        advice=(
+            "Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (Dead(), Saturated(), Silent())

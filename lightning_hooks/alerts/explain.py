@@ -1,0 +1,87 @@
+"""What there is to say about a kind of alert, from its declaration and its rules: for the command line and the documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import textwrap
+from typing import Any
+
+from lightning_hooks.alerts.causes import links
+from lightning_hooks.alerts.defaults import RULES
+from lightning_hooks.alerts.rule import Rule
+from lightning_hooks.reports.kinds import KINDS
+
+_OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
+
+
+def rules_of(kind: str) -> list[Rule]:
+    """The built-in rules that raise a kind, each once."""
+    return list(dict.fromkeys(rule for rules in RULES.values() for rule in rules if rule.kind == kind))
+
+
+def thresholds_of(rule: Rule) -> dict[str, Any]:
+    """The fields that a rule adds to those of every rule, with their values."""
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule) if field.name not in _OF_EVERY_RULE}
+
+
+def documented(rule: type[Any]) -> tuple[str, dict[str, str]]:
+    """A rule's docstring: its text, and what it says of each field."""
+    text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", inspect.getdoc(rule) or "").replace("``", "`")
+    about, _, listed = text.partition("\n\nAttributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", listed, re.MULTILINE)
+    return " ".join(about.split("\n")).replace("  ", "\n\n"), {name: " ".join(words.split()) for name, words in entries}
+
+
+def formula(kind: str) -> str:
+    """When a kind is raised, with the default thresholds."""
+    rules = {type(rule).__name__: rule for rule in rules_of(kind)}
+
+    def value(found: re.Match[str]) -> str:
+        default = getattr(rules[found[1]], found[2])
+        return " to ".join(f"{part:g}" for part in default) if isinstance(default, tuple) else f"{default:g}"
+
+    return re.sub(r"\{(\w+)\.(\w+)\}", value, KINDS[kind].formula)
+
+
+def advice_of(kind: str) -> list[str]:
+    """What to try: the kind's advice, then that of single rules."""
+    return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_of(kind) for step in rule.advice)]))
+
+
+def causes_of(kind: str) -> list[str]:
+    """The kinds that a kind can be a consequence of."""
+    return [*links().get(kind, ())]
+
+
+def consequences_of(kind: str) -> list[str]:
+    """The kinds that can be a consequence of a kind."""
+    return [effect for effect, causes in links().items() if kind in causes]
+
+
+def explain(kind: str) -> list[str]:
+    """A kind in lines for a terminal.
+
+    Raises:
+        ValueError: If no built-in rule raises it; with the closest names.
+    """
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, 3, 0.3) or [*KINDS]
+        raise ValueError(f"no built-in rule raises {kind!r}; the closest kinds are {', '.join(near)}.")
+    known = KINDS[kind]
+    lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {known.severities}."), ""]
+    lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in advice_of(kind))]
+    for rule in rules_of(kind):
+        explained = documented(type(rule))[1]
+        lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []
+        for name, default in thresholds_of(rule).items():
+            lines += _wrapped(f"{name} = {default!r}: {explained.get(name, '')}", "  ", "      ")
+    for title, kinds in (("Can be a consequence of: ", causes_of(kind)), ("Can cause: ", consequences_of(kind))):
+        lines += ["", *_wrapped(title + ", ".join(kinds) + ".")] if kinds else []
+    return lines
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=others, break_long_words=False)
