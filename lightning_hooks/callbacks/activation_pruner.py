@@ -278,7 +278,7 @@ class ActivationPruner(EvaluatedCallback):
 def _merged(sites: UnitSites, ranks: int) -> dict[str, Activity]:
     """Return the epoch's activity of all ranks, by two collectives and one copy to the host."""
     fixed = ranks > 1
-    (packed,) = merged_over_ranks((sites.segments, sites.pack(fixed)))
+    (packed,) = merged_over_ranks((sites.spans, sites.pack(fixed)))
     return sites.read(packed.to("cpu"), fixed)
 
 

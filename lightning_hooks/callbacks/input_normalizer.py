@@ -19,7 +19,7 @@ from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import REST, Segment, largest, merged_over_ranks, pooled
+from lightning_hooks.statistics.reduction import REST, Span, largest, merged_over_ranks, pooled
 from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput
 from lightning_hooks.transforms.normalization import given_numbers
 
@@ -281,12 +281,12 @@ def _merged_over_ranks(
     if world_size == 1:
         return own
     channels = torch.tensor([0 if known is None else known.shape[1] for known in own.values()], device=device)
-    (channels,) = merged_over_ranks(((Segment(REST, largest),), channels))  # a module may run on some ranks only
+    (channels,) = merged_over_ranks(((Span(REST, largest),), channels))  # a module may run on some ranks only
     widths = channels.tolist()
     table = torch.zeros((3, sum(widths)), dtype=row_dtype(device), device=device)
     for known, part in zip(own.values(), torch.split(table, widths, 1), strict=True):
         if known is not None:
             part.copy_(known)
-    (moments,) = merged_over_ranks(((Segment(3, pooled),), table.T))
+    (moments,) = merged_over_ranks(((Span(3, pooled),), table.T))
     parts = torch.split(moments.T, widths, 1)
     return {name: part if part.shape[1] else None for name, part in zip(own, parts, strict=True)}

@@ -20,7 +20,7 @@ from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merge, Merging, Segment, Segments, TableIndex, by_columns, largest
+from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
 from lightning_hooks.trackers.layout import Chart, Layout, Lines
@@ -114,10 +114,10 @@ class ClipCollector(Collector[ClipReport]):
     # The window's table: for each optimizer its events, its counts of careless steps, and its tally.
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed tables merge."""
         width = self._width
-        return (Segment(width * len(self.ledgers), by_columns(OVER_RANKS, width), by_columns(OVER_WINDOWS, width)),)
+        return (Span(width * len(self.ledgers), by_columns(OVER_RANKS, width), by_columns(OVER_WINDOWS, width)),)
 
     @property
     def _width(self) -> int:

@@ -17,7 +17,7 @@ from lightning_hooks.hooks.attributes import contents, in_training_mode, stored,
 from lightning_hooks.hooks.selection import clean_name, outwards
 from lightning_hooks.hooks.values import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Segment, Segments, largest
+from lightning_hooks.statistics.reduction import Span, Spans, largest
 
 UNSEEN = 1e6
 """The number of modules in eval mode around a module that no sampled batch has shown yet."""
@@ -96,9 +96,9 @@ class ModuleModes:
     # The table, whose maximum is taken over ranks and windows.
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed numbers merge."""
-        return (Segment(len(self.names) + len(self.norms), largest),)
+        return (Span(len(self.names) + len(self.norms), largest),)
 
     def pack(self) -> Tensor:
         """The negative levels of each module, and how far the statistics of each norm have moved since training started."""

@@ -18,7 +18,7 @@ from lightning_hooks.pruning.units import Layout, activity_sums, known_units
 from lightning_hooks.pruning.weights import producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.feature_table import layouts, most_units
-from lightning_hooks.statistics.reduction import REST, Segment, Segments, added, largest
+from lightning_hooks.statistics.reduction import REST, Span, Spans, added, largest
 
 
 class UnitSite:
@@ -157,9 +157,9 @@ class UnitSites:
         return torch.cat([head, *sums])
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed vectors of all ranks merge."""
-        return Segment(len(self.sites), largest), Segment(REST, added)
+        return Span(len(self.sites), largest), Span(REST, added)
 
     def read(self, packed: Tensor, fixed: bool) -> dict[str, Activity]:
         """Return the activity of the sites that were called on any rank, from a vector on the host."""

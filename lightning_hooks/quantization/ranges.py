@@ -15,7 +15,7 @@ from lightning_hooks.quantization.range_histograms import add_values, least_erro
 from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import number
-from lightning_hooks.statistics.reduction import REST, Merging, Segment, Segments, TableIndex
+from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex
 from lightning_hooks.statistics.rows import lasting
 
 METHODS = ("minmax", "moving_average", "histogram", "percentile")
@@ -134,9 +134,9 @@ class RangeTable:
             self.channels = {index: known.float() for index, known in enumerate(channels)}
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed tables of ranks and of windows merge."""
-        return (Segment(REST, self._merged),)
+        return (Span(REST, self._merged),)
 
     def _merged(self, own: Tensor, among: TableIndex) -> Merging:
         """The merge of packed tables.

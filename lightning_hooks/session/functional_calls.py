@@ -21,7 +21,7 @@ from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Segment, all_ranks, largest
+from lightning_hooks.statistics.reduction import Span, all_ranks, largest
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
@@ -224,7 +224,7 @@ class FunctionalCalls:
             return merged(*collectors)
         device = self._host.device
         waits = torch.tensor([float(bool(self._waiting))], dtype=row_dtype(device), device=device)
-        *tables, waiting = merged(*collectors, others=[((Segment(1, largest),), waits)])
+        *tables, waiting = merged(*collectors, others=[((Span(1, largest),), waits)])
         if waiting.item():
             self._agree()
         return tables

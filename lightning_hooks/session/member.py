@@ -205,8 +205,7 @@ class Member(MemberContext):
         index = None if self.windows.length is None else self.windows.index
 
         def read(table: Tensor) -> Any:
-            report = self._read(table)
-            return dataclasses.replace(report, overhead=cost, every_n_steps=stride, window=index)
+            return dataclasses.replace(self._read(table), overhead=cost, every_n_steps=stride, window=index)
 
         whole = report = read(packed)
         if index is not None:
@@ -232,9 +231,9 @@ class Member(MemberContext):
         self.alerting.add_to_epoch(self.report)
         several = self.windows.index > 1
         if several and self.windows.epoch.table is not None:
-            report = self._read(self.windows.epoch.table)
-            known = {"overhead": self.report.overhead, "every_n_steps": self.report.every_n_steps}
-            self.epoch_report = dataclasses.replace(report, **known, alerts=self.alerting.of_epoch())
+            known: dict[str, Any] = {"overhead": self.report.overhead, "every_n_steps": self.report.every_n_steps}
+            known["alerts"] = self.alerting.of_epoch()
+            self.epoch_report = dataclasses.replace(self._read(self.windows.epoch.table), **known)
         self.windows.end_epoch()
         self.alerting.end_epoch()
         return several

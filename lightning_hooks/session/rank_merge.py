@@ -12,12 +12,12 @@ import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.statistics.reduction import Segments, all_ranks, all_reduce, merged_over_ranks
+from lightning_hooks.statistics.reduction import Spans, all_ranks, all_reduce, merged_over_ranks
 
 
-def merged(*collectors: Collector[Any], others: Sequence[tuple[Segments, Tensor]] = ()) -> list[Tensor]:
+def merged(*collectors: Collector[Any], others: Sequence[tuple[Spans, Tensor]] = ()) -> list[Tensor]:
     """The packed tables of all ranks, of collectors and others: three collectives for all of them."""
-    return merged_over_ranks(*((one.tables.segments, one.tables.pack()) for one in collectors), *others)
+    return merged_over_ranks(*((one.tables.spans, one.tables.pack()) for one in collectors), *others)
 
 
 def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.attention import Head
 from lightning_hooks.statistics.attention_stats import N_LINE, AttentionStats, HeadLine, attention_stats
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Segment, Segments, added, largest, paired
+from lightning_hooks.statistics.reduction import Span, Spans, added, largest, paired
 from lightning_hooks.statistics.rows import lasting
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
@@ -97,11 +97,11 @@ class AttentionTable:
         return whole.t().reshape(self.n_sites, self.n_heads, N_LINE)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed tables of ranks and of windows merge."""
         n = self.n_sites * self.n_heads
-        begin, end = Segment(n, largest, paired(_first_known)), Segment(n, largest, paired(_last_known))
-        return Segment(n * len(_SUMS), added), Segment(n, largest), begin, end
+        begin, end = Span(n, largest, paired(_first_known)), Span(n, largest, paired(_last_known))
+        return Span(n * len(_SUMS), added), Span(n, largest), begin, end
 
     def read(self, packed: Tensor, names: Sequence[str]) -> dict[str, AttentionStats]:
         """Name the numbers of a packed table on the host.

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import as_real, dense, plain_values
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.inputs import tensors_in
-from lightning_hooks.statistics.reduction import Segment, Segments, added, largest, paired
+from lightning_hooks.statistics.reduction import Span, Spans, added, largest, paired
 
 SAMPLE = 1024
 """Numbers of each tensor that are hashed, evenly spread over it."""
@@ -139,9 +139,9 @@ class BatchHashes:
         return (compared & self._changing & (parts == last)).any()
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed numbers merge: pairs, and the last hashes."""
-        return Segment(N_PAIRS, added), Segment(2 * SLOTS, largest, paired(merge_windows))
+        return Span(N_PAIRS, added), Span(2 * SLOTS, largest, paired(merge_windows))
 
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""

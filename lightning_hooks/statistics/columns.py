@@ -20,8 +20,8 @@ from typing_extensions import Self
 from lightning_hooks.statistics.moments import pool
 from lightning_hooks.statistics.reduction import (
     Merge,
-    Segment,
-    Segments,
+    Span,
+    Spans,
     added,
     by_columns,
     largest,
@@ -154,11 +154,11 @@ class RowTable:
         self.rows = self.columns.empty(n_rows, device, self.more)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed tables merge."""
         merge = self.columns.merge(self.more)
         over_ranks = once(merge, self.rows.shape[1]) if self.alike_on_ranks else merge
-        return (Segment(self.rows.numel(), over_ranks, merge),)
+        return (Span(self.rows.numel(), over_ranks, merge),)
 
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""

@@ -14,7 +14,7 @@ from lightning_hooks.statistics.feature_stats import FeatureStats, feature_stats
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
 from lightning_hooks.statistics.order import FirstCalls
-from lightning_hooks.statistics.reduction import REST, Merging, Segment, Segments, TableIndex, flagged
+from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
 from lightning_hooks.statistics.units import Saturation, features_last, is_rectifier, saturation_of, unit_dimension
 
@@ -197,9 +197,9 @@ class FeatureTable:
                     self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed tables of ranks and of windows merge."""
-        return Segment(self.rows.numel(), Column.merge()), Segment(REST, _fired_anywhere)
+        return Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
 
     def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
         """A packed table with room for more rectifiers, and more units of each.

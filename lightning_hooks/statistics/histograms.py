@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.pending import Pending
-from lightning_hooks.statistics.reduction import Segment, Segments, added
+from lightning_hooks.statistics.reduction import Span, Spans, added
 
 QUARTERS = 4
 LOWEST, HIGHEST = -40, 24
@@ -84,9 +84,9 @@ class HistogramTable:
             self.pending.take(optimizer)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed counts merge: they add."""
-        return (Segment(self.counts.numel(), added),)
+        return (Span(self.counts.numel(), added),)
 
     def pack(self) -> Tensor:
         """Return the counts as one vector of the row's dtype."""

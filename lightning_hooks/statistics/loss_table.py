@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.loss import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
-from lightning_hooks.statistics.reduction import Merging, Segment, Segments, TableIndex, paired
+from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
 
 PAGE = 64
 """Losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches."""
@@ -133,9 +133,9 @@ class LossTable:
         self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed tables merge, over ranks and over windows."""
-        return (LOSS_SEGMENT,)
+        return (LOSS_SPAN,)
 
     def pack(self) -> Tensor:
         """The table, shape ``(n_loss_numbers,)``."""
@@ -284,5 +284,5 @@ def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]
     return list(zip(places[:count], values[:count], ranks[:count], strict=True))
 
 
-LOSS_SEGMENT = Segment(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
+LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
 """How packed tables merge, over ranks and over windows."""

@@ -42,7 +42,7 @@ Merge = Callable[[Tensor, TableIndex], Merging]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Span:
     """Consecutive numbers of a packed table that merge alike.
 
     Attributes:
@@ -57,10 +57,10 @@ class Segment:
 
 
 REST = -1
-"""The length of one segment of a table: what the others leave."""
+"""The length of one span of a table: what the others leave."""
 
-Segments = tuple[Segment, ...]
-"""The segments of a packed table, in order."""
+Spans = tuple[Span, ...]
+"""The spans of a packed table, in order."""
 
 
 # How numbers merge.
@@ -248,11 +248,11 @@ def _rows(numbers: Tensor, width: int) -> Tensor:
 # Tables.
 
 
-def _merging(segments: Segments, packed: Tensor, among: TableIndex, windows: bool = False) -> Merging:
-    lengths = [segment.length for segment in segments]
+def _merging(spans: Spans, packed: Tensor, among: TableIndex, windows: bool = False) -> Merging:
+    lengths = [span.length for span in spans]
     if REST in lengths:
         lengths[lengths.index(REST)] += packed.shape[-1] - sum(lengths)
-    ways = [segment.over_windows if windows and segment.over_windows else segment.over_ranks for segment in segments]
+    ways = [span.over_windows if windows and span.over_windows else span.over_ranks for span in spans]
     parts = zip(ways, torch.split(packed, lengths, -1), strict=True)
     merged = yield from together([merge(part, among) for merge, part in parts])
     return torch.cat(merged, -1)
@@ -263,14 +263,14 @@ def merge_tables(merge: Merge, tables: Sequence[Tensor] | Tensor) -> Tensor:
     return _in_process([merge(table, TableIndex(number, len(tables))) for number, table in enumerate(tables)])
 
 
-def merge_ranks(segments: Segments, tables: Sequence[Tensor]) -> Tensor:
+def merge_ranks(spans: Spans, tables: Sequence[Tensor]) -> Tensor:
     """Merge the packed tables of several ranks, in rank order, in this process."""
-    return merge_tables(lambda packed, table: _merging(segments, packed, table), tables)
+    return merge_tables(lambda packed, table: _merging(spans, packed, table), tables)
 
 
-def merge_windows(segments: Segments, earlier: Tensor, later: Tensor) -> Tensor:
+def merge_windows(spans: Spans, earlier: Tensor, later: Tensor) -> Tensor:
     """Merge the packed tables of two consecutive windows."""
-    return merge_tables(lambda packed, table: _merging(segments, packed, table, windows=True), (earlier, later))
+    return merge_tables(lambda packed, table: _merging(spans, packed, table, windows=True), (earlier, later))
 
 
 def _in_process(mergings: Sequence[Merging]) -> Tensor:
@@ -286,15 +286,15 @@ def _reduced(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
     return stacked.amax(0) if reduction == "max" else stacked.sum(0)
 
 
-def over_ranks(tables: Sequence[tuple[Segments, Tensor]], among: TableIndex, all_reduce: AllReduce) -> list[Tensor]:
+def over_ranks(tables: Sequence[tuple[Spans, Tensor]], among: TableIndex, all_reduce: AllReduce) -> list[Tensor]:
     """Merge this rank's packed tables with those of the other ranks: at most three collectives for all of them.
 
     Args:
-        tables: Each with its segments; the same ones in the same order on every rank.
+        tables: Each with its spans; the same ones in the same order on every rank.
         among: This rank, and how many there are.
         all_reduce: Reduces over all ranks.
     """
-    merging = together([_merging(segments, packed, among) for segments, packed in tables])
+    merging = together([_merging(spans, packed, among) for spans, packed in tables])
     sent = next(merging)
     for turn, reduction in enumerate(REDUCTIONS, start=1):
         if sent.numel():
@@ -313,7 +313,7 @@ def all_ranks() -> TableIndex | None:
 
 
 @torch.no_grad()
-def merged_over_ranks(*tables: tuple[Segments, Tensor]) -> list[Tensor]:
+def merged_over_ranks(*tables: tuple[Spans, Tensor]) -> list[Tensor]:
     """The packed tables of all ranks together; as they are where this process trains alone."""
     among = all_ranks()
     return [packed for _, packed in tables] if among is None else over_ranks(tables, among, all_reduce)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import spacing
-from lightning_hooks.statistics.reduction import Segment, Segments, largest, paired
+from lightning_hooks.statistics.reduction import Span, Spans, largest, paired
 
 TOLERANCE = 1e-5
 """Relative difference up to which ranks agree: some hundred times the rounding of float32."""
@@ -96,9 +96,9 @@ class ReplicaTable:
         """A resumed window compares from where it goes on."""
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed vectors merge: each number, and its negative."""
-        return (Segment(2 * (2 * len(self._gradients) + 1), largest, paired(_larger_difference)),)
+        return (Span(2 * (2 * len(self._gradients) + 1), largest, paired(_larger_difference)),)
 
     def grow(self, n_parameters: int) -> None:
         """Make room for parameters that came later."""

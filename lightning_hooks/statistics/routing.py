@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Segment, Segments, added
+from lightning_hooks.statistics.reduction import Span, Spans, added
 
 
 class RouterColumn(IntEnum):
@@ -201,9 +201,9 @@ class RoutingTable:
         self._numbers.copy_(packed)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How packed tables merge: everything adds."""
-        return (Segment(self._numbers.numel(), added),)
+        return (Span(self._numbers.numel(), added),)
 
     @property
     def calls(self) -> Tensor:

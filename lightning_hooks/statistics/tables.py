@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import REST, Merge, Segment, Segments, merge_windows
+from lightning_hooks.statistics.reduction import REST, Merge, Span, Spans, merge_windows
 
 
 class PackedTable(Protocol):
     """A window's numbers."""
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed numbers of ranks and of windows merge."""
 
     def pack(self) -> Tensor:
@@ -56,9 +56,9 @@ class HostNumbers:
         self._read, self._merges, self._load = read, (over_ranks, over_windows), load
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed numbers of ranks and of windows merge."""
-        return (Segment(len(self._read()), *self._merges),)
+        return (Span(len(self._read()), *self._merges),)
 
     def pack(self) -> Tensor:
         """Return the numbers."""
@@ -78,7 +78,7 @@ class Tables(Mapping[str, PackedTable]):
 
     Args:
         device: Of the packed vector.
-        tables: By name. One of them may have a segment of the length ``REST``.
+        tables: By name. One of them may have a span of the length ``REST``.
     """
 
     def __init__(self, device: torch.device | str, **tables: PackedTable) -> None:
@@ -98,14 +98,14 @@ class Tables(Mapping[str, PackedTable]):
         return len(self._tables)
 
     @property
-    def segments(self) -> Segments:
+    def spans(self) -> Spans:
         """How the packed numbers of ranks and of windows merge."""
-        return tuple(segment for table in self._tables.values() for segment in table.segments)
+        return tuple(span for table in self._tables.values() for span in table.spans)
 
     @property
     def length(self) -> int:
-        """How many numbers :meth:`pack` returns, where no table has a segment of the length ``REST``."""
-        return sum(segment.length for segment in self.segments)
+        """How many numbers :meth:`pack` returns, where no table has a span of the length ``REST``."""
+        return sum(span.length for span in self.spans)
 
     def pack(self) -> Tensor:
         """Return the numbers of all tables as one vector, of :func:`row_dtype`."""
@@ -118,7 +118,7 @@ class Tables(Mapping[str, PackedTable]):
         Args:
             packed: What :meth:`pack` or a merge returned.
         """
-        lengths = [[segment.length for segment in table.segments] for table in self._tables.values()]
+        lengths = [[span.length for span in table.spans] for table in self._tables.values()]
         rest = packed.shape[-1] - sum(length for each in lengths for length in each if length != REST)
         sizes = [sum(rest if length == REST else length for length in each) for each in lengths]
         return dict(zip(self._tables, torch.split(packed, sizes, -1), strict=True))
@@ -130,7 +130,7 @@ class Tables(Mapping[str, PackedTable]):
 
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
         """Merge two windows in a row; ``later`` alone where parameters or optimizers are others since."""
-        return merge_windows(self.segments, earlier, later) if earlier.shape == later.shape else later
+        return merge_windows(self.spans, earlier, later) if earlier.shape == later.shape else later
 
     def reset(self) -> None:
         """Start a new window."""

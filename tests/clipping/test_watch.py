@@ -12,7 +12,7 @@ import torch
 from lightning_hooks.clipping import ClipLedger, NormHistory, step_events
 from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn
 from lightning_hooks.collectors.clipping import MERGED_EVENTS
-from lightning_hooks.statistics.reduction import Segment, by_columns, merge_ranks
+from lightning_hooks.statistics.reduction import Span, by_columns, merge_ranks
 
 NAMES = ["a", "b", "c"]
 
@@ -181,6 +181,6 @@ def test_nothing_is_said_against_norms_of_zero() -> None:
 def test_events_of_ranks_merge_to_the_largest_and_the_first() -> None:
     first, second = (torch.arange(len(EventColumn), dtype=torch.float64) + offset for offset in (0, 100))
     first[EventColumn.GROWTH], second[EventColumn.GROWTH] = 9.0, 2.0
-    merged = merge_ranks((Segment(len(EventColumn), by_columns(MERGED_EVENTS)),), (first[None], second[None]))[0]
+    merged = merge_ranks((Span(len(EventColumn), by_columns(MERGED_EVENTS)),), (first[None], second[None]))[0]
     assert torch.equal(merged[: EventColumn.GROWTH], second[: EventColumn.GROWTH])
     assert torch.equal(merged[EventColumn.GROWTH :], first[EventColumn.GROWTH :])

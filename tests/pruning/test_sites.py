@@ -165,7 +165,7 @@ def test_ranks_are_merged_as_if_their_data_were_one() -> None:
         else:
             whole = sites.read(sites.pack(fixed=False), fixed=False)
     assert len(packed[0]) == len(packed[1])
-    found = sites.read(merge_ranks(sites.segments, packed), fixed=True)
+    found = sites.read(merge_ranks(sites.spans, packed), fixed=True)
     assert list(found) == list(whole) == ["a", "odd", "b"]
     for name, activity in found.items():
         assert activity.count == whole[name].count

@@ -218,7 +218,7 @@ def test_ranks_merge(method: str) -> None:
                 table.add(0, x)
             tables.append(table)
         tables[1].add(1, torch.tensor([1.0, 5.0]))
-        merged = merge_ranks(tables[0].segments, [table.pack() for table in tables])
+        merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
         sites, silent = tables[0].read(merged)
         assert silent == ("never",)
         assert (sites["one rank only"].smallest, sites["one rank only"].largest) == (1.0, 5.0)
@@ -250,7 +250,7 @@ def test_channels_merge_where_ranks_know_different_ones() -> None:
     tables[0].add(0, torch.tensor([[1.0, 2.0]]))
     tables[1].add(0, torch.tensor([[0.0, 3.0, 4.0]]))
     tables[1].add(1, torch.zeros(2, 9))  # more than there is room for: its channels are left out
-    merged = merge_ranks(tables[0].segments, [table.pack() for table in tables])
+    merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
     sites, _ = tables[0].read(merged)
     assert [(c.min, c.max) for c in sites["a"].channels] == [(0.0, 1.0), (2.0, 3.0), (4.0, 4.0)]
     assert sites["b"].channels == ()

@@ -54,11 +54,11 @@ def test_the_numbers_of_a_site() -> None:
     assert a.nonfinite_rows == 0.0
 
 
-@pytest.mark.parametrize("merge", [merge_windows, lambda segments, *tables: merge_ranks(segments, tables)])
+@pytest.mark.parametrize("merge", [merge_windows, lambda spans, *tables: merge_ranks(spans, tables)])
 def test_windows_and_ranks_merge(merge: object) -> None:
     parts = table((0, 1, 1.0), (1, 2, 2.0)), table((0, 3, 5.0), (2, 4, 1.0))
     whole = stats(table((0, 1, 1.0), (1, 2, 2.0), (0, 3, 5.0), (2, 4, 1.0)).pack())
-    found = stats(merge(parts[0].segments, parts[0].pack(), parts[1].pack()))  # type: ignore[operator]
+    found = stats(merge(parts[0].spans, parts[0].pack(), parts[1].pack()))  # type: ignore[operator]
     assert set(found) == {"a", "b", "c"}
     for name, expected in whole.items():
         got = found[name]

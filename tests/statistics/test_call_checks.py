@@ -95,8 +95,8 @@ def test_tables_merge() -> None:
         table.softmax(1, scores(LATER), -2, None)
         table.dropout(0, 0.1 * (number + 1), training=False)
     packed = [table.pack() for table in tables]
-    windows = merge_windows(tables[0].segments, merge_windows(tables[0].segments, packed[0], packed[1]), packed[2])
-    for merged in (merge_ranks(tables[0].segments, packed), windows):
+    windows = merge_windows(tables[0].spans, merge_windows(tables[0].spans, packed[0], packed[1]), packed[2])
+    for merged in (merge_ranks(tables[0].spans, packed), windows):
         rows = merged.view(2, -1).tolist()
         assert softmax_use(rows[1]) == SoftmaxUse(2, 0, 2)
         assert dropout_use(rows[0]) == DropoutUse(0.2, 2, 2, 0)
@@ -118,7 +118,7 @@ def test_precision() -> None:
     table.add(1, torch.zeros(2))
     table.add(1, torch.zeros(2, dtype=torch.float16))
     assert table.stats(table.pack(), names, "bf16-mixed") == PrecisionStats("bf16-mixed", 150 / 400, ("b",), 2)
-    merged = merge_ranks(table.segments, [table.pack(), table.pack()])
+    merged = merge_ranks(table.spans, [table.pack(), table.pack()])
     assert table.stats(merged, names, "x") == PrecisionStats("x", 150 / 400, ("b",), 2)
     back = PrecisionTable([100, 300])
     back.unpack(table.pack())

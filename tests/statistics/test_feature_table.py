@@ -157,7 +157,7 @@ def assert_same(one, two):
 
 
 def merged(tables):
-    return merge_ranks(tables[0].segments, [table.pack(table.capacity) for table in tables])
+    return merge_ranks(tables[0].spans, [table.pack(table.capacity) for table in tables])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -89,16 +89,16 @@ def test_ranks_merge_to_one_process_and_an_epoch_can_be_taken_up() -> None:
     one.train(x, compare=True)
     left.train(x[:8], compare=True)
     right.train(torch.ones(8, 3), compare=True)
-    merged = merge_ranks(left.segments, (left.pack(), right.pack()))
+    merged = merge_ranks(left.spans, (left.pack(), right.pack()))
     both = left.read(merged)
     assert both["same_samples"] is False  # on one rank they differ
     assert both["inputs"]["training"].count == 48
-    alone = merge_ranks(right.segments, (right.pack(), table().pack()))
+    alone = merge_ranks(right.spans, (right.pack(), table().pack()))
     assert right.read(alone)["same_samples"] is True
     halves = [table(), table()]
     for half, part in zip(halves, (x[:8], x[8:]), strict=True):
         half.train(part, compare=True)
-    assert left.read(merge_ranks(left.segments, [half.pack() for half in halves]))["inputs"]["training"].rms == pytest.approx(
+    assert left.read(merge_ranks(left.spans, [half.pack() for half in halves]))["inputs"]["training"].rms == pytest.approx(
         one.read(one.pack())["inputs"]["training"].rms
     )
     again = table()

@@ -12,7 +12,7 @@ import torch
 
 from lightning_hooks.statistics.loss import RECENT, LossReport
 from lightning_hooks.statistics.loss_table import (
-    LOSS_SEGMENT,
+    LOSS_SPAN,
     MOST_VALIDATIONS,
     N_LOSS_NUMBERS,
     SLOTS,
@@ -104,13 +104,13 @@ def test_scale_and_accumulation_are_undone_and_the_value_is_a_copy() -> None:
 def test_ranks_are_averaged_batch_by_batch(n: int) -> None:
     ranks = [noise(n, seed) for seed in range(3)]
     ranks[1][7] = NAN
-    merged = merge_ranks((LOSS_SEGMENT,), [filled(losses).pack() for losses in ranks])
+    merged = merge_ranks((LOSS_SPAN,), [filled(losses).pack() for losses in ranks])
     assert_report(LossTable().read(merged), np.mean(ranks, 0).tolist())
 
 
 def test_a_rank_with_fewer_batches() -> None:
     one, other = noise(30), noise(20, 1)
-    merged = merge_ranks((LOSS_SEGMENT,), [filled(one).pack(), filled(other).pack()])
+    merged = merge_ranks((LOSS_SPAN,), [filled(one).pack(), filled(other).pack()])
     expected = [*((a + b) / 2 for a, b in zip(one, other, strict=False)), *one[20:]]
     report = LossTable().read(merged)
     assert report is not None
@@ -120,7 +120,7 @@ def test_a_rank_with_fewer_batches() -> None:
 
 def test_of_several_ranks_long_windows_keep_their_moments() -> None:
     ranks = [noise(SLOTS + 80, seed) for seed in range(2)]
-    report = LossTable().read(merge_ranks((LOSS_SEGMENT,), [filled(losses).pack() for losses in ranks]))
+    report = LossTable().read(merge_ranks((LOSS_SPAN,), [filled(losses).pack() for losses in ranks]))
     assert report is not None
     assert report.count == SLOTS + 80
     assert report.mean == pytest.approx(np.mean(ranks))
@@ -138,7 +138,7 @@ def test_windows_in_a_row_are_one(sizes: tuple[int, ...]) -> None:
             table.add(torch.tensor(loss))
             table.end_batch(number, begin + number)
         packed = table.pack()
-        merged = packed if merged is None else merge_windows((LOSS_SEGMENT,), merged, packed)
+        merged = packed if merged is None else merge_windows((LOSS_SPAN,), merged, packed)
         begin += size
         assert_report(LossTable().read(merged), losses[:begin])
         report = table.read(packed)
@@ -159,7 +159,7 @@ def test_a_checkpoint_within_a_window(world: int, at: int) -> None:
         table.read(table.pack())
         table.reset()
         tables.append(filled(losses[:at], table=table))
-    merged = merge_ranks((LOSS_SEGMENT,), [table.pack() for table in tables])
+    merged = merge_ranks((LOSS_SPAN,), [table.pack() for table in tables])
     again = []
     for rank, table in enumerate(tables):
         resumed = LossTable()
@@ -167,12 +167,12 @@ def test_a_checkpoint_within_a_window(world: int, at: int) -> None:
         if rank == 0:
             resumed.unpack(merged)
         again.append(resumed)
-    restored = merge_ranks((LOSS_SEGMENT,), [table.pack() for table in again])
+    restored = merge_ranks((LOSS_SPAN,), [table.pack() for table in again])
     torch.testing.assert_close(restored, merged, equal_nan=True)
     for table, losses in zip(again, ranks, strict=True):
         filled(losses[at:], at, table)
     expected = np.mean(ranks, 0).tolist()
-    report = LossTable().read(merge_ranks((LOSS_SEGMENT,), [table.pack() for table in again]))
+    report = LossTable().read(merge_ranks((LOSS_SPAN,), [table.pack() for table in again]))
     assert_report(report, expected, [*before, *expected])
 
 
@@ -191,7 +191,7 @@ def test_validations_are_kept_with_the_training_loss_before_them() -> None:
     tables = [LossTable(), LossTable()]
     validated(tables[0], [1.0, 2.0, 3.0])
     validated(tables[1], [3.0, 4.0, 5.0])
-    merged = merge_ranks((LOSS_SEGMENT,), [table.pack() for table in tables])
+    merged = merge_ranks((LOSS_SPAN,), [table.pack() for table in tables])
     expected = [(2.0, 2.0), (3.0, 2.5), (4.0, 3.0)]
     assert pairs(LossTable().read(merged)) == pytest.approx(np.asarray(expected))
     tables[0].read(tables[0].pack())
@@ -210,7 +210,7 @@ def test_validations_of_windows_in_a_row_and_of_a_resumed_window() -> None:
     filled([4.0] * 10, 0, one)
     one.end_validation(torch.tensor(7.0))
     validated(whole, [1.0, 2.0, 7.0])
-    assert pairs(LossTable().read(merge_windows((LOSS_SEGMENT,), first, one.pack()))) == pairs(whole.read(whole.pack()))
+    assert pairs(LossTable().read(merge_windows((LOSS_SPAN,), first, one.pack()))) == pairs(whole.read(whole.pack()))
     resumed = LossTable()
     resumed.load_state_dict(whole.state_dict())
     resumed.unpack(whole.pack())

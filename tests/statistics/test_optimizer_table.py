@@ -25,14 +25,14 @@ def test_steps_windows_and_ranks_merge_to_the_means_of_all_steps() -> None:
     for number, (updates, read) in enumerate(steps):
         for table in (whole, (first, second)[number > 0]):
             table.add(1, updates, 8, read)
-    merged = merge_windows(first.segments, first.pack(), second.pack())
+    merged = merge_windows(first.spans, first.pack(), second.pack())
     none, found = whole.read(merged)
     assert none == (None, None, None)
     assert found == (pytest.approx(math.sqrt((25 + 1 + 8) / 24)), pytest.approx(1.0), pytest.approx(0.2))
     assert whole.read(whole.pack())[1] == found
     for world in (2, 3, 64):
-        assert torch.equal(merge_ranks(first.segments, [merged] * world), merged)  # the same on every rank
-    assert torch.allclose(merge_ranks(first.segments, [first.pack(), second.pack()]), merged)
+        assert torch.equal(merge_ranks(first.spans, [merged] * world), merged)  # the same on every rank
+    assert torch.allclose(merge_ranks(first.spans, [first.pack(), second.pack()]), merged)
     again = OptimizerTable(2)
     again.unpack(merged)
     assert torch.equal(again.pack(), merged)
@@ -99,11 +99,11 @@ def test_the_weights_of_the_later_window_count_if_it_has_an_update() -> None:
     rows[0, 0, ParameterColumn.UPDATES] = rows[1, 0, ParameterColumn.UPDATES] = 1
     rows[:, 0, ParameterColumn.WEIGHT_NORM] = torch.tensor([5.0, 4.0, 0.0])
     rows[:, 0, ParameterColumn.RATIO_MAX] = torch.tensor([0.5, 0.1, 0.0])
-    segments = ParameterRows(1).segments
-    windows = merge_windows(segments, merge_windows(segments, rows[0, 0], rows[1, 0]), rows[2, 0])
-    for merged in (ParameterColumn.merged(rows)[0], windows, merge_ranks(segments, list(rows[:, 0]))):
+    spans = ParameterRows(1).spans
+    windows = merge_windows(spans, merge_windows(spans, rows[0, 0], rows[1, 0]), rows[2, 0])
+    for merged in (ParameterColumn.merged(rows)[0], windows, merge_ranks(spans, list(rows[:, 0]))):
         assert merged[ParameterColumn.WEIGHT_NORM] == 4.0
         assert merged[ParameterColumn.RATIO_MAX] == 0.5
         assert merged[ParameterColumn.UPDATES] == 2
-    nothing = merge_windows(segments, rows[2, 0], rows[2, 0])
+    nothing = merge_windows(spans, rows[2, 0], rows[2, 0])
     assert not nothing.any()

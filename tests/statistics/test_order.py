@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lightning_hooks.statistics.order import FirstCalls, in_order, merged_positions, parameters_in_order, positions, sites_in_order
-from lightning_hooks.statistics.reduction import Segment, latest, merge_ranks
+from lightning_hooks.statistics.reduction import Span, latest, merge_ranks
 
 
 def merged(*ranks: list[int], n: int = 6) -> list[int]:
-    order = Segment(n, merged_positions, latest)
+    order = Span(n, merged_positions, latest)
     return sites_in_order(merge_ranks((order,), [torch.tensor(positions(called, n)) for called in ranks]).tolist())
 
 

@@ -198,7 +198,7 @@ def test_ranks_and_windows_merge_as_one() -> None:
         table.add(2, logits, target)
         tables[-2].add(1, logits, target)
     packed = [table.pack() for table in tables]
-    for merged in (merge_ranks(tables[0].segments, packed), _in_a_row(tables[0], packed)):
+    for merged in (merge_ranks(tables[0].spans, packed), _in_a_row(tables[0], packed)):
         rows = merged.view(3, -1).tolist()
         check(output_stats(rows[2]), reference(calls), rel=1e-6)
         assert rows[0][0] == 0
@@ -212,7 +212,7 @@ def test_ranks_and_windows_merge_as_one() -> None:
 def _in_a_row(table: OutputTable, packed: list[Tensor]) -> Tensor:
     merged = packed[0]
     for later in packed[1:]:
-        merged = merge_windows(table.segments, merged, later)
+        merged = merge_windows(table.spans, merged, later)
     return merged
 
 

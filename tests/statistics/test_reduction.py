@@ -25,8 +25,8 @@ from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter
 from lightning_hooks.statistics.reduction import (
     REST,
     Merge,
-    Segment,
-    Segments,
+    Span,
+    Spans,
     TableIndex,
     added,
     by_columns,
@@ -53,7 +53,7 @@ def path() -> None:
     """No kernels here: one path is enough."""
 
 
-def on_ranks(segments: Segments, tables: list[Tensor]) -> list[Tensor]:
+def on_ranks(spans: Spans, tables: list[Tensor]) -> list[Tensor]:
     """What each rank gets, all of them under way at the same time, as with processes."""
     count, shared, results = len(tables), {}, {}
     barrier = threading.Barrier(count)
@@ -66,7 +66,7 @@ def on_ranks(segments: Segments, tables: list[Tensor]) -> list[Tensor]:
             tensor.copy_(stacked.amax(0) if reduction == "max" else stacked.sum(0))
             barrier.wait()
 
-        (results[number],) = over_ranks([(segments, tables[number])], TableIndex(number, count), all_reduce)
+        (results[number],) = over_ranks([(spans, tables[number])], TableIndex(number, count), all_reduce)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -98,7 +98,7 @@ def test_rows_are_those_of_all_values(world: int) -> None:
     for rank in range(world):  # a module that the last rank alone calls, and one that none does
         shards[rank][3], shards[rank][4] = shards[rank][3][: 40 * (rank == world - 1)], np.zeros(0)
     tables = [torch.stack([row(values) for values in shard]).flatten() for shard in shards]
-    ranks = on_ranks((Segment(REST, Column.merge()),), tables)
+    ranks = on_ranks((Span(REST, Column.merge()),), tables)
     assert all(torch.equal(found, ranks[0]) for found in ranks)
     before = merge(torch.stack([table.view(-1, N_COLUMNS) for table in tables]))
     for site, found in enumerate(ranks[0].view(-1, N_COLUMNS)):
@@ -118,16 +118,16 @@ def test_rows_are_those_of_all_values(world: int) -> None:
         moved = (Column.MEAN, Column.M2, Column.NORM, *list(Column)[MOMENTS.start + 1 :])
         others = [column for column in Column if column not in moved]
         assert torch.equal(found[others], before[site, others])
-    assert torch.equal(merge_ranks((Segment(REST, Column.merge()),), tables)[Column.COUNT :: N_COLUMNS], before[:, Column.COUNT])
+    assert torch.equal(merge_ranks((Span(REST, Column.merge()),), tables)[Column.COUNT :: N_COLUMNS], before[:, Column.COUNT])
 
 
 def test_each_way_to_merge() -> None:
     tables = [torch.tensor([1.0, 5.0, 0.0]), torch.tensor([3.0, -2.0, 0.0]), torch.tensor([2.0, 0.0, 0.0])]
-    found = [merge_ranks((Segment(3, way),), tables).tolist() for way in WAYS]
+    found = [merge_ranks((Span(3, way),), tables).tolist() for way in WAYS]
     assert found == [[3, 5, 0], [1, -2, 0], [6, 3, 0], [2, 0, 0], [1, 1, 0]]
-    assert merge_windows((Segment(3, largest, paired(torch.sub)),), *tables[:2]).tolist() == [-2, 7, 0]
+    assert merge_windows((Span(3, largest, paired(torch.sub)),), *tables[:2]).tolist() == [-2, 7, 0]
     counts = torch.tensor([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])  # count, mean, squared deviations
-    assert merge_ranks((Segment(3, pooled),), [counts, counts + torch.tensor([0.0, 2.0, 0.0])]).tolist() == [[4, 2, 8], [0, 0, 0]]
+    assert merge_ranks((Span(3, pooled),), [counts, counts + torch.tensor([0.0, 2.0, 0.0])]).tolist() == [[4, 2, 8], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 1001])
@@ -140,12 +140,12 @@ def test_flags_are_counted_exactly(n: int, world: int) -> None:
         for table in tables:
             table[n // 2] = 1.0  # on every rank
     expected = torch.stack(tables).amax(0)
-    assert torch.equal(merge_ranks((Segment(REST, flagged),), tables), expected)
+    assert torch.equal(merge_ranks((Span(REST, flagged),), tables), expected)
 
 
 def test_parameters_that_are_the_same_on_every_rank_count_once() -> None:
     generator = torch.Generator().manual_seed(0)
-    segments = ParameterTable([str(index) for index in range(4)], 2).segments
+    spans = ParameterTable([str(index) for index in range(4)], 2).spans
     rows = []
     for _ in range(WORLD):
         norms = torch.rand(4, generator=generator, dtype=torch.float64)
@@ -154,26 +154,26 @@ def test_parameters_that_are_the_same_on_every_rank_count_once() -> None:
     rows[5][3, 1] = 123.0
     totals = [torch.tensor([1.0, 0.3, 1.0, float(rank)], dtype=torch.float64) for rank in range(WORLD)]
     tables = [torch.cat((row.flatten(), total)) for row, total in zip(rows, totals, strict=True)]
-    found = on_ranks(segments, tables)[-1]
+    found = on_ranks(spans, tables)[-1]
     together = ParameterColumn.merged(torch.stack(rows))
     merged = found[:-4].view(4, -1)
     assert torch.equal(merged[:2], rows[0][:2])
     torch.testing.assert_close(merged[2:], together[2:], rtol=1e-13, atol=0)
     assert found[-4:].tolist() == [1.0, 0.3, *torch.stack(totals).sum(0).tolist()[2:]]  # each optimizer for itself
     same = torch.cat((rows[0].flatten(), totals[0]))
-    assert torch.equal(merge_ranks(segments, [same] * 3), same)
-    twice = merge_windows(segments, same, same)  # other steps of the same parameters
+    assert torch.equal(merge_ranks(spans, [same] * 3), same)
+    twice = merge_windows(spans, same, same)  # other steps of the same parameters
     torch.testing.assert_close(twice[:-4].view(4, -1), ParameterColumn.merged(torch.stack((rows[0], rows[0]))))
     assert twice[-4:].tolist() == [2.0, 0.6, 2.0, 0.0]
 
 
 def test_one_bit_makes_a_row_another() -> None:
     one = torch.tensor([0.1, 0.0, 3.0, math.inf], dtype=torch.float64)
-    assert torch.equal(merge_ranks((Segment(4, once(added, 4)),), [one, one * torch.tensor([1, -1, 1, 1])]), one)  # -0.0 is 0.0
+    assert torch.equal(merge_ranks((Span(4, once(added, 4)),), [one, one * torch.tensor([1, -1, 1, 1])]), one)  # -0.0 is 0.0
     for column in range(3):
         other = one.clone()
         other[column] = torch.nextafter(one[column], torch.tensor(9.0, dtype=torch.float64))
-        assert torch.equal(merge_ranks((Segment(4, once(added, 4)),), [one, other]), one + other)
+        assert torch.equal(merge_ranks((Span(4, once(added, 4)),), [one, other]), one + other)
 
 
 def events(**numbers: float) -> Tensor:
@@ -204,11 +204,11 @@ def test_events_are_those_of_the_rank_that_had_them() -> None:
         bad_count=4,
         bad_of=6,
     )
-    segments = (Segment(N_EVENT_COLUMNS, by_columns(MERGED_EVENTS)),)
-    assert all(torch.equal(found, expected) for found in on_ranks(segments, tables))
+    spans = (Span(N_EVENT_COLUMNS, by_columns(MERGED_EVENTS)),)
+    assert all(torch.equal(found, expected) for found in on_ranks(spans, tables))
     for alike in (events(), expected):
-        assert torch.equal(merge_ranks(segments, [alike] * 3), alike)
-    assert torch.equal(merge_windows(segments, events(), expected), expected)
+        assert torch.equal(merge_ranks(spans, [alike] * 3), alike)
+    assert torch.equal(merge_windows(spans, events(), expected), expected)
 
 
 def test_tallies_of_ranks_that_step_together() -> None:
@@ -218,15 +218,15 @@ def test_tallies_of_ranks_that_step_together() -> None:
         before = torch.rand((5, 3), generator=generator, dtype=torch.float64)
         found = tally(before, before * 0.5, torch.rand(5, generator=generator) < 0.8)
         tables.append(torch.cat((empty_events(), torch.zeros(N_CARELESS), found))[None])
-    segments = (Segment(tables[0].numel(), by_columns(OVER_RANKS), by_columns(OVER_WINDOWS)),)
+    spans = (Span(tables[0].numel(), by_columns(OVER_RANKS), by_columns(OVER_WINDOWS)),)
     before_tally = N_EVENT_COLUMNS + N_CARELESS
-    found = on_ranks(segments, tables)[0][:, before_tally:]
+    found = on_ranks(spans, tables)[0][:, before_tally:]
     stacked = torch.stack(tables)[..., before_tally:]
     counts = [ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED]
     assert torch.equal(found[:, counts], stacked.amax(0)[:, counts])
     rest = [column for column in range(found.shape[1]) if column not in counts]
     torch.testing.assert_close(found[:, rest], merge_tallies(stacked)[:, rest], rtol=1e-13, atol=0)
-    torch.testing.assert_close(merge_windows(segments, tables[0], tables[1])[:, before_tally:], merge_tallies(stacked[:2]))
+    torch.testing.assert_close(merge_windows(spans, tables[0], tables[1])[:, before_tally:], merge_tallies(stacked[:2]))
 
 
 def test_an_order_is_the_same_on_every_rank() -> None:
@@ -235,9 +235,9 @@ def test_an_order_is_the_same_on_every_rank() -> None:
         table[2], table[0] = 0, 1
         if number == 40:
             table[2], table[4], table[3], table[0] = 0, 1, 2, 3
-    found = on_ranks((Segment(5, merged_positions, latest),), tables)
+    found = on_ranks((Span(5, merged_positions, latest),), tables)
     assert all(numbers.tolist() == [3.0, -1.0, 0.0, 2.0, 1.0] for numbers in found)
-    assert merge_windows((Segment(5, merged_positions, latest),), tables[0], found[0]).tolist() == found[0].tolist()
+    assert merge_windows((Span(5, merged_positions, latest),), tables[0], found[0]).tolist() == found[0].tolist()
 
 
 def sent(modules: int, world: int, alike: bool) -> list[int]:
@@ -251,7 +251,7 @@ def sent(modules: int, world: int, alike: bool) -> list[int]:
     run = Session(Loop(nn.Sequential(*(nn.Linear(1, 1) for _ in range(modules)))))
     for kind in (FeatureCollector, GradientCollector, ClipCollector):
         run.join(Member(kind.__name__, kind, Settings(summary=False)))
-    tables = [(member.live.tables.segments, member.live.tables.pack()) for member in run.members]
+    tables = [(member.live.tables.spans, member.live.tables.pack()) for member in run.members]
     found: list[int] = []
 
     def all_reduce(tensor: Tensor, _: str) -> None:
@@ -279,6 +279,6 @@ def test_flags_of_units_are_two_bytes_at_most(world: int) -> None:
     sites = [(str(index), module) for index, module in enumerate(net)]
     table = FeatureTable(sites, net)
     found: list[int] = []
-    over_ranks([(table.segments, table.pack(table.capacity))], TableIndex(0, world), lambda tensor, _: found.append(tensor.nbytes))
+    over_ranks([(table.spans, table.pack(table.capacity))], TableIndex(0, world), lambda tensor, _: found.append(tensor.nbytes))
     rows = 8 * N_COLUMNS * len(sites)
     assert sum(found) - rows <= 2.1 * 8 * 4096

@@ -29,7 +29,7 @@ def packed(weights: Any = (1.0, 1.0, 1.0), gradients: Any = (), step: int = 3) -
 
 
 def merged(*tables: Tensor) -> RankDifference | None:
-    return rank_difference(merge_ranks(ReplicaTable(3).segments, tables), NAMES)
+    return rank_difference(merge_ranks(ReplicaTable(3).spans, tables), NAMES)
 
 
 def test_ranks_that_agree() -> None:
@@ -64,15 +64,15 @@ def test_what_is_not_compared() -> None:
 
 
 def test_the_worst_of_two_windows() -> None:
-    segments = ReplicaTable(3).segments
-    fine, wrong = packed(gradients=[0.5, 0.5]), merge_ranks(segments, [packed(gradients=[0.5, 0.5]), packed(gradients=[0.5, 0.1])])
-    other_steps = merge_ranks(segments, [packed((1.0, 3.0, 1.0), [0.5]), packed(gradients=[0.1], step=9)])
+    spans = ReplicaTable(3).spans
+    fine, wrong = packed(gradients=[0.5, 0.5]), merge_ranks(spans, [packed(gradients=[0.5, 0.5]), packed(gradients=[0.5, 0.1])])
+    other_steps = merge_ranks(spans, [packed((1.0, 3.0, 1.0), [0.5]), packed(gradients=[0.1], step=9)])
     for one, other in ((fine, wrong), (wrong, fine)):
-        assert rank_difference(merge_windows(segments, one, other), NAMES) == rank_difference(wrong, NAMES)
-    both = merge_windows(segments, other_steps, wrong)
+        assert rank_difference(merge_windows(spans, one, other), NAMES) == rank_difference(wrong, NAMES)
+    both = merge_windows(spans, other_steps, wrong)
     assert both.shape == fine.shape
     assert rank_difference(both, NAMES) == RankDifference("b", "gradients", pytest.approx(0.8), 1, 1, 3)
-    again = merge_windows(segments, other_steps, other_steps)
+    again = merge_windows(spans, other_steps, other_steps)
     assert rank_difference(again, NAMES) == RankDifference("b", "weights", pytest.approx(2 / 3), 0, 1, 3)
 
 

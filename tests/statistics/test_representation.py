@@ -122,8 +122,8 @@ def test_ranks_and_windows_merge_as_one() -> None:
     packed = [table.pack() for table in tables]
     windows = packed[0]
     for later in packed[1:]:
-        windows = merge_windows(tables[0].segments, windows, later)
-    for merged in (merge_ranks(tables[0].segments, packed), windows):
+        windows = merge_windows(tables[0].spans, windows, later)
+    for merged in (merge_ranks(tables[0].spans, packed), windows):
         check(representation_stats(merged.view(2, -1)[1].tolist()), calls)
     back = RepresentationTable(2)
     back.unpack(packed[0])

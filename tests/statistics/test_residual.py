@@ -80,12 +80,12 @@ def test_ranks_and_windows_merge_to_the_whole() -> None:
         for entered, out in some:
             parts[-1].add(1, (entered,), out)
     expected = reference(as_numpy(calls))
-    ranks = merge_ranks(parts[0].segments, [part.pack() for part in parts])
+    ranks = merge_ranks(parts[0].spans, [part.pack() for part in parts])
     assert list(read(parts[0], ranks)) == ["blocks.1"]
     assert_stream(read(parts[0], ranks)["blocks.1"], expected)
     windows = parts[0].pack()
     for part in parts[1:]:
-        windows = merge_windows(part.segments, windows, part.pack())
+        windows = merge_windows(part.spans, windows, part.pack())
     assert_stream(read(parts[0], windows)["blocks.1"], expected)
     parts[2].unpack(windows)
     assert torch.equal(parts[2].pack(), windows)

@@ -174,9 +174,9 @@ def test_tables_of_ranks_and_windows_merge_into_that_of_all_calls() -> None:
     calls = [Routing(logits_of(tokens, seed)) for seed, tokens in enumerate((9, 4, 11))]
     tables = [table_of(call) for call in calls]
     whole = read(table_of(*calls))
-    merged = merge_ranks(tables[0].segments, [table.pack() for table in tables])
+    merged = merge_ranks(tables[0].spans, [table.pack() for table in tables])
     assert tables[0].read(merged)[0][0] == whole
-    merged = merge_windows(tables[0].segments, merge_windows(tables[0].segments, *(t.pack() for t in tables[:2])), tables[2].pack())
+    merged = merge_windows(tables[0].spans, merge_windows(tables[0].spans, *(t.pack() for t in tables[:2])), tables[2].pack())
     table = RoutingTable([(EXPERTS, TOP_K)])
     table.unpack(merged)
     assert read(table) == whole

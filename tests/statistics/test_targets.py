@@ -121,8 +121,8 @@ def test_tables_merge() -> None:
         for _ in range(3):
             table.add(1, ONCE.expand(4, 3, 8, 8), ONCE.expand(4, 3, 8, 8), reduced=True)
     packed = [table.pack() for table in tables]
-    windows = merge_windows(tables[0].segments, merge_windows(tables[0].segments, packed[0], packed[1]), packed[2])
-    for merged in (merge_ranks(tables[0].segments, packed), windows):
+    windows = merge_windows(tables[0].spans, merge_windows(tables[0].spans, packed[0], packed[1]), packed[2])
+    for merged in (merge_ranks(tables[0].spans, packed), windows):
         assert target_stats(merged.view(2, -1)[1].tolist()) == TargetStats(8, 2, 5, 4, 20, 4, 4, 4, 4, "tanh")
     back = TargetTable(2)
     back.unpack(packed[1])

@@ -637,7 +637,7 @@ def test_windows_merge_to_their_epoch() -> None:
                 tables.append(checks.pack().clone())
                 checks.reset()
             if batch_idx == 6:
-                merged.append(checks.read(merge_windows(checks.segments, *tables), pl_module, {}, {}))
+                merged.append(checks.read(merge_windows(checks.spans, *tables), pl_module, {}, {}))
 
     merged: list[ModelSetup] = []
     monitor: Any = GradientFlowMonitor(every_n_steps=1, summary=False)

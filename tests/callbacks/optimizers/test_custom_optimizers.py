@@ -175,7 +175,7 @@ def test_no_optimizers_are_an_empty_report(optimizers: int, tmp_path: Path) -> N
         assert again[2].report.optimizers == {}
     collector = ours[2].member.collector
     tables = collector.tables
-    assert merge_ranks(tables.segments, [tables.pack()] * 2).shape == tables.pack().shape
+    assert merge_ranks(tables.spans, [tables.pack()] * 2).shape == tables.pack().shape
 
 
 def grow(model: Any) -> list[nn.Parameter]:
