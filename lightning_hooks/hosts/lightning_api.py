@@ -171,22 +171,15 @@ def _overridden(instance: Any, name: str) -> bool:
     return False
 
 
-def check_gradients(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
-    """Raise if a rank holds shards of gradients in a form that does not say how they are spread.
+def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
+    """What makes a rank hold shards of gradients in a form that does not say how they are spread, in words; empty for nothing.
 
     DTensors, as FSDP2 and tensor parallelism make them, say how they are spread; what FSDP's first version and DeepSpeed
     keep does not.
-
-    Raises:
-        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters, other than as DTensors.
     """
     sharded = is_sharded(trainer, pl_module)
-    if sharded and not (sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)):
-        raise RuntimeError(
-            f"{who} needs whole gradients at the optimizer step, and under {sharded} each rank holds a shard of them: "
-            "its norms would be wrong. Train with strategy='ddp', with FSDP2 (fully_shard under ModelParallelStrategy) or on one "
-            "device, or leave this callback out; FeatureStatsMonitor needs no gradients and is not concerned."
-        )
+    known = sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)
+    return "" if known else sharded
 
 
 _DTENSORS = "sharded (DTensor) parameters"
