@@ -45,7 +45,7 @@ class LossWatch:
             self.table.add(loss, float(scaling.accumulation) if divided else 1.0, loss_scale(scaling.scaler))
 
     def _batch_end(self, outputs: Any) -> None:
-        returned = None if self._context.host.setup.automatic_optimization else returned_loss(outputs)
+        returned = None if self._context.host.setup.steps_announced else returned_loss(outputs)
         self.table.end_batch(self._context.batches - 1, self._context.batch, returned)
 
     def _validation_end(self) -> None:

@@ -25,8 +25,9 @@ class TrainingSetup:
         world_size: The number of ranks.
         data_parallel_size: The number of ranks that gradients are averaged over.
         is_global_zero: Whether this rank logs, writes and prints.
-        automatic_optimization: Whether the loop calls backward and the optimizer, and announces each step before gradients are
-            clipped. Otherwise gradients are read after each backward, before anybody can clip them.
+        automatic_optimization: Whether the loop minimises the one loss of each batch, with one optimizer.
+        steps_announced: Whether ``before_optimizer_step`` comes before gradients are clipped. Otherwise they are read after each
+            backward, before anybody can clip them, and a batch's loss may come with its end.
         clip_norm: The total norm that the loop is configured to clip gradients to; None for another way, or none.
         batches_per_epoch: Training batches of an epoch, the same on every rank; infinite where that is not known.
         planned_steps: The ``global_step`` at which training ends if nothing ends it before; None where that is not known.
@@ -39,6 +40,7 @@ class TrainingSetup:
     data_parallel_size: int = 1
     is_global_zero: bool = True
     automatic_optimization: bool = True
+    steps_announced: bool = True
     clip_norm: float | None = None
     batches_per_epoch: float = float("inf")
     planned_steps: int | None = None

@@ -52,6 +52,7 @@ class LightningHost(Host):
             data_parallel_size=lightning_api.data_parallel_size(trainer),
             is_global_zero=trainer.is_global_zero,
             automatic_optimization=pl_module.automatic_optimization,
+            steps_announced=pl_module.automatic_optimization,
             clip_norm=lightning_api.configured_norm(trainer, pl_module),
             batches_per_epoch=lightning_api.batches_per_epoch(trainer),
             planned_steps=lightning_api.planned_steps(trainer, pl_module),

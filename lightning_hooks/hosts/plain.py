@@ -13,7 +13,11 @@ from typing_extensions import override
 
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
+from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.trackers import Trackers
+
+UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
+"""Wrappers whose parameters are shards that do not say how they are spread."""
 
 
 class PlainHost(Host):
@@ -29,6 +33,8 @@ class PlainHost(Host):
 
     Attributes:
         epoch: The epoch, from 0.
+        batch: The training batch of the epoch, from 0.
+        accumulation: What the loop divides the loss by before backward.
         global_step: The number of optimizer steps so far.
         epoch_ends: Whether the training batch that ends now is the epoch's last.
         should_stop: Whether an alert asks the loop to end.
@@ -44,13 +50,15 @@ class PlainHost(Host):
         log_dir: Path | None = None,
         scaler: Any = None,
     ) -> None:
-        self._model, self._optimizers, self._scaler = model, list(optimizers), scaler
+        self._wrapped, self._model = model, unwrapped(model)
+        self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self._trackers = Trackers(loggers if self.setup.is_global_zero else (), _fault)
         self.metrics = LoopMetrics(self)
         self.console = Console()
         self.files = LoopFiles(log_dir)
-        self.epoch = self.global_step = 0
+        self.epoch = self.batch = self.global_step = 0
+        self.accumulation = 1
         self.epoch_ends = self.should_stop = False
 
     @property
@@ -61,7 +69,7 @@ class PlainHost(Host):
     @property
     @override
     def position(self) -> Position:
-        return Position(self.epoch, self.global_step, self.global_step, self.epoch_ends)
+        return Position(self.epoch, self.global_step, max(self.global_step - 1, 0), self.epoch_ends)  # of the last step, from 0
 
     @property
     @override
@@ -71,12 +79,16 @@ class PlainHost(Host):
     @property
     @override
     def loss_scaling(self) -> LossScaling:
-        return LossScaling(scaler=self._scaler)
+        return LossScaling(self.accumulation, self._scaler, unscales_in_step=self._scaler is not None)
 
     @property
     @override
     def trackers(self) -> Trackers:
         return self._trackers
+
+    @override
+    def replicated_parameters(self) -> Sequence[nn.Parameter]:
+        return replicated(self._wrapped) if self.setup.world_size > 1 else ()
 
     @override
     def stop(self) -> None:
@@ -133,8 +145,15 @@ def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
         "world_size": ranks,
         "data_parallel_size": ranks,
         "is_global_zero": not grouped or torch.distributed.get_rank() == 0,
+        "unreadable_shards": next((kind for module in model.modules() if (kind := type(module).__name__) in UNREADABLE), ""),
     }
     return TrainingSetup(**{**found, **known})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in the wrapper that trains it on several ranks or devices."""
+    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
+    return unwrapped(model.module) if isinstance(model, wrappers) else model
 
 
 def _fault(tracker: str, error: Exception) -> None:

@@ -146,6 +146,16 @@ class FunctionalCalls:
         """A block in which the loop calls ``training_step`` or ``validation_step``."""
         return self._observer.step()
 
+    @property
+    def seen(self) -> bool:
+        """Whether the mode that sees calls is on the stack of modes."""
+        return self._observer.seen
+
+    def begin_step(self) -> None:
+        """The code of a loop starts that ends with the batch: the model's own calls are seen, as in :meth:`step`."""
+        if self._running:
+            self._observer.begin_step()
+
     def pause(self) -> None:
         """Backward or an optimizer's step starts: no call is seen before the next forward."""
         self._observer.pause()

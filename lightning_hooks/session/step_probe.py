@@ -134,12 +134,12 @@ class StepProbe:
             watch.left.before_zero_grad()
 
     def after_backward(self) -> None:
-        """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
         self._unseen.backwards += 1
         for watch in self._watches.values():
             if watch.left is not None:
                 watch.left.after_backward()
-        if self._host.setup.automatic_optimization:
+        if self._host.setup.steps_announced:
             return
         for position, watch in self._watches.items():
             if not watch.hooked:
@@ -165,7 +165,7 @@ class StepProbe:
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
-        if watch.step is None or self._host.setup.automatic_optimization:
+        if watch.step is None or self._host.setup.steps_announced:
             watch.step = self._step(position, unscaled=True)
             watch.step.late = watch.announced_empty
             self._notify("gradients", watch.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -30,7 +31,14 @@ def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any],
 
     Args:
         **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`; what is left out has its default.
+
+    Raises:
+        TypeError: If there is no argument of a name.
     """
+    known = {field.name for field in fields(Settings)}
+    unknown = sorted(arguments.keys() - known)
+    if unknown:
+        raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(sorted(known))}.")
     given = {name: arguments[name] for name in SHARED if name in arguments}
     of_sites = {**given, **{name: arguments[name] for name in OF_SITES if name in arguments}}
     handed = hand_out(arguments.get("rules", ()), RULES)
