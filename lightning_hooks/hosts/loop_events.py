@@ -255,7 +255,7 @@ def _announced(unscale: Callable[[Any], None], announce: Callable[[Any], None]) 
 
 def called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules whose forward a loop calls: the model, or of one without a forward the modules in it."""
-    if type(model).forward is nn.Module.forward or isinstance(model, nn.ModuleList | nn.ModuleDict):
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):  # a compiled model has its own
         for child in model.children():
             yield from called_from_outside(child)
     else:
