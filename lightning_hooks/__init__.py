@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         monitors,
     )
     from lightning_hooks.hooks import HookManager, with_hooks
+    from lightning_hooks.hosts.watch import watch
     from lightning_hooks.statistics import kernels
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ __all__ = [
     "TrainingMonitor",
     "kernels",
     "monitors",
+    "watch",
     "with_hooks",
 ]
 
@@ -64,6 +66,8 @@ _PARTS = ("hooks", "statistics", "alerts", "callbacks")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "watch":  # hosts has no names of its own: a session imports what it asks of them
+        return import_module(f"{__name__}.hosts.watch").watch
     if name in __all__:
         for part in _PARTS:
             module = import_module(f"{__name__}.{part}")

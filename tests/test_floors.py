@@ -1,4 +1,7 @@
-"""Imports go down only: hooks < statistics, clipping < reports < alerts < trackers, plots < collectors < session < callbacks."""
+"""Imports go down only: hooks < statistics, clipping < reports < alerts < trackers, plots < collectors < session < callbacks.
+
+Hosts lie between session and callbacks; what a session asks of them, ``hosts/host.py``, lies below collectors.
+"""
 
 import ast
 from pathlib import Path
@@ -27,20 +30,35 @@ BELOW = {
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers", "plots")}
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
-BELOW["collectors"] = FLOOR_1 | {"trackers", "plots"}
-BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors"}
+BELOW["host"] = {"trackers"}
+BELOW["collectors"] = FLOOR_1 | {"trackers", "plots", "host"}
+BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors", "host"}
+BELOW["hosts"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors", "session", "host"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
-BELOW["__init__"] = {"hooks", "statistics", "alerts", "callbacks"}
+BELOW["__init__"] = {"hooks", "statistics", "alerts", "hosts", "callbacks"}
 BELOW["demo"] = {"callbacks", "collectors", "reports"}
 BELOW["__main__"] = {"run_report", "demo"}
 BELOW["environment"] = {"callbacks"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+KNOW_LIGHTNING = {"callbacks", "environment", "demo", "lightning", "fabric"}
+"""The parts that may import Lightning, two of them modules of hosts."""
 
 
 def part_of(path):
-    """The folder or module of the package that a file belongs to."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+    """The folder or module of the package that a file belongs to; the protocol of hosts is a part of its own."""
+    found = path.relative_to(PACKAGE)
+    return "host" if found.parts == ("hosts", "host.py") else found.parts[0].removesuffix(".py")
+
+
+def part_named(name):
+    """The part that a dotted name below the package belongs to."""
+    first, _, rest = name.partition(".")
+    return "host" if first == "hosts" and rest.split(".")[0] == "host" else first
+
+
+def may_import_lightning(part, module=""):
+    """Whether a module of a part may; of hosts those that are named for it."""
+    return (module.partition("_")[0] if part == "hosts" else part) in KNOW_LIGHTNING
 
 
 def imported(source):
@@ -53,15 +71,15 @@ def imported(source):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def violations(part, source):
+def violations(part, source, module=""):
     """What a file of ``part`` imports and may not."""
     for name in imported(source):
         top, _, rest = name.partition(".")
-        inner = rest.split(".")[0]
+        inner = part_named(rest)
         if top == "lightning_hooks" and inner != part and inner not in BELOW[part]:
             yield f"{part} imports {name}, which is not below it"
-        if top in LIGHTNING and part not in ("callbacks", "environment", "demo"):
-            yield f"{part} imports {name}; only callbacks may, and the demo, which is a training"
+        if top in LIGHTNING and not may_import_lightning(part, module):
+            yield f"{part} imports {name}; only callbacks and their hosts may, and the demo, which is a training"
         if part in FLOOR_1 and top in {"torchmetrics", "matplotlib", "tensorboard", "wandb", "mlflow"}:
             yield f"{part} imports {name}; floor 1 is plain torch"
 
@@ -70,7 +88,7 @@ def violations(part, source):
 def test_imports_go_down(path):
     part = part_of(path)
     assert part in BELOW, f"give {part} a floor in {__file__}"
-    assert list(violations(part, path.read_text())) == []
+    assert list(violations(part, path.read_text(), path.stem)) == []
 
 
 @pytest.mark.parametrize(
@@ -86,6 +104,9 @@ def test_imports_go_down(path):
         ("plots", "from lightning_hooks.callbacks.base import HookedCallback"),
         ("hooks", "import torchmetrics"),
         ("alerts", "from lightning_hooks import Alert"),
+        ("hosts", "from lightning.pytorch import Trainer"),
+        ("session", "from lightning_hooks.hosts.plain import PlainHost"),
+        ("host", "from lightning_hooks.session.session import Session"),
     ],
 )
 def test_an_import_that_goes_up_is_found(part, source):

@@ -12,10 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks.adapter import Adapter
-from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.lightning_api import epoch_ends
-from lightning_hooks.callbacks.lightning_host import EpochLog
 from lightning_hooks.collectors.warn import skipped_message, warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.checks import check_count
@@ -23,6 +19,10 @@ from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.hooks.suspension import Suspension
 from lightning_hooks.hooks.unreadable import skipping
+from lightning_hooks.hosts.lightning import EpochLog
+from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_api import epoch_ends
+from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.trackers import Trackers
 
 
@@ -133,7 +133,7 @@ class HookedCallback(EitherPackage, ABC):
     def trackers(self, trainer: Trainer) -> Trackers:
         """Return the trainer's loggers behind one interface: scalars, figures, histograms, text, tables, files.
 
-        Write with it at step :func:`~lightning_hooks.callbacks.lightning_api.log_step`. On ranks other than 0 it is empty. A
+        Write with it at step :func:`~lightning_hooks.hosts.lightning_api.log_step`. On ranks other than 0 it is empty. A
         logger that raises gives one warning in a fit, and training goes on.
         """
         return Adapter.of(trainer).trackers

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import callbacks_of, epoch_ends, log_step
 from lightning_hooks.extraction import (
     SAMPLINGS,
     ExtractedFeatures,
@@ -33,6 +32,7 @@ from lightning_hooks.extraction.merge import merge_ranks
 from lightning_hooks.extraction.pooling import check_pool
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.hosts.lightning_api import callbacks_of, epoch_ends, log_step
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]

@@ -9,11 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, FeatureReport, RouterReport
-from lightning_hooks.callbacks.models.built_in import BuiltIn
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hosts.lightning_api import callbacks_of
+from lightning_hooks.session.built_in import BuiltIn
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 
@@ -88,7 +89,7 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
 
     @override
     def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
-        return (self.member, *self._built_in.joining(trainer, pl_module))
+        return (self.member, *self._built_in.joining(pl_module, {type(callback).__name__ for callback in callbacks_of(trainer)}))
 
     @property
     def attention(self) -> AttentionReport | None:

@@ -13,12 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.extraction import Forward, batch_size, first_rows, map_tensors
 from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.canvas import style
 
 if TYPE_CHECKING:

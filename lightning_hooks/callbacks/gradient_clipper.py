@@ -13,7 +13,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.alerts import ClipReport
-from lightning_hooks.callbacks.lightning_api import loss_scaler
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.collectors.clipping import ClipCollector
@@ -21,6 +20,7 @@ from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.tensor_clips import TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
+from lightning_hooks.hosts.lightning_api import loss_scaler
 from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.gradients import as_real
@@ -186,7 +186,7 @@ class GradientClipper(Monitor[ClipReport]):
 
     def _new_state(self, optimizer: str) -> dict[str, Tensor]:
         """The policy's state before the first step, or as it was loaded."""
-        device, loaded = self.member.host.device, self._loaded.get(optimizer, {})
+        device, loaded = self.member.host.setup.device, self._loaded.get(optimizer, {})
         fresh: dict[str, Tensor] = self.policy.initial(device, row_dtype(device))
         return {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import callbacks_of, is_sharded, loss_scaler
 from lightning_hooks.collectors.step import loss_scale
 from lightning_hooks.collectors.warn import info
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions
+from lightning_hooks.hosts.lightning_api import callbacks_of, is_sharded, loss_scaler
 from lightning_hooks.trackers import some
 from lightning_hooks.transforms import TRANSFORMS, ChangeGradient, Factor, GradientFunction, GradientState, HookOutput, Schedule
 

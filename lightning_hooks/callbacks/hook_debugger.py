@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import log_step, loss_scaler
 from lightning_hooks.debugging import Breakpoint, Call, Trace, Tracer
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice
 from lightning_hooks.hooks.selection import can_be_called, is_metric
+from lightning_hooks.hosts.lightning_api import log_step, loss_scaler
 from lightning_hooks.trackers import show
 
 PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
-from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.collectors.warn import info
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import REST, Span, largest, merged_over_ranks, pooled
 from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput

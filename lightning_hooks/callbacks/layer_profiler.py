@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.callbacks.lightning_api import log_step
 from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.profiling import ProfileReport, ProfileSession
 from lightning_hooks.profiling.calls import Phase
 from lightning_hooks.profiling.samples import Samples

@@ -11,10 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.callbacks.adapter import Adapter
-from lightning_hooks.callbacks.either_package import EitherPackage
 from lightning_hooks.collectors.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
+from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 from lightning_hooks.session.so_far import run_report

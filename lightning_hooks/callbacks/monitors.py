@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from lightning_hooks.alerts import RULES, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
-from lightning_hooks.alerts.rulebook import hand_out
 from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.collectors.attention import AttentionCollector
-from lightning_hooks.collectors.features import FeatureCollector
-from lightning_hooks.collectors.gradients import GradientCollector
-from lightning_hooks.collectors.routers import RouterCollector
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.training_members import arguments_of_each
 
 
 def monitors(
@@ -48,30 +40,23 @@ def monitors(
         >>> from lightning_hooks import monitors
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
-    handed = hand_out(rules, RULES)
-    ranking = (*FeatureCollector.ranking, *AttentionCollector.ranking, *RouterCollector.ranking)
-    feature_tags, gradient_tags = of_each(logged, ranking, GradientCollector.ranking)
-    shared: dict[str, Any] = {
-        "report_every_n_steps": report_every_n_steps,
-        "on_alert": on_alert,
-        "summary": summary,
-        "report_dir": report_dir,
-        "figures": figures,
-        "progress_bar": progress_bar,
-    }
-    of_sites: dict[str, Any] = {
-        **shared,
-        "modules": modules,
-        "every_n_steps": every_n_steps,
-        "max_overhead": max_overhead,
-        "histograms": histograms,
-        "check_every_n_steps": check_every_n_steps,
-    }
-    of_features = list(
-        {id(rule): rule for report in (FeatureReport, AttentionReport, RouterReport) for rule in handed[report]}.values()
+    of_features, of_gradients, of_clipping = arguments_of_each(
+        modules=modules,
+        every_n_steps=every_n_steps,
+        report_every_n_steps=report_every_n_steps,
+        on_alert=on_alert,
+        rules=rules,
+        summary=summary,
+        logged=logged,
+        max_overhead=max_overhead,
+        report_dir=report_dir,
+        histograms=histograms,
+        figures=figures,
+        check_every_n_steps=check_every_n_steps,
+        progress_bar=progress_bar,
+        functional=functional,
     )
-    features = FeatureStatsMonitor(rules=of_features, logged=feature_tags, functional=functional, **of_sites)
-    gradients = GradientFlowMonitor(rules=handed[GradientFlowReport], logged=gradient_tags, **of_sites)
-    clipping = GradientClipMonitor(rules=handed[ClipReport], **shared)
+    features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
+    clipping = GradientClipMonitor(**of_clipping)
     clipping.selection = features.selection  # so that a checkpoint distinguishes two lists
     return [features, gradients, clipping]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_hooks.callbacks.adapter import Adapter
-from lightning_hooks.callbacks.lightning_api import callbacks_of
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hosts.lightning_adapter import Adapter
+from lightning_hooks.hosts.lightning_api import callbacks_of
 
 
 class MonitorsFromEnvironment(TrainingMonitor):

@@ -54,7 +54,7 @@ class AttentionCollector(Collector[AttentionReport]):
         self._numbers: dict[int, int] = {}  # of a functional site -> among those of FUNCTIONS
         self._ever: dict[str, None] = {}  # sites with a number in any window
         sites = 0 if functional is None else min(functional.capacity, MOST_SITES)
-        self.table = AttentionTable(sites, most_heads(context.host.model), context.host.device)
+        self.table = AttentionTable(sites, most_heads(context.host.model), context.host.setup.device)
         if functional is not None and "functional" in state:
             with context.loading():
                 functional.restore(state["functional"])

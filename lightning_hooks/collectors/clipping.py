@@ -48,7 +48,7 @@ class ClipCollector(Collector[ClipReport]):
         super().__init__(context, state)
         self._steps = context.steps
         self._optimizer_names = self._steps.optimizer_names
-        self._device = context.host.device
+        self._device = context.host.setup.device
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
         past: dict[str, Tensor] = {}
         with context.loading():
@@ -60,7 +60,7 @@ class ClipCollector(Collector[ClipReport]):
         self._careless = [[0] * N_CARELESS for _ in self.ledgers]
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
-        self.limit = context.host.clip_norm
+        self.limit = context.host.setup.clip_norm
         self.tables = Tables(self._device, steps=self)
 
     def _new_ledger(self) -> ClipLedger:

@@ -14,9 +14,9 @@ from lightning_hooks.alerts import RULES, Alert
 from lightning_hooks.alerts.rulebook import RuleBook, RuleLike
 from lightning_hooks.collectors.checks import Early
 from lightning_hooks.collectors.functional import Functional, FunctionalCall, FunctionalSite
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Kept, OptimizerSteps, Step
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.reports.windows import Report
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
@@ -258,7 +258,7 @@ class Collector(ABC, Generic[R]):
         context = self.context
         batches = HostNumbers(lambda: (context.sampled_batches, context.batches), largest, added)
         histograms = {} if self.histograms is None else {"histograms": self.histograms}
-        self.tables = Tables(context.host.device, **tables, batches=batches, **histograms)
+        self.tables = Tables(context.host.setup.device, **tables, batches=batches, **histograms)
 
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
         """Merge the packed tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""

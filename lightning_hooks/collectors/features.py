@@ -65,13 +65,13 @@ class FeatureCollector(Collector[FeatureReport]):
         host = context.host
         sites = context.select()
         functional = context.functional if context.records_functional else None
-        self.table = FeatureTable(sites, host.model, host.device, 0 if functional is None else functional.capacity)
+        self.table = FeatureTable(sites, host.model, host.setup.device, 0 if functional is None else functional.capacity)
         self.histograms = self.table.histograms = context.new_histograms(self.table.names)
         self._checks = None
         if context.early is not None:
-            checks = BatchChecks(context.early, host.world_size, context.judge_urgent)
+            checks = BatchChecks(context.early, host.setup.world_size, context.judge_urgent)
             self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
-        self._inputs = InputTable(self.table.clock, host.device)
+        self._inputs = InputTable(self.table.clock, host.setup.device)
         self._outputs = OutputParts(context, sites)
         self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, **self._outputs.tables}
         blocks = blocks_around(host.model, sites)
@@ -84,7 +84,7 @@ class FeatureCollector(Collector[FeatureReport]):
         with context.loading():
             self._gains = dict(state.get("initial_gains", {}))
             self._rms = dict(state.get("initial_rms", {}))
-        if not host.global_step:  # else those of the checkpoint that training goes on from
+        if not host.position.global_step:  # else those of the checkpoint that training goes on from
             sizes = initial_sizes(sites)
             self._gains, self._rms = initial_gains(sizes), initial_rms(sizes)
         self._roles = roles(sites)
@@ -95,7 +95,7 @@ class FeatureCollector(Collector[FeatureReport]):
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index))
-        self.table.reserved = self.table.capacity if host.world_size > 1 else None
+        self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
             unmeasured=HostNumbers(self.table.unmeasured_flags, flagged, load=self._load_unmeasured),

@@ -41,7 +41,7 @@ class GradientCollector(GradientSites):
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         super().__init__(context, state)
         host, steps = context.host, context.steps
-        model, device, loss_scaled = host.model, host.device, host.loss_scaler is not None
+        model, device, loss_scaled = host.model, host.setup.device, host.loss_scaling.scaler is not None
         self._steps, self._sites = steps, context.select()
         self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
         self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
@@ -52,7 +52,7 @@ class GradientCollector(GradientSites):
         self.modules.listening = False  # except while the loss's backward runs
         self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
         # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
-        self.value_scale = 1.0 / host.data_parallel_size
+        self.value_scale = 1.0 / host.setup.data_parallel_size
         self._embeddings = embedding_weights(steps, model)
         self._due: set[int] = set()  # optimizers whose next step is to be measured
         self._measured: dict[int, MeasuredStep] = {}
@@ -61,9 +61,9 @@ class GradientCollector(GradientSites):
         self._checks: StepChecks | None = None
         if context.early is not None:
             look, faults = context.judge_urgent, context.faults
-            self._checks = StepChecks(context.early, steps.names, host.world_size, look, device, faults)
+            self._checks = StepChecks(context.early, steps.names, host.setup.world_size, look, device, faults)
         self.optimizers = OptimizerWatch(context)
-        self._watch = SetupWatch(steps.names, None if host.global_step else model)
+        self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         with context.loading():
@@ -246,7 +246,7 @@ class GradientCollector(GradientSites):
             loss=self._loss.table.read(packed["loss"]),
             model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self.optimizers.read(packed["optimizers"]),
-            planned_steps=self.context.host.planned_steps,
+            planned_steps=self.context.host.setup.planned_steps,
         )
 
     @override

@@ -26,29 +26,30 @@ class LossWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.table = LossTable(context.host.device)
-        self.table.optimized = context.host.automatic_optimization
-        self.table.scaled = context.host.loss_scaler is not None
+        self.table = LossTable(context.host.setup.device)
+        self.table.optimized = context.host.setup.automatic_optimization
+        self.table.scaled = context.host.loss_scaling.scaler is not None
         self.before_backward = context.guard(self._before_backward, "the loss")
         self.batch_end = context.guard(self._batch_end, "the loss of a batch")
         self.validation_end = context.guard(self._validation_end, "the loss of a validation")
 
     def batch_start(self) -> None:
         """A batch starts."""
-        self.table.step = self._context.host.global_step
+        self.table.step = self._context.host.position.global_step
 
     def _before_backward(self, loss: Tensor) -> None:
         if isinstance(loss, Tensor) and loss.is_floating_point():
             # As training_step returned it: the loop divides it by the accumulation, and a loss scaler scales it.
             host = self._context.host
-            self.table.add(loss, float(host.accumulation) if host.automatic_optimization else 1.0, loss_scale(host.loss_scaler))
+            scaling, divided = host.loss_scaling, host.setup.automatic_optimization
+            self.table.add(loss, float(scaling.accumulation) if divided else 1.0, loss_scale(scaling.scaler))
 
     def _batch_end(self, outputs: Any) -> None:
-        returned = None if self._context.host.automatic_optimization else returned_loss(outputs)
+        returned = None if self._context.host.setup.steps_announced else returned_loss(outputs)
         self.table.end_batch(self._context.batches - 1, self._context.batch, returned)
 
     def _validation_end(self) -> None:
-        metrics = self._context.host.metrics
+        metrics = self._context.host.metrics.available
         name = validation_loss(metrics)
         if name is not None:
             self.table.end_validation(torch.as_tensor(metrics[name]))

@@ -52,7 +52,7 @@ class OptimizerWatch:
     def __init__(self, context: Context) -> None:
         self._context, self._host = context, context.host
         self._names = context.steps.optimizer_names
-        self.table = OptimizerTable(len(self._names), context.host.device)
+        self.table = OptimizerTable(len(self._names), context.host.setup.device)
         self._rates: dict[tuple[int, int], _Rate] = {}  # of each parameter group, by the places of its optimizer and its own
         self._settings: list[tuple[GroupSettings, ...]] = []
         self._read_moments = context.guard(second_moments, "an optimizer's second moments")
@@ -64,7 +64,7 @@ class OptimizerWatch:
 
     def batch_start(self) -> None:
         """A sampled batch starts: note the rates in force."""
-        step = self._host.global_step
+        step = self._host.position.global_step
         for place, group in self._groups():
             self._rates.setdefault(place, _Rate()).see(as_number(group.get("lr")), step)
 
@@ -107,7 +107,7 @@ class OptimizerWatch:
     def window_end(self) -> None:
         """A window ends: read settings, from lists on the host."""
         groups: dict[int, list[GroupSettings]] = {}
-        step = self._host.global_step
+        step = self._host.position.global_step
         for (place, number), group in self._groups():
             rate = self._rates.setdefault((place, number), _Rate())
             settings = _settings(group)

@@ -40,7 +40,7 @@ class LossInputs(OutputTable):
     """
 
     def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(MOST_LOSSES, context.host.device)
+        super().__init__(MOST_LOSSES, context.host.setup.device)
         self._lines = LossLines(functional, CLASSIFICATION)
         context.on_call(CLASSIFICATION, self._record)
 
@@ -70,7 +70,7 @@ class CheckedCalls(CallChecks):
     """
 
     def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(functional.capacity, context.host.device)
+        super().__init__(functional.capacity, context.host.setup.device)
         self._functional = functional
         self._samples: int | None = None
         context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)
@@ -118,7 +118,7 @@ class Representations(RepresentationTable):
     """
 
     def __init__(self, names: Sequence[str], context: Context) -> None:
-        super().__init__(len(names), context.host.device)
+        super().__init__(len(names), context.host.setup.device)
         self._names = names
         self.size: int | None = None
 
@@ -181,7 +181,7 @@ class OutputParts:
         functional = context.functional if context.records_functional else None
         self._context = context
         self._representations = Representations([name for name, _ in sites], context)
-        self._precisions = Precisions(sites, str(context.host.description().get("precision", "")))
+        self._precisions = Precisions(sites, str(context.host.setup.description.get("precision", "")))
         self._losses = None if functional is None else LossInputs(functional, context)
         self._targets = None if functional is None else LossTargets(functional, context)
         self._calls = None if functional is None else CheckedCalls(functional, context)

@@ -49,11 +49,11 @@ class RangeCollector(Collector[RangeReport]):
         super().__init__(context, state)
         sites = context.select()
         self._levels, self._method = levels, method
-        capacity = most_units(context.host.model) if context.host.world_size > 1 and by_channel else 0
-        self.table = new_table([name for name, _ in sites], context.host.device, capacity)
+        capacity = most_units(context.host.model) if context.host.setup.world_size > 1 and by_channel else 0
+        self.table = new_table([name for name, _ in sites], context.host.setup.device, capacity)
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, RangeRecorder(self.table, index))
-        self.tables = Tables(context.host.device, ranges=self.table)
+        self.tables = Tables(context.host.setup.device, ranges=self.table)
 
     @override
     def silent_sites(self) -> list[str]:

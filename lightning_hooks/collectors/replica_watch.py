@@ -17,12 +17,12 @@ class ReplicaWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.table = ReplicaTable(len(context.steps.names), context.host.device)
+        self.table = ReplicaTable(len(context.steps.names), context.host.setup.device)
         self.window_end = context.guard(self._take_weights, "weights (whether they are the same on every rank)")
 
     def taken(self, step: Step, measured: MeasuredStep) -> None:
         """A measured step was taken: its gradients were those after the reduction over ranks, and before clipping."""
-        if measured.weights is not None and self._context.host.world_size > 1:
+        if measured.weights is not None and self._context.host.setup.world_size > 1:
             self.table.add_gradients(measured.indices, measured.read[0], step.global_step)
 
     def _take_weights(self) -> None:

@@ -35,7 +35,7 @@ class ResidualStream(ResidualTable):
     """
 
     def __init__(self, context: Context, blocks: Sequence[tuple[str, nn.Module]], clock: Clock) -> None:
-        super().__init__(blocks, context.host.device, clock)
+        super().__init__(blocks, context.host.setup.device, clock)
         for index, (name, block) in enumerate(blocks):
             context.listen(name, block, _BlockRecorder(self, index))
 

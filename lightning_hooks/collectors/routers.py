@@ -65,7 +65,7 @@ class RouterCollector(Collector[RouterReport]):
                 "of experts, and no linear layer called gate next to experts. Name them: routers='*.gate'."
             )
         sizes = [(site.experts, site.top_k) for site in self._routers]
-        self.table = RoutingTable(sizes, [site.size for site in self._codebooks], capacity_factor, context.host.device)
+        self.table = RoutingTable(sizes, [site.size for site in self._codebooks], capacity_factor, context.host.setup.device)
         for index, (name, module, *_) in enumerate(self._routers):
             context.listen(name, module, _RouterRecorder(self.table, index, *sizes[index]))
         for index, (name, module, _) in enumerate(self._codebooks):

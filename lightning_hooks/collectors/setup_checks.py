@@ -37,8 +37,8 @@ class SetupChecks(Tables):
     """
 
     def __init__(self, context: Context) -> None:
-        host, model, device = context.host, context.host.model, context.host.device
-        self._ranks, self._device = host.data_parallel_size, device
+        host, model, device = context.host, context.host.model, context.host.setup.device
+        self._ranks, self._device = host.setup.data_parallel_size, device
         self._modes = ModuleModes(model, device)
         self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
         self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them

@@ -29,7 +29,7 @@ class LossTargets(TargetTable):
     """
 
     def __init__(self, functional: Functional, context: Context) -> None:
-        super().__init__(MOST_LOSSES, context.host.device)
+        super().__init__(MOST_LOSSES, context.host.setup.device)
         self._lines = LossLines(functional, TARGETED)
         context.on_call(TARGETED, self._record)
 

@@ -26,7 +26,7 @@ from lightning_hooks.hooks.compiled import modules_with_compiled_calls
 from lightning_hooks.hooks.exchange import Exchange, Show
 from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call
 from lightning_hooks.hooks.listener import Listener
-from lightning_hooks.hooks.modes import insert_mode, remove_mode
+from lightning_hooks.hooks.modes import insert_mode, lowest_place, remove_mode
 from lightning_hooks.hooks.selection import named_sites, outwards
 
 MOST_CALLS = 8
@@ -190,16 +190,36 @@ class CallObserver:
         finally:
             self.leave(self._root)
 
+    @property
+    def seen(self) -> bool:
+        """Whether the mode that sees calls is on the stack of modes."""
+        return self._on
+
+    def begin_step(self) -> None:
+        """The loop's own code starts, which ends with the batch: the model's own calls are seen, as in :meth:`step`.
+
+        The mode lies below those of others, which are entered before it and may leave before it.
+        """
+        self.enter("", self._root, self._sees(""), lowest_place())
+
     def pause(self) -> None:
         """Backward or the optimizer starts, within ``training_step`` perhaps: no call is seen before the next forward is over."""
         if threading.get_ident() == self._thread:
             self._switch(False)
 
-    def enter(self, name: str, module: nn.Module, sees: bool) -> None:
-        """A module's forward starts."""
+    def enter(self, name: str, module: nn.Module, sees: bool, below: int | None = None) -> None:
+        """A module's forward starts.
+
+        Args:
+            name: The module's name.
+            module: The module.
+            sees: Whether its calls are seen.
+            below: How many modes are below the mode there; None for all that are on the stack now.
+        """
         if not self._follows():
             return
-        below = torch._C._len_torch_function_stack() - self._on
+        if below is None:
+            below = torch._C._len_torch_function_stack() - self._on
         fused = is_fused(module) or bool(self._frames and self._frames[-1].fused)
         self._frames.append(_Frame(name, module, sees and not fused, fused, below))
         self._switch(self._frames[-1].sees)

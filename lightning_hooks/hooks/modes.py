@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes  # has no public name
 
 _NO_MODES = nullcontext()
@@ -45,6 +46,11 @@ def remove_mode(mode: TorchFunctionMode) -> None:
         above.append(top)
     for other in reversed(above):
         _push(other)
+
+
+def lowest_place() -> int:
+    """How many modes have to be below a mode that others leave before: that of a default device lies at the bottom."""
+    return int(_len_functions() > 0 and isinstance(torch._C._get_function_stack_at(0), DeviceContext))
 
 
 def insert_mode(mode: TorchFunctionMode, below: int) -> None:

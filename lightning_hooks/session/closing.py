@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.collectors.host import Host
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
 from lightning_hooks.trackers import coloured, show
@@ -32,7 +32,8 @@ def ending(host: Host, how: str, error: BaseException | None = None, stopped_by:
         error: What ended training.
         stopped_by: The alert for which ``on_alert="stop"`` ended it.
     """
-    end: dict[str, Any] = {"how": how, "epoch": host.epoch, "step": host.global_step}
+    at = host.position
+    end: dict[str, Any] = {"how": how, "epoch": at.epoch, "step": at.global_step}
     if stopped_by is not None:
         end["stopped_by"] = stopped_by.name
     if error is not None:

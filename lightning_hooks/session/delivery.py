@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.windows import Ended
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import info, warn
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.reports.site_names import readable
 from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
@@ -154,7 +154,7 @@ class AlertDelivery:
             batch_idx: The index of the training batch under way; None outside of one.
             batch: That batch.
         """
-        if members and self._host.world_size == 1:
+        if members and self._host.setup.world_size == 1:
             with suppress(Exception, KeyboardInterrupt):  # the run ends anyway, and its device may be what failed
                 found = id_out_of_range(error, self._host.model, batch, batch_idx)
                 observed = [member for member in members if member.sampled_batches or found is not None]
@@ -173,9 +173,9 @@ class AlertDelivery:
             self._append(writer.folder, [*raised, *records])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
         if serious:
-            _show(self._host.trackers, serious, self._host.log_step)
+            _show(self._host.trackers, serious, self._host.position.log_step)
         stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
-        with self._host.printing():
+        with self._host.console.printing():
             for notice in notices:
                 self._notify(notice)
             for line in ended:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, all_ranks, largest
@@ -146,6 +146,16 @@ class FunctionalCalls:
         """A block in which the loop calls ``training_step`` or ``validation_step``."""
         return self._observer.step()
 
+    @property
+    def seen(self) -> bool:
+        """Whether the mode that sees calls is on the stack of modes."""
+        return self._observer.seen
+
+    def begin_step(self) -> None:
+        """The code of a loop starts that ends with the batch: the model's own calls are seen, as in :meth:`step`."""
+        if self._running:
+            self._observer.begin_step()
+
     def pause(self) -> None:
         """Backward or an optimizer's step starts: no call is seen before the next forward."""
         self._observer.pause()
@@ -222,7 +232,7 @@ class FunctionalCalls:
         """The tables of all ranks; where one of them has called a function that is new, ranks number its site alike."""
         if self._among is None or not self._subscribers:
             return merged(*collectors)
-        device = self._host.device
+        device = self._host.setup.device
         waits = torch.tensor([float(bool(self._waiting))], dtype=row_dtype(device), device=device)
         *tables, waiting = merged(*collectors, others=[((Span(1, largest),), waits)])
         if waiting.item():

@@ -100,14 +100,14 @@ class Member(MemberContext):
         self.history.reports.clear()
         self.problems = self.problems if self._goes_on else ProblemHistory()
         self.end = None
-        self.windows.start(window_length(self.settings.report_every_n_steps, host.batches_per_epoch))
+        self.windows.start(window_length(self.settings.report_every_n_steps, host.setup.batches_per_epoch))
         self.alerting.start(fresh=not self._goes_on)
         if self.early is not None and not self._goes_on:
             self.early.reset()
         self._goes_on = False
         self.publishing.start()
         self._regions = compiled_regions(host.model)
-        self.sampling.start(host.device, not self._regions)
+        self.sampling.start(host.setup.device, not self._regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
         if self.kind.watches_steps:
@@ -116,7 +116,7 @@ class Member(MemberContext):
         check_sites(self.name, self.book, collector.names)
         with self.loading():
             if "epoch" in state:
-                window = load_window(self.name, collector, self.windows, state["epoch"], host.is_global_zero)
+                window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
                 self.batches, self.sampled_batches = window
         if self._regions and not IN_GRAPHS and session.hooks.of(self):
             warn_of_tracing()
@@ -243,7 +243,7 @@ class Member(MemberContext):
         return self._read(merged_table.to("cpu"))
 
     def _read(self, packed: Tensor) -> Any:
-        return self.live.read(self.live.tables.split(packed), self.host.epoch, self.host.global_step)
+        return self.live.read(self.live.tables.split(packed), self.host.position.epoch, self.host.position.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """What the urgent rules find in a report of the window so far."""

@@ -12,12 +12,12 @@ from torch import nn
 from lightning_hooks.alerts import AlertError, RuleBook
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.unreadable import is_transformed, skipping
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -148,7 +148,7 @@ class MemberContext:
         Raises:
             RuntimeError: If parameters are sharded in a way that does not say how.
         """
-        self.host.check_gradients(self.name)
+        self.host.setup.check_gradients(self.name)
 
         def safe(name: str) -> Callable[[Any], Any]:
             def call(value: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Kept, Step, loss_scale
 from lightning_hooks.hooks.tensors import is_freed
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace
 from lightning_hooks.session.withheld import Withheld
 from lightning_hooks.statistics.shards import Shards
@@ -84,7 +84,7 @@ class OptimizerState:
             unscaled: Whether the loss scale has been divided out, unless the optimizer does that itself.
         """
         self.looks += self.stepping
-        scaler = host.loss_scaler
+        scaler = host.loss_scaling.scaler
         # Lightning leaves the unscaling to optimizers that say they do it themselves; torch has no public flag for it.
         unscales_itself = scaler is not None and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         present: list[Tensor] = []
@@ -107,7 +107,7 @@ class OptimizerState:
             loss_scale=loss_scale(scaler),
             carries_scale=unscales_itself or not unscaled,
             skips_nonfinite=unscales_itself,
-            global_step=host.global_step,
+            global_step=host.position.global_step,
             shards=shards,
             again=self.looks > 1,
             unzeroed=self.left is not None and self.left.unzeroed,

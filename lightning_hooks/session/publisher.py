@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.alerts.defaults import kinds_of
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.drawing_thread import DrawingThread
 from lightning_hooks.session.member import Member
@@ -53,16 +53,17 @@ class Publisher:
 
     def log(self, members: Sequence[Member]) -> None:
         """Log the scalars of the window's reports. Each tag is written once, by the first member that has it."""
-        watched = self._host.watched_tags()
+        watched = self._host.metrics.watched_tags()
         for member, scalars in self._scalars(members):
-            self._host.log(member.name, scalars, self._chosen(member, scalars, watched))
+            self._host.metrics.write(member.name, scalars, self._chosen(member, scalars, watched))
 
     def log_epoch(self, members: Sequence[Member]) -> None:
         """Log the scalars of reports of whole epochs, which had several windows, as ``<tag>_epoch``."""
-        watched = {tag.removesuffix(OF_EPOCH) for tag in self._host.watched_tags() if tag.endswith(OF_EPOCH)}
+        watched = {tag.removesuffix(OF_EPOCH) for tag in self._host.metrics.watched_tags() if tag.endswith(OF_EPOCH)}
         for member, scalars in self._scalars(members):
             chosen = self._chosen(member, scalars, watched)
-            self._host.log(member.name, *({f"{tag}{OF_EPOCH}": value for tag, value in tags.items()} for tags in (scalars, chosen)))
+            of_epoch = ({f"{tag}{OF_EPOCH}": value for tag, value in tags.items()} for tags in (scalars, chosen))
+            self._host.metrics.write(member.name, *of_epoch)
 
     @staticmethod
     def _scalars(members: Sequence[Member]) -> Iterator[tuple[Member, dict[str, float]]]:
@@ -108,7 +109,7 @@ class Publisher:
         if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
             self._problems.append(problems)
             self._verdict = text
-            self._host.trackers.text(VERDICT, text, self._host.log_step)
+            self._host.trackers.text(VERDICT, text, self._host.position.log_step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
         """Write charts, the table of sites, histograms and figures, after each member has made its report.
@@ -117,7 +118,7 @@ class Publisher:
             members: All of them, in order.
             last: Whether training is over, and all figures are drawn.
         """
-        trackers, step = self._host.trackers, self._host.log_step
+        trackers, step = self._host.trackers, self._host.position.log_step
         if not trackers:
             return
         if not last and not any(member.publishing.introduced for member in members):
@@ -177,7 +178,7 @@ def _figures(member: Member, last: bool) -> Figures:
 
 def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> None:
     layout: dict[str, dict[str, Chart]] = {
-        "Training": dict(training_charts(host.training_metrics)),
+        "Training": dict(training_charts(host.metrics.logged)),
         "Alerts": {},
     }  # the user's own first
     for member in members:
@@ -186,7 +187,7 @@ def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> Non
         for category, charts in every.items():
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})
-    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.log_step)
+    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.position.log_step)
 
 
 def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lightning_hooks.collectors.collector import Collector, Written
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import info
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.logged import LoggedScalars
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
@@ -97,7 +97,7 @@ class Publishing:
                 f"{self._name}: of its {len(names)} sites 1 in {step} gets a histogram, {len(sites)} in all. For others, name "
                 f"them: histograms=[{names[0]!r}, …] or a pattern."
             )
-        return HistogramTable(sites, names, host.device, loss_scaled)
+        return HistogramTable(sites, names, host.setup.device, loss_scaled)
 
     def remember(self, report: Any, histograms: Mapping[str, Histogram]) -> None:
         """A window has ended: keep the histograms that pictures are made of, of some sites, of the last windows."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import info, warn
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
 from lightning_hooks.run_report.files import write_health
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
@@ -113,9 +113,9 @@ class RunRecord:
         written = write_health(run)
         trackers = self._host.trackers
         files = [path for path in [*written, self.file, self.file.with_name(ALERTS)] if path.exists()]
-        kept = [trackers.file(path, self._host.global_step) for path in files]
-        place = self._host.keep_temporary(written[0], kept[0], all(kept))
-        with self._host.printing():
+        kept = [trackers.file(path, self._host.position.global_step) for path in files]
+        place = self._host.files.place(written[0], kept[0], all(kept))
+        with self._host.console.printing():
             if not print_closing(self.members, place):
                 info(f"Monitors: {verdict_of(self.members).headline} Health report: {place}")
 
@@ -133,7 +133,7 @@ class RunRecord:
 
 
 def _description(host: Host) -> dict[str, Any]:
-    model, known = host.model, host.description()
+    model, known = host.model, host.setup.description
     return {
         "version": VERSION,
         "package": _version("lightning-hooks"),
@@ -141,11 +141,11 @@ def _description(host: Host) -> dict[str, Any]:
         "lightning": _version("lightning"),
         "started": _now(),
         "model": type(model).__name__,
-        "epoch": host.epoch,
-        "step": host.global_step,
+        "epoch": host.position.epoch,
+        "step": host.position.global_step,
         "max_epochs": known.get("max_epochs"),
         "precision": known.get("precision", ""),
-        "devices": host.world_size,
+        "devices": host.setup.world_size,
         "accelerator": known.get("accelerator", ""),
         "optimizers": ", ".join(type(optimizer).__name__ for optimizer in host.optimizers),
         "parameters": sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter)),

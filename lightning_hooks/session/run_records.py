@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.run_record import RunRecord
@@ -28,10 +28,10 @@ class RunRecords:
     def open(self, member: Member) -> None:
         """Record the reports of a member from now on, in the folder of its settings, if it has one."""
         member.folder = None
-        if not self._host.is_global_zero:
+        if not self._host.setup.is_global_zero:
             return
         try:
-            member.folder = folder = self._host.folder(member.settings.report_dir or None)
+            member.folder = folder = self._host.files.folder(member.settings.report_dir or None)
             if folder is not None:
                 if folder not in self._records:
                     self._records[folder] = RunRecord(self._host, folder)
@@ -61,6 +61,6 @@ class RunRecords:
             with guard():
                 record.close(end)
         recorded = [member for record in self._records.values() for member in record.members]
-        if self._host.is_global_zero:
-            with self._host.printing():
+        if self._host.setup.is_global_zero:
+            with self._host.console.printing():
                 print_closing([member for member in members if not any(member is other for other in recorded)])

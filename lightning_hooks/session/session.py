@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Step
 from lightning_hooks.collectors.warn import info, skipped_message, warn
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import ending
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -112,7 +112,7 @@ class Session:
 
     def after_backward(self) -> None:
         """Backward is done."""
-        if not self.host.automatic_optimization:  # a manual loop may run forward again in the same batch
+        if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch
             for member in self.members:
                 member.gate.resume()
         self.probe.after_backward()
@@ -144,7 +144,7 @@ class Session:
             member.batch_end(outputs)
         self.hooks.gate.stop()
         self.probe.batch_end()
-        if self.host.epoch_ends:
+        if self.host.position.epoch_ends:
             self.hooks.suspend(self.host.model)
             return  # the last window ends with the epoch, after validation
         full = [member for member in self.members if member.window_is_full]
@@ -203,7 +203,7 @@ class Session:
         self.publisher.write_verdict(self.members)
         self._records.write()
         if any(member.settings.progress_bar for member in self.members):
-            self.host.show_progress(in_short(member.report for member in self.members))
+            self.host.console.show_progress(in_short(member.report for member in self.members))
 
     def _explain_skipped(self) -> None:
         """Say once that calls are not recorded whose tensors cannot be read."""
@@ -226,7 +226,7 @@ class Session:
         """Training has ended as it should: publish the last figures, and print the summaries."""
         with self._ending():
             self.publisher.publish(self.members, last=True)
-        if self.host.is_global_zero:
+        if self.host.setup.is_global_zero:
             for member in self.members:
                 if member.settings.summary == "full" and member.report is not None:
                     show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])

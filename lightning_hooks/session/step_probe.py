@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.step import Kept, Step
 from lightning_hooks.hooks import HookManager
+from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace
 from lightning_hooks.session.optimizer_state import OptimizerState, StepObserver
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
@@ -96,7 +96,7 @@ class StepProbe:
         if new:
             in_order = self._places.tensors()
             spread = any(parameter is not None and is_distributed(parameter) for parameter in in_order)
-            self.shards = Shards(in_order, self._host.device) if spread else None
+            self.shards = Shards(in_order, self._host.setup.device) if spread else None
         return new
 
     def index_of(self, parameter: Tensor) -> int | None:
@@ -134,12 +134,12 @@ class StepProbe:
             watch.left.before_zero_grad()
 
     def after_backward(self) -> None:
-        """Backward is done. Under manual optimisation the user may clip from here on, so this is where *before* is."""
+        """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
         self._unseen.backwards += 1
         for watch in self._watches.values():
             if watch.left is not None:
                 watch.left.after_backward()
-        if self._host.automatic_optimization:
+        if self._host.setup.steps_announced:
             return
         for position, watch in self._watches.items():
             if not watch.hooked:
@@ -148,7 +148,7 @@ class StepProbe:
             if step.indices and any(parameter.requires_grad for parameter in step.parameters):
                 watch.step = step
                 self._notify("gradients", step)
-            elif self._host.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(position)):
+            elif self._host.setup.world_size > 1 and any(parameter.requires_grad for _, parameter in self._members(position)):
                 watch.announced_empty = True  # other ranks may have gradients, and what is done with a step may be a collective
                 self._notify("gradients", step)
 
@@ -165,7 +165,7 @@ class StepProbe:
         if watch.ready and not watch.stepping:  # two steps in one batch, and the first was not taken
             self._skip(watch)
         watch.ready = True
-        if watch.step is None or self._host.automatic_optimization:
+        if watch.step is None or self._host.setup.steps_announced:
             watch.step = self._step(position, unscaled=True)
             watch.step.late = watch.announced_empty
             self._notify("gradients", watch.step)
@@ -190,7 +190,7 @@ class StepProbe:
     def epoch_end(self) -> None:
         """An epoch is over."""
         kinds = [type(self._optimizers[position]).__name__ for position, watch in self._watches.items() if watch.hooked]
-        self._unseen.epoch_end(kinds, self._host.epoch)
+        self._unseen.epoch_end(kinds, self._host.position.epoch)
 
     # The events of the optimizers.
 
@@ -214,7 +214,7 @@ class StepProbe:
         if watch.step is not None:
             if not watch.step.unchanged():
                 watch.step.refresh()
-            if (watch.ready or self._host.unscales_in_step) and not watch.step.skips_nonfinite:
+            if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._notify("clipped", watch.step)
             if watch.step.withheld:

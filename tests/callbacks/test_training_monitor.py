@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.callbacks.adapter import Adapter
+from lightning_hooks.hosts.lightning_adapter import Adapter
 from tests.support.models import Classifier, hook_counts, is_attached, loader, mlp, trainer
 from tests.support.reference import everything
 

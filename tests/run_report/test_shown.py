@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
-from lightning_hooks.callbacks.lightning_host import LightningHost
+from lightning_hooks.hosts.host import TrainingSetup
 from lightning_hooks.run_report.shown import MOST_BYTES
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -96,7 +96,10 @@ def test_after_an_exception_it_says_what_ended_training(tmp_path: Path, files: b
 
 
 def test_other_ranks_have_it_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LightningHost, "is_global_zero", property(lambda self: False))
+    def of_rank_1(**known: Any) -> TrainingSetup:
+        return TrainingSetup(**{**known, "is_global_zero": False})
+
+    monkeypatch.setattr("lightning_hooks.hosts.lightning.TrainingSetup", of_rank_1)
     monitor = TrainingMonitor(every_n_steps=1, summary=False)
     fit(monitor, logger=CSVLogger(tmp_path))
     assert repr(monitor.report) == "RunReport('Dead units at net.1, since epoch 0.', path=None)"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,68 +15,21 @@ from lightning_hooks.collectors.clipping import ClipCollector
 from lightning_hooks.collectors.collector import Collector
 from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.collectors.gradients import GradientCollector
-from lightning_hooks.collectors.host import Host
+from lightning_hooks.hosts.plain import PlainHost, setup_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.trackers import Trackers
 from tests.support.models import hook_counts
 from tests.support.reference import assert_stats, reference_stats
 
 
-class Loop(Host):
+class Loop(PlainHost):
     """A training loop of some lines."""
-
-    epoch = global_step = log_step = 0
-    world_size = data_parallel_size = accumulation = 1
-    is_global_zero = automatic_optimization = True
-    loss_scaler = clip_norm = None
-    epoch_ends = False
-    batches_per_epoch = 100.0
 
     def __init__(self, model: nn.Module) -> None:
         self.net = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.logged: dict[str, float] = {}
-        self.stopped = False
-
-    model = property(lambda self: self.net)
-    device = property(lambda self: torch.device("cpu"))
-    optimizers = property(lambda self: [self.optimizer])
-    trackers = property(lambda self: Trackers([], lambda *_: None))
-    training_metrics: Mapping[str, Any] = {}
-    metrics: Mapping[str, Any] = {}
-
-    def may_clip(self) -> bool:
-        return True
-
-    def check_gradients(self, who: str) -> None:
-        pass
-
-    def watched_tags(self) -> set[str]:
-        return set()
-
-    def log(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        self.logged.update(scalars)
-
-    def show_progress(self, values: Mapping[str, Any]) -> None:
-        pass
-
-    @contextmanager
-    def printing(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def folder(self, report_dir: Any) -> Path | None:
-        return None
-
-    def keep_temporary(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
-        return str(file)
-
-    def description(self) -> dict[str, Any]:
-        return {}
+        super().__init__(model, [self.optimizer], setup=setup_of(model, batches_per_epoch=100.0))
 
     def train(self, session: Session, batches: Sequence[Tensor], clip: float = 1e9) -> None:
         """One epoch."""
@@ -133,8 +84,8 @@ def test_a_loop_of_ones_own_has_the_numbers_of_a_slow_reference() -> None:
     assert clips.optimizers["0-SGD"].norm_before == pytest.approx(sum(norms) / len(norms), rel=1e-5)
     assert clips.optimizers["0-SGD"].norm_after == pytest.approx(0.05, rel=1e-3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loop.net.parameters(), strict=True))
-    assert loop.logged["features/0/mean"] == features.sites["0"].mean
-    assert "gradient_flow/total_norm" in loop.logged
+    assert loop.metrics.values["features/0/mean"] == features.sites["0"].mean
+    assert "gradient_flow/total_norm" in loop.metrics.values
 
 
 def test_one_hook_per_module_and_none_after_the_end() -> None:
@@ -219,7 +170,7 @@ def test_stop_ends_the_loop() -> None:
     session = Session(loop)
     session.join(Member("Features", FeatureCollector, Settings(every_n_steps=1, on_alert="stop")))
     loop.train(session, [torch.randn(16, 4)] * 3)
-    assert loop.stopped
+    assert loop.should_stop
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_hooks import ActivationPruner, GradientClipMonitor, monitors
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.callbacks.adapter import Adapter
+from lightning_hooks.hosts.lightning_adapter import Adapter
 from tests.support.models import Classifier, trainer
 
 

@@ -254,7 +254,8 @@ def test_a_verdict_that_always_changes_is_written_a_bounded_number_of_times(monk
     written: list[str] = []
     alerts = (Alert(f"kind_{number}", "net", 1.0, 0.0, 0, number, "warning", "It is so.") for number in itertools.count())
     monkeypatch.setattr("lightning_hooks.session.publisher.open_alerts", lambda members: [next(alerts)])
-    publisher = Publisher(SimpleNamespace(trackers=SimpleNamespace(text=lambda tag, text, step: written.append(text)), log_step=0))
+    trackers = SimpleNamespace(text=lambda tag, text, step: written.append(text))
+    publisher = Publisher(SimpleNamespace(trackers=trackers, position=SimpleNamespace(log_step=0)))
     for _ in range(200):
         publisher.write_verdict([])
     publisher.write_verdict([], last=True)

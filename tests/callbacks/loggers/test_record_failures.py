@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_hooks import monitors
-from lightning_hooks.callbacks import run_folder
+from lightning_hooks.hosts import lightning_folder
 from lightning_hooks.run_report import read_run
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.trackers import Trackers
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(broken: str, monkeypatch: p
     keeps = property(no_room if broken == "keep_files" else lambda self: True)
     monkeypatch.setattr(Trackers, "keep_files", keeps)
     if broken == "mkdtemp":
-        monkeypatch.setattr(run_folder.tempfile, "mkdtemp", no_room)
+        monkeypatch.setattr(lightning_folder.tempfile, "mkdtemp", no_room)
     run = trainer(monitors(summary=False), logger=Logger(None))
     with pytest.warns(UserWarning, match=r"no folder for the health report and the alerts \(OSError: no room\)") as warned:
         run.fit(Classifier(mlp()), loader())

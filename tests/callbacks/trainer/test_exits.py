@@ -34,7 +34,7 @@ from lightning_hooks import (
     monitors,
 )
 from lightning_hooks.alerts import Alert, AlertError, FeatureReport
-from lightning_hooks.callbacks.adapter import Adapter, _First
+from lightning_hooks.hosts.lightning_adapter import Adapter, _First
 from tests.support.models import Classifier, ResidualCNN, hook_counts, is_attached, loader, mlp, trainer
 
 ALL = {

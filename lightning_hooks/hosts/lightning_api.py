@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.statistics.shards import is_distributed
 
 
@@ -171,22 +172,15 @@ def _overridden(instance: Any, name: str) -> bool:
     return False
 
 
-def check_gradients(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
-    """Raise if a rank holds shards of gradients in a form that does not say how they are spread.
+def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
+    """What makes a rank hold shards of gradients in a form that does not say how they are spread, in words; empty for nothing.
 
     DTensors, as FSDP2 and tensor parallelism make them, say how they are spread; what FSDP's first version and DeepSpeed
     keep does not.
-
-    Raises:
-        RuntimeError: Under FSDP, DeepSpeed or another strategy that shards parameters, other than as DTensors.
     """
     sharded = is_sharded(trainer, pl_module)
-    if sharded and not (sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)):
-        raise RuntimeError(
-            f"{who} needs whole gradients at the optimizer step, and under {sharded} each rank holds a shard of them: "
-            "its norms would be wrong. Train with strategy='ddp', with FSDP2 (fully_shard under ModelParallelStrategy) or on one "
-            "device, or leave this callback out; FeatureStatsMonitor needs no gradients and is not concerned."
-        )
+    known = sharded in _KNOWN_SHARDS and torch.distributed.is_initialized() and not _odd_shards(pl_module)
+    return "" if known else sharded
 
 
 _DTENSORS = "sharded (DTensor) parameters"
@@ -208,29 +202,15 @@ def _odd_shards(pl_module: LightningModule) -> bool:
     return any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
 
 
-_SAME_EVERYWHERE = ("default_hooks", "powerSGD_hook", "quantization_hooks", "mixed_precision_hooks", "optimizer_overlap_hooks")
-
-
 def replicated_parameters(trainer: Trainer, pl_module: LightningModule) -> list[nn.Parameter]:
     """The parameters that DDP keeps the same on every rank: none with one rank, shards, or a communication hook that may not.
 
-    Under local SGD ranks differ until their weights are averaged; what a hook of the user's does is not known.
+    Under local SGD ranks differ until their weights are averaged.
     """
-    wrapped = trainer.strategy.model
-    if trainer.world_size == 1 or is_sharded(trainer, pl_module) or not isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        return []
-    hooks: Any = getattr(wrapped, "_comm_hooks", ())  # of torch; none of these three has a public name
-    ignored: Any = getattr(wrapped, "parameters_to_ignore", ())
     local = getattr(trainer.strategy, "_model_averager", None) is not None
-    if local or not all(_reduces_alike(hook, state) for hook, state in hooks):
+    if trainer.world_size == 1 or local or is_sharded(trainer, pl_module):
         return []
-    return [parameter for name, parameter in wrapped.module.named_parameters() if name not in ignored]
-
-
-def _reduces_alike(hook: Any, state: Any) -> bool:
-    """Whether a communication hook of DDP's leaves every rank with the same gradients."""
-    known = getattr(hook, "__module__", "") in {f"torch.distributed.algorithms.ddp_comm_hooks.{name}" for name in _SAME_EVERYWHERE}
-    return known and type(state).__name__ != "PostLocalSGDState"  # which a wrapper such as fp16_compress_wrapper hands on
+    return replicated(trainer.strategy.model)
 
 
 def data_parallel_size(trainer: Trainer) -> int:

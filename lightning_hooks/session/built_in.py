@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
 from torch import nn
 
 from lightning_hooks.alerts import RULES, AttentionReport, Mute, RouterReport
 from lightning_hooks.alerts.rulebook import instance_of, reports_of
-from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
-from lightning_hooks.callbacks.models.router_monitor import RouterMonitor
 from lightning_hooks.collectors.attention import AttentionCollector
 from lightning_hooks.collectors.features import FeatureCollector
 from lightning_hooks.collectors.router_sites import find_routers
@@ -21,11 +18,14 @@ from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Rules, Settings
 
+ATTENTION, ROUTERS = "AttentionMonitor", "RouterMonitor"
+"""The names of the monitors that measure the same alone."""
+
 
 class BuiltIn:
     """The members that join a session together with the feature statistics.
 
-    One whose monitor is listed separately in the Trainer does not: it has the report then.
+    One whose monitor observes the training separately does not: it has the report then.
 
     Args:
         settings: The arguments of the feature statistics.
@@ -44,8 +44,8 @@ class BuiltIn:
             dataclasses.replace(settings, rules=given, logged=tags, histograms=False, check_every_n_steps=None)
             for given, tags in zip(rules, logged, strict=True)
         )
-        self.attention = Member(AttentionMonitor.__name__, AttentionCollector, for_attention)
-        self.routers = Member(RouterMonitor.__name__, RouterCollector, dataclasses.replace(for_routers, modules=None))
+        self.attention = Member(ATTENTION, AttentionCollector, for_attention)
+        self.routers = Member(ROUTERS, RouterCollector, dataclasses.replace(for_routers, modules=None))
 
     @property
     def attention_report(self) -> AttentionReport | None:
@@ -64,12 +64,16 @@ class BuiltIn:
         """All of them."""
         return self.attention, self.routers
 
-    def joining(self, trainer: Trainer, model: nn.Module) -> list[Member]:
-        """Those that join a fit; the others have no report of it."""
-        listed = {type(callback) for callback in trainer.callbacks}  # type: ignore[attr-defined]  # a list, set at run time
+    def joining(self, model: nn.Module, listed: Collection[str] = ()) -> list[Member]:
+        """Return those that join a run; the others have no report of it.
+
+        Args:
+            model: The model.
+            listed: The names of the monitors that observe the training separately.
+        """
         joins = {
-            self.attention: self.own.functional and AttentionMonitor not in listed,
-            self.routers: RouterMonitor not in listed and bool(find_routers(model)),
+            self.attention: self.own.functional and ATTENTION not in listed,
+            self.routers: ROUTERS not in listed and bool(find_routers(model)),
         }
         for member in (member for member, wanted in joins.items() if not wanted):
             member.report = member.epoch_report = None

@@ -13,14 +13,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.callbacks import lightning_api
-from lightning_hooks.callbacks.run_folder import TemporaryFolder, run_folder
-from lightning_hooks.collectors.host import Host
 from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hosts import lightning_api
+from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
+from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
 from lightning_hooks.trackers import Trackers
 
 
-class OfTheFit(Protocol):
+class FitObjects(Protocol):
     """What belongs to the fit and outlives its session."""
 
     temporary_folder: TemporaryFolder
@@ -35,21 +35,39 @@ class LightningHost(Host):
     """A Lightning Trainer, as a session sees it.
 
     Args:
-        trainer: The trainer.
+        trainer: The trainer, whose training starts.
         pl_module: The model.
         of_fit: What holds the trainer's loggers.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: OfTheFit) -> None:
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, of_fit: FitObjects) -> None:
         self._trainer, self._model = ref(trainer), ref(pl_module)
         self._of_fit = of_fit
+        self.metrics = LightningMetrics(trainer, of_fit)
+        self.console = LightningConsole(trainer)
+        self.files = LightningFiles(trainer, of_fit)
+        self.setup = TrainingSetup(
+            device=pl_module.device,
+            world_size=trainer.world_size,
+            data_parallel_size=lightning_api.data_parallel_size(trainer),
+            is_global_zero=trainer.is_global_zero,
+            automatic_optimization=pl_module.automatic_optimization,
+            steps_announced=pl_module.automatic_optimization,
+            clip_norm=lightning_api.configured_norm(trainer, pl_module),
+            batches_per_epoch=lightning_api.batches_per_epoch(trainer),
+            planned_steps=lightning_api.planned_steps(trainer, pl_module),
+            unreadable_shards=lightning_api.unreadable_shards(trainer, pl_module),
+            description={
+                "max_epochs": trainer.max_epochs,
+                "precision": str(trainer.precision),
+                "accelerator": type(trainer.accelerator).__name__,
+            },
+        )
 
     @property
     def trainer(self) -> Trainer:
         """The trainer."""
-        found = self._trainer()
-        assert found is not None, "the trainer is gone"
-        return found
+        return _alive(self._trainer)
 
     @property
     @override
@@ -61,52 +79,10 @@ class LightningHost(Host):
 
     @property
     @override
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    @override
-    def epoch(self) -> int:
-        return self.trainer.current_epoch
-
-    @property
-    @override
-    def global_step(self) -> int:
-        return self.trainer.global_step
-
-    @property
-    @override
-    def log_step(self) -> int:
-        return lightning_api.log_step(self.trainer)
-
-    @property
-    @override
-    def world_size(self) -> int:
-        return self.trainer.world_size
-
-    @property
-    @override
-    def data_parallel_size(self) -> int:
-        return lightning_api.data_parallel_size(self.trainer)
-
-    @override
-    def replicated_parameters(self) -> Sequence[nn.Parameter]:
-        return lightning_api.replicated_parameters(self.trainer, self.model)
-
-    @property
-    @override
-    def is_global_zero(self) -> bool:
-        return self.trainer.is_global_zero
-
-    @property
-    @override
-    def automatic_optimization(self) -> bool:
-        return self.model.automatic_optimization
-
-    @property
-    @override
-    def accumulation(self) -> int:
-        return self.trainer.accumulate_grad_batches
+    def position(self) -> Position:
+        trainer = self.trainer
+        ends = lightning_api.epoch_ends(trainer)
+        return Position(trainer.current_epoch, trainer.global_step, lightning_api.log_step(trainer), ends)
 
     @property
     @override
@@ -115,83 +91,81 @@ class LightningHost(Host):
 
     @property
     @override
-    def loss_scaler(self) -> Any:
-        return lightning_api.loss_scaler(self.trainer) or lightning_api.own_loss_scaler(self.model)
-
-    @property
-    @override
-    def unscales_in_step(self) -> bool:
-        return lightning_api.loss_scaler(self.trainer) is None and self.loss_scaler is not None
-
-    @property
-    @override
-    def clip_norm(self) -> float | None:
-        return lightning_api.configured_norm(self.trainer, self.model)
-
-    @override
-    def may_clip(self) -> bool:
-        return lightning_api.may_clip(self.trainer, self.model)
-
-    @override
-    def check_gradients(self, who: str) -> None:
-        lightning_api.check_gradients(self.trainer, self.model, who)
-
-    @property
-    @override
-    def batches_per_epoch(self) -> float:
-        return lightning_api.batches_per_epoch(self.trainer)
-
-    @property
-    @override
-    def epoch_ends(self) -> bool:
-        return lightning_api.epoch_ends(self.trainer)
-
-    @property
-    @override
-    def planned_steps(self) -> int | None:
-        return lightning_api.planned_steps(self.trainer, self.model)
+    def loss_scaling(self) -> LossScaling:
+        of_trainer = lightning_api.loss_scaler(self.trainer)
+        scaler = of_trainer or lightning_api.own_loss_scaler(self.model)
+        return LossScaling(self.trainer.accumulate_grad_batches, scaler, of_trainer is None and scaler is not None)
 
     @property
     @override
     def trackers(self) -> Trackers:
         return self._of_fit.trackers
 
-    @property
     @override
-    def training_metrics(self) -> Mapping[str, Any]:
-        return self.trainer.logged_metrics
-
-    @property
-    @override
-    def metrics(self) -> Mapping[str, Any]:
-        return self.trainer.callback_metrics
+    def may_clip(self) -> bool:
+        return lightning_api.may_clip(self.trainer, self.model)
 
     @override
-    def watched_tags(self) -> set[str]:
-        return lightning_api.watched_tags(self.trainer)
-
-    @override
-    def log(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        self._of_fit.epoch_log.write(who, self.trainer, self.trackers, scalars, logged)
-
-    @override
-    def show_progress(self, values: Mapping[str, Any]) -> None:
-        self.trainer.progress_bar_metrics.update(values)
-
-    @override
-    def printing(self) -> AbstractContextManager[None]:
-        return lightning_api.printing(self.trainer)
+    def replicated_parameters(self) -> Sequence[nn.Parameter]:
+        return lightning_api.replicated_parameters(self.trainer, self.model)
 
     @override
     def stop(self) -> None:
         self.trainer.should_stop = True
 
+
+class LightningMetrics(Metrics):
+    """What a Trainer logs."""
+
+    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
+        self._trainer, self._of_fit = ref(trainer), of_fit
+
+    @property
     @override
-    def folder(self, report_dir: Any) -> Path | None:
-        return run_folder(self.trainer, report_dir, self.trackers, self._of_fit.temporary_folder)
+    def logged(self) -> Mapping[str, Any]:
+        return _alive(self._trainer).logged_metrics
+
+    @property
+    @override
+    def available(self) -> Mapping[str, Any]:
+        return _alive(self._trainer).callback_metrics
 
     @override
-    def keep_temporary(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
+    def watched_tags(self) -> set[str]:
+        return lightning_api.watched_tags(_alive(self._trainer))
+
+    @override
+    def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
+        self._of_fit.epoch_log.write(who, _alive(self._trainer), self._of_fit.trackers, scalars, logged)
+
+
+class LightningConsole(Console):
+    """A Trainer's progress bar, and lines next to it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = ref(trainer)
+
+    @override
+    def printing(self) -> AbstractContextManager[None]:
+        return lightning_api.printing(_alive(self._trainer))
+
+    @override
+    def show_progress(self, values: Mapping[str, Any]) -> None:
+        _alive(self._trainer).progress_bar_metrics.update(values)
+
+
+class LightningFiles(RunFiles):
+    """A Trainer's log directory, or a temporary folder."""
+
+    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
+        self._trainer, self._of_fit = ref(trainer), of_fit
+
+    @override
+    def folder(self, report_dir: Any) -> Path | None:
+        return run_folder(_alive(self._trainer), report_dir, self._of_fit.trackers, self._of_fit.temporary_folder)
+
+    @override
+    def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
         temporary = self._of_fit.temporary_folder
         if not temporary.holds(file):
             return str(file)
@@ -200,14 +174,11 @@ class LightningHost(Host):
         temporary.keep()
         return str(file)
 
-    @override
-    def description(self) -> dict[str, Any]:
-        trainer = self.trainer
-        return {
-            "max_epochs": trainer.max_epochs,
-            "precision": str(trainer.precision),
-            "accelerator": type(trainer.accelerator).__name__,
-        }
+
+def _alive(trainer: ref[Trainer]) -> Trainer:
+    found = trainer()
+    assert found is not None, "the trainer is gone"
+    return found
 
 
 class EpochLog:

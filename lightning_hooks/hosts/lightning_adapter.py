@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lightning_hooks.callbacks.either_package import EitherPackage
-from lightning_hooks.callbacks.lightning_api import around_steps, callbacks_of
-from lightning_hooks.callbacks.lightning_host import EpochLog, LightningHost
-from lightning_hooks.callbacks.run_folder import TemporaryFolder
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hosts.lightning import EpochLog, LightningHost
+from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
+from lightning_hooks.hosts.lightning_callback import EitherPackage
+from lightning_hooks.hosts.lightning_folder import TemporaryFolder
 from lightning_hooks.session.session import Session
 from lightning_hooks.trackers import Trackers
 

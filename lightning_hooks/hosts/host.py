@@ -1,0 +1,211 @@
+"""What a session asks of the training loop that it belongs to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from lightning_hooks.trackers import Trackers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSetup:
+    """What is known when training starts and stays as it is.
+
+    Attributes:
+        device: Where the model is.
+        world_size: The number of ranks.
+        data_parallel_size: The number of ranks that gradients are averaged over.
+        is_global_zero: Whether this rank logs, writes and prints.
+        automatic_optimization: Whether the loop minimises the one loss of each batch, with one optimizer.
+        steps_announced: Whether ``before_optimizer_step`` comes before gradients are clipped. Otherwise they are read after each
+            backward, before anybody can clip them, and a batch's loss may come with its end.
+        clip_norm: The total norm that the loop is configured to clip gradients to; None for another way, or none.
+        batches_per_epoch: Training batches of an epoch, the same on every rank; infinite where that is not known.
+        planned_steps: The ``global_step`` at which training ends if nothing ends it before; None where that is not known.
+        unreadable_shards: What spreads parameters over ranks in a form that does not say how, in words; empty for nothing.
+        description: What the run's record says of the loop, such as its precision and its length.
+    """
+
+    device: torch.device
+    world_size: int = 1
+    data_parallel_size: int = 1
+    is_global_zero: bool = True
+    automatic_optimization: bool = True
+    steps_announced: bool = True
+    clip_norm: float | None = None
+    batches_per_epoch: float = float("inf")
+    planned_steps: int | None = None
+    unreadable_shards: str = ""
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+    def check_gradients(self, who: str) -> None:
+        """Check that this rank can read whole gradients.
+
+        Args:
+            who: What needs them, for the message.
+
+        Raises:
+            RuntimeError: If parameters are sharded in a form that does not say how.
+        """
+        if self.unreadable_shards:
+            raise RuntimeError(
+                f"{who} needs whole gradients at the optimizer step, and under {self.unreadable_shards} each rank holds a shard of "
+                "them: its norms would be wrong. Train with strategy='ddp', with FSDP2 (fully_shard under ModelParallelStrategy) "
+                "or on one device, or leave this callback out; FeatureStatsMonitor needs no gradients and is not concerned."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far training is.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        global_step: The number of optimizer steps so far.
+        log_step: The step on the loggers' axis at which values of the window are logged.
+        epoch_ends: Whether the training batch that ends now is the epoch's last.
+    """
+
+    epoch: int
+    global_step: int
+    log_step: int
+    epoch_ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaling:
+    """What the loss is scaled by before backward.
+
+    Attributes:
+        accumulation: What the loop divides it by.
+        scaler: The GradScaler; None if there is none.
+        unscales_in_step: Whether nothing announces a step, and the GradScaler has unscaled the gradients once ``optimizer.step`` is
+            entered.
+    """
+
+    accumulation: int = 1
+    scaler: Any = None
+    unscales_in_step: bool = False
+
+
+class Metrics(ABC):
+    """The values that are logged: the user's, and those of the monitors."""
+
+    @property
+    def logged(self) -> Mapping[str, Any]:
+        """What the user logs: tag to value."""
+        return {}
+
+    @property
+    def available(self) -> Mapping[str, Any]:
+        """The user's metrics as callbacks have them, with or without a logger: name to value."""
+        return {}
+
+    def watched_tags(self) -> set[str]:
+        """The tags that early stopping, checkpointing or a scheduler reads."""
+        return set()
+
+    @abstractmethod
+    def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
+        """Log the values of a window.
+
+        Args:
+            who: The monitor, for messages.
+            scalars: All, by tag.
+            logged: Those that loggers get.
+        """
+
+
+class Console:
+    """Where lines are printed, and a progress bar may be."""
+
+    def printing(self) -> AbstractContextManager[None]:
+        """A context in which lines can be printed next to a progress bar."""
+        return nullcontext()
+
+    def show_progress(self, values: Mapping[str, Any]) -> None:
+        """Show values in the progress bar; without one nothing is shown."""
+
+
+class RunFiles(ABC):
+    """Where the run's files belong."""
+
+    @abstractmethod
+    def folder(self, report_dir: Any) -> Path | None:
+        """Return the directory; None for nowhere.
+
+        Args:
+            report_dir: ``auto`` for the log directory, a directory, or None.
+        """
+
+    def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
+        """Return where a run's file is found after training, in words.
+
+        Args:
+            file: The file.
+            kept_in: The trackers that keep a copy.
+            everything: Whether all of the run's files are kept by trackers.
+        """
+        return str(file)
+
+
+class Host(ABC):
+    """A training loop. Lightning's Trainer is one; another loop answers the same questions.
+
+    Attributes:
+        setup: What stays as it is from train start on.
+        metrics: The values that are logged.
+        console: Where lines are printed.
+        files: Where the run's files belong.
+    """
+
+    setup: TrainingSetup
+    metrics: Metrics
+    console: Console
+    files: RunFiles
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """How far training is."""
+
+    @property
+    @abstractmethod
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers, as they are now."""
+
+    @property
+    def loss_scaling(self) -> LossScaling:
+        """What the loss is scaled by before backward, as it is now."""
+        return LossScaling()
+
+    @property
+    @abstractmethod
+    def trackers(self) -> Trackers:
+        """The loggers behind one interface; empty on ranks other than 0."""
+
+    def may_clip(self) -> bool:
+        """Whether anything can change gradients between ``before_optimizer_step`` and the update."""
+        return True
+
+    def replicated_parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters that every rank is to hold alike at the end of each step; empty where none are, or that is not known."""
+        return ()
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End training after this epoch."""

@@ -1,0 +1,262 @@
+"""The events of a session, from what can be seen of any training loop: forwards, ``loss.backward()`` and optimizer steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks import HookManager, Listener
+from lightning_hooks.hooks.gate import all_closed
+from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
+from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.session.session import Session
+
+FORGOTTEN = 3
+"""Steps of every optimizer within one batch after which ``step()`` seems to be forgotten."""
+
+
+class LoopEvents:
+    """Calls the events of a session from hooks on the model and its optimizers.
+
+    A batch starts with the first forward of the model in training: with gradients, and in training mode unless the model is always
+    in evaluation mode. Other forwards are not recorded. Gradients are read when ``backward()`` of the loss returns. A batch ends
+    when :meth:`end_batch` is called, or with each optimizer step.
+
+    Args:
+        session: The session.
+        host: Its host, which counts batches and steps.
+        ends_at_step: Whether each optimizer step ends a batch.
+    """
+
+    def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
+        self._session, self._host, self._ends_at_step = session, host, ends_at_step
+        self._hooks = HookManager()
+        self._mode = _BackwardMode(self._backward)
+        self._mode_on = self._in_backward = self._trained = self._warned = False
+        self._open = False  # a batch is under way
+        self._forwards: list[ExitStack] = []  # of the model, those under way
+        self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
+        self._steps: Counter[int] = Counter()  # of each optimizer in this batch
+        self._thread = 0
+        self._unscale: Any = None
+
+    def prepare(self) -> None:
+        """Register what runs before the session's own hooks, before its members join."""
+        self._thread = threading.get_ident()
+        for optimizer in self._hooked():
+            self._hooks.register(optimizer, _Hook(self._before_step), "optimizer_step_pre")
+
+    def start(self) -> None:
+        """Register what runs after the session's own hooks: it has recorded a step before the batch ends."""
+        for optimizer in self._hooked():
+            self._hooks.register(optimizer, _Hook(self._after_step), "optimizer_step_post")
+        for module in called_from_outside(self._host.model):
+            self._hooks.register(module, _Hook(self._enter), "forward_pre", with_kwargs=True, prepend=True)
+            self._hooks.register(module, _Hook(self._leave), always_call=True)
+        scaler = self._host.loss_scaling.scaler
+        if scaler is not None:
+            self._unscale = _announced(scaler.unscale_, self._unscaled)
+            vars(scaler)["unscale_"] = self._unscale
+
+    def _hooked(self) -> list[Any]:
+        """The optimizers that have step hooks: the session warns of the others."""
+        return [optimizer for optimizer in self._host.optimizers if hasattr(optimizer, "_optimizer_step_pre_hooks")]
+
+    def stop(self) -> None:
+        """Remove everything. Harmless when it was removed before."""
+        self._hooks.remove_all()
+        self._in_backward = False
+        self._switch(False)
+        while self._forwards:
+            self._forwards.pop().close()
+        scaler = self._host.loss_scaling.scaler
+        if scaler is not None and vars(scaler).get("unscale_") is self._unscale:
+            del vars(scaler)["unscale_"]
+
+    def end_batch(self, loss: Tensor | None = None) -> None:
+        """A training batch is over; one without a forward is empty.
+
+        Args:
+            loss: Its loss; None for that of its backward.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        self._switch(False)
+        with outside_modes():
+            if not self._open:
+                self._start_batch(None)
+            self._open = False
+            self._steps.clear()
+            host = self._host
+            host.epoch_ends = host.batch + 1 == host.setup.batches_per_epoch
+            host.batch += 1
+            self._session.batch_end(loss)
+
+    def end_epoch(self) -> None:
+        """An epoch is over, and a batch that was not ended with it.
+
+        Raises:
+            AlertError: If a member with ``on_alert="raise"`` has a new alert.
+        """
+        self._switch(False)
+        self._open, self._host.batch = False, 0
+        with outside_modes():
+            try:
+                self._session.epoch_end()
+            finally:
+                self._host.epoch += 1
+            self._session.epoch_start()
+
+    # The model.
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._follows():
+            return
+        forward = ExitStack()
+        if not self._forwards:
+            self._switch(False)
+            if torch.is_grad_enabled() and (module.training or not self._trained):
+                self._trained = module.training
+                with outside_modes():
+                    self._start_forward(args, kwargs)
+                forward.callback(self._switch, True)
+            else:
+                forward.enter_context(all_closed())
+        self._forwards.append(forward)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._follows() and self._forwards:
+            self._forwards.pop().close()
+
+    def _start_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._open:  # forward again in the same batch
+            for member in self._session.members:
+                member.gate.resume()
+        else:
+            self._start_batch([*args, *kwargs.values()] if args else kwargs)
+
+    def _start_batch(self, batch: Any) -> None:
+        self._open = True
+        self._depth.clear()
+        self._session.batch_start(self._host.batch, batch)
+        self._session.calls.begin_step()
+
+    def _follows(self) -> bool:
+        """Whether what runs is a forward of the loop: in its thread, and no recomputation in backward."""
+        return (
+            not torch.compiler.is_compiling() and threading.get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+        )
+
+    # Backward.
+
+    def _switch(self, on: bool) -> None:
+        """See the backward that comes next, or no longer."""
+        if on is not self._mode_on and not self._in_backward:
+            self._mode_on = on
+            if on:
+                insert_mode(self._mode, lowest_place() + self._session.calls.seen)
+            else:
+                remove_mode(self._mode)
+
+    def _backward(self, loss: Tensor, run: Callable[[], Any]) -> Any:
+        if not self._open or self._in_backward:
+            return run()
+        self._in_backward = True
+        try:
+            with outside_modes():
+                self._session.before_backward(loss)
+            result = run()
+            with outside_modes():
+                self._session.after_backward()
+        finally:
+            self._in_backward = False
+        return result
+
+    # The optimizers.
+
+    def _unscaled(self, optimizer: Any) -> None:
+        if self._open:
+            with outside_modes():
+                self._session.before_optimizer_step(optimizer)
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth[id(optimizer)] += 1
+        if self._depth[id(optimizer)] > 1:
+            return
+        self._switch(False)
+        with outside_modes():
+            if not self._open:  # a closure runs forward, or the model's forward was not seen
+                self._start_batch(None)
+            has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+            if not has_closure and self._session.probe.current(optimizer) is None:
+                self._session.before_optimizer_step(optimizer)
+
+    def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth[id(optimizer)] -= 1
+        if self._depth[id(optimizer)] > 0:
+            return
+        self._host.global_step += 1
+        self._steps[id(optimizer)] += 1
+        if self._ends_at_step:
+            self.end_batch()
+        elif not self._warned and min(self._steps[id(each)] for each in self._host.optimizers) == FORGOTTEN:
+            self._warned = True
+            warn(
+                f"watch: every optimizer has stepped {FORGOTTEN} times and step() was not called. Call step(loss) on what watch() "
+                "gives after each training batch: until then no batch ends, and nothing is reported. This warning is shown once."
+            )
+
+
+class _BackwardMode(TorchFunctionMode):
+    """Passes each call on unchanged, and hands on those of ``Tensor.backward``."""
+
+    def __init__(self, backward: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
+        super().__init__()
+        self._backward = backward
+
+    @override
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is Tensor.backward:
+            return self._backward(args[0], lambda: function(*args, **(kwargs or {})))
+        return function(*args, **(kwargs or {}))
+
+
+class _Hook(Listener):
+    """A hook of the model or of an optimizer: copies of them have none."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+
+def _announced(unscale: Callable[[Any], None], announce: Callable[[Any], None]) -> Callable[[Any], None]:
+    def unscale_(optimizer: Any) -> None:
+        unscale(optimizer)
+        announce(optimizer)
+
+    return unscale_
+
+
+def called_from_outside(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose forward a loop calls: the model, or of one without a forward the modules in it."""
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):  # a compiled model has its own
+        for child in model.children():
+            yield from called_from_outside(child)
+    else:
+        yield model

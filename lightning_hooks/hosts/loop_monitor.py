@@ -1,0 +1,165 @@
+"""The monitors of one training in a loop of any kind, from its first batch to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Self, override
+
+from lightning_hooks.hosts.loop_events import LoopEvents
+from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.session import Session
+from lightning_hooks.session.training_members import TrainingMembers
+from lightning_hooks.session.training_reports import NAMES, TrainingReports
+
+
+class LoopMonitor(TrainingReports):
+    """The monitors of one training in a loop: a context manager, around the loop.
+
+    Hooks are registered when the block starts, and removed when it ends, also where it raises.
+
+    Args:
+        host: The loop.
+        members: What is observed.
+        ends_at_step: Whether each optimizer step ends a batch; otherwise :meth:`step` does.
+
+    Attributes:
+        host: The loop.
+    """
+
+    def __init__(self, host: PlainHost, members: TrainingMembers, ends_at_step: bool = False) -> None:
+        self.host, self._members, self._ends_at_step = host, members, ends_at_step
+        self._session: Session | None = None
+        self._events: LoopEvents | None = None
+
+    @property
+    @override
+    def members(self) -> Sequence[Member]:
+        return self._members.all
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether an alert with ``on_alert="stop"`` asks the loop to end."""
+        return self.host.should_stop
+
+    @property
+    def running(self) -> bool:
+        """Whether the hooks are in place."""
+        return self._events is not None
+
+    def start(self) -> Self:
+        """Register the hooks, all or none.
+
+        Raises:
+            RuntimeError: If the block was entered before and not left, or each rank holds gradients that it cannot read whole.
+            ValueError: If a pattern matches nothing.
+        """
+        if self._events is not None:
+            raise RuntimeError("These monitors observe a training already. Leave the block first, or build others.")
+        self._session = session = Session(self.host)
+        self._events = events = LoopEvents(session, self.host, self._ends_at_step)
+        try:
+            events.prepare()
+            for member in self._members.joining(self.host.model):
+                session.join(member)
+            events.start()
+        except BaseException:
+            self.close("stopped")
+            raise
+        session.epoch_start()
+        return self
+
+    __enter__ = start
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self.close("interrupted" if isinstance(error, KeyboardInterrupt) else "exception", error)
+
+    def step(self, loss: Tensor | None = None) -> None:
+        """A training batch is over: call it after each, when the optimizer has stepped or, under accumulation, has not.
+
+        Args:
+            loss: The batch's loss; None for that whose ``backward()`` was called.
+
+        Raises:
+            AlertError: If a new alert is found and ``on_alert="raise"``.
+            RuntimeError: Outside of the block.
+            TypeError: If ``loss`` is no tensor.
+        """
+        if loss is not None and not isinstance(loss, Tensor):
+            raise TypeError(f"step() takes the loss as a tensor, or nothing; got {loss!r}. Leave out .item().")
+        self._running().end_batch(loss)
+
+    def end_window(self) -> dict[str, Any]:
+        """End the window under way, as at an epoch's end.
+
+        Returns:
+            The reports by monitor: ``features``, ``gradients``, ``clipping``; ``attention`` and ``routers`` where there are some.
+
+        Raises:
+            AlertError: If a new alert is found and ``on_alert="raise"``.
+            RuntimeError: Outside of the block.
+        """
+        self._running().end_epoch()
+        return {name: report for name in self.history if (report := getattr(self, name)) is not None}
+
+    def _running(self) -> LoopEvents:
+        if self._events is None:
+            raise RuntimeError("step() and end_window() belong into the block: with watch(model, optimizer) as monitor: …")
+        return self._events
+
+    def finish(self) -> None:
+        """Training has ended as it should: end the window under way, write the report and remove the hooks."""
+        if self._events is None or self._session is None:
+            return
+        try:
+            if any(member.batches for member in self._session.members):
+                self._events.end_epoch()
+        except BaseException as error:
+            self.close("exception", error)
+            raise
+        self._events.stop()
+        self._session.finish()
+        self._events = self._session = None
+
+    def close(self, how: str, error: BaseException | None = None) -> None:
+        """Remove the hooks and write the report. Harmless when that was done before.
+
+        Args:
+            how: ``exception``, ``interrupted`` or ``stopped``.
+            error: What ended training.
+        """
+        events, session, self._events, self._session = self._events, self._session, None, None
+        if events is not None:
+            events.stop()
+        if session is not None:
+            session.close(how, error)
+
+    def subscribe(self, observer: Any) -> None:
+        """Call a function with every new :class:`~lightning_hooks.Alert`, infos too, next to what ``on_alert`` says.
+
+        Args:
+            observer: The function.
+        """
+        for member in self.members:
+            member.alerting.observers.subscribe(observer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs. Ranks may be merged: every rank is asked."""
+        host = self.host
+        monitors = {NAMES.get(member.kind.prefix, member.kind.prefix): member.state_dict() for member in self.members}
+        return {"epoch": host.epoch, "batch": host.batch, "global_step": host.global_step, "monitors": monitors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier training: call it before the block."""
+        host = self.host
+        host.epoch, host.batch, host.global_step = state["epoch"], state["batch"], state["global_step"]
+        for member in self.members:
+            name = NAMES.get(member.kind.prefix, member.kind.prefix)
+            if name in state["monitors"]:
+                member.load_state_dict(state["monitors"][name])

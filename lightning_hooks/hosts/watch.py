@@ -1,0 +1,100 @@
+"""The monitors in a training loop in plain PyTorch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_hooks.hosts.loggers import as_loggers
+from lightning_hooks.hosts.loop_monitor import LoopMonitor
+from lightning_hooks.hosts.plain import PlainHost, setup_of
+from lightning_hooks.session.training_members import TrainingMembers
+
+
+def watch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    loggers: Any = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    batches_per_epoch: int | None = None,
+    **arguments: Any,
+) -> LoopMonitor:
+    """Observe a training in plain PyTorch, as :class:`~lightning_hooks.TrainingMonitor` does in Lightning. Training is not altered.
+
+    A batch starts with the model's forward, with gradients and in training mode. Other forwards are not recorded. Gradients are
+    read when ``loss.backward()`` returns, before anybody clips them, and again in ``optimizer.step()``.
+
+    Args:
+        model: The model; with DDP the wrapper. Of several models an ``nn.ModuleDict``.
+        optimizer: Its optimizer, or several.
+        scaler: The ``GradScaler``, where there is one: without it scaled gradients count as they are.
+        loggers: Where values go: TensorBoard's ``SummaryWriter``, a run of W&B's or MLflow's, a function of (values by tag, step),
+            or several of these.
+        log_dir: Where the run's reports are written; None for nowhere.
+        batches_per_epoch: How many batches come before each ``end_window()``, where that is known: ``report_every_n_steps="auto"``
+            goes by it.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
+
+    Returns:
+        A context manager around the loop, with ``step(loss)`` for each batch's end, ``end_window()``, and the attributes of
+        TrainingMonitor: ``alerts``, ``verdict``, ``features``, ``gradients``, ``clipping``, ``report``, ….
+
+    Raises:
+        ImportError: If figures are asked for and matplotlib is not installed.
+        TypeError: If an argument is of a wrong type, or there is none of that name.
+        ValueError: If an argument is out of range or needs Lightning.
+
+    Example:
+        >>> import torch
+        >>> from lightning_hooks import watch
+        >>> net = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> with watch(net, optimizer, summary=False) as monitor:
+        ...     for _ in range(3):
+        ...         loss = net(torch.ones(8, 4)).square().mean()
+        ...         loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...         monitor.step(loss)
+        >>> monitor.clipping.optimizers["0-SGD"].steps
+        3
+    """
+    check_arguments("watch", arguments)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch takes a torch.nn.Module; got {model!r}.")
+    if not optimizers:
+        raise ValueError("watch needs the optimizer that trains the model; got none.")
+    if scaler is not None and not hasattr(scaler, "unscale_"):
+        raise TypeError(f"scaler must be a GradScaler; got {scaler!r}.")
+    known = {} if batches_per_epoch is None else {"batches_per_epoch": float(batches_per_epoch)}
+    host = PlainHost(
+        model,
+        optimizers,
+        setup=setup_of(model, automatic_optimization=len(optimizers) == 1, steps_announced=False, **known),
+        loggers=as_loggers(loggers),
+        log_dir=None if log_dir is None else Path(log_dir),
+        scaler=scaler if scaler is not None and scaler.is_enabled() else None,
+    )
+    return LoopMonitor(host, TrainingMembers(**arguments))
+
+
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    """Check that arguments do not need Lightning's Trainer.
+
+    Args:
+        name: What they are given to, for the message.
+        arguments: The arguments.
+
+    Raises:
+        ValueError: If one does.
+    """
+    if arguments.get("progress_bar"):
+        raise ValueError(f"{name}: progress_bar=True needs Lightning's Trainer, whose bar it is. Leave it out here.")

@@ -1,0 +1,391 @@
+"""watch(): the monitors in a loop in plain PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_hooks import Alert, watch
+from lightning_hooks.alerts import AlertError
+from tests.support.models import hook_counts
+from tests.support.reference import assert_stats, reference_stats
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def batches(count: int = 5) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 4, generator=generator), torch.randint(0, 3, (16,), generator=generator)) for _ in range(count)]
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(net: nn.Module, optimizer: Any, monitor: Any = None, clip: float = 0.05, count: int = 5) -> list[float]:
+    losses = []
+    for x, y in batches(count):
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if monitor is not None:
+            monitor.step(loss)
+    return losses
+
+
+def observed(net: nn.Module, optimizer: Any, **arguments: Any) -> Any:
+    return watch(net, optimizer, **{"every_n_steps": 1, "summary": False, **arguments})
+
+
+def is_clean(net: nn.Module, *optimizers: Any) -> bool:
+    hooked = [hooks for each in optimizers for hooks in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)]
+    return not any(hooked) and torch._C._len_torch_function_stack() == 0 and not any(hook_counts(net).values())
+
+
+def test_training_is_not_altered() -> None:
+    found = []
+    for on in (False, True):
+        net = mlp()
+        optimizer = sgd(net)
+        if on:
+            with observed(net, optimizer, histograms=True) as monitor:
+                losses = train(net, optimizer, monitor)
+        else:
+            losses = train(net, optimizer)
+        found.append((losses, [*net.parameters()], torch.get_rng_state()))
+    (losses, weights, random), (others, same_weights, same_random) = found
+    assert losses == others
+    assert all(map(torch.equal, weights, same_weights))
+    assert torch.equal(random, same_random)
+
+
+def test_the_numbers_are_those_of_a_slow_reference() -> None:
+    net = mlp().eval()  # no dropout
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        losses = train(net, optimizer, monitor)
+        reports = monitor.end_window()
+    model, outputs, norms = mlp().eval(), [], []
+    optimizer = sgd(model)
+    for x, y in batches():
+        outputs.append(model[0](x).detach().double().numpy())
+        nn.functional.cross_entropy(model(x), y).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert list(reports) == ["features", "gradients", "clipping"]
+    assert_stats(reports["features"].sites["0"], reference_stats(outputs), rel=1e-5)
+    clips = reports["clipping"].optimizers["0-SGD"]
+    assert (clips.steps, clips.clipped_steps) == (5, 5)
+    assert clips.norm_before == pytest.approx(sum(norms) / 5, rel=1e-5)
+    assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
+    assert reports["gradients"].loss.mean == pytest.approx(sum(losses) / 5, rel=1e-6)
+    assert reports["gradients"] is monitor.gradients
+
+
+def test_every_exit_is_clean() -> None:
+    for error in (None, ValueError("mine"), KeyboardInterrupt()):
+        net = mlp()
+        optimizer = sgd(net)
+        monitor = observed(net, optimizer)
+        try:
+            with monitor:
+                train(net, optimizer, monitor, count=2)
+                net(batches()[0][0])  # a batch is under way
+                assert not is_clean(net, optimizer)
+                if error is not None:
+                    raise error
+        except (ValueError, KeyboardInterrupt) as passed:
+            assert passed is error  # noqa: PT017  it comes through as it is
+        assert is_clean(net, optimizer)
+        assert not monitor.running
+        assert (error is None) == (monitor.members[0].end["how"] == "finished")
+
+
+def test_a_failed_start_leaves_nothing() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with pytest.raises(ValueError, match="matches no"), observed(net, optimizer, modules="encoder.*"):
+        pass
+    assert is_clean(net, optimizer)
+
+
+def test_only_forwards_of_training_are_recorded() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        for x, y in batches(3):
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                net(x)  # before step(): the batch is still under way
+            net.eval()
+            net(x)
+            net.train()
+            monitor.step(loss)
+            net.eval()
+            nn.functional.cross_entropy(net(x), y)
+            net.train()
+        reports = monitor.end_window()
+    assert {site: stats.calls for site, stats in reports["features"].sites.items()} == dict.fromkeys(reports["features"].sites, 3)
+
+
+def test_a_forgotten_step_is_one_message_and_one_too_many_an_empty_batch() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with pytest.warns(UserWarning, match=r"stepped 3 times and step\(\) was not called") as found, observed(net, optimizer):
+        train(net, optimizer, count=7)
+    assert len(found) == 1
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer, report_every_n_steps=None) as monitor:
+        train(net, optimizer, monitor, count=3)
+        monitor.step()
+        monitor.step()
+        reports = monitor.end_window()
+    assert reports["clipping"].optimizers["0-SGD"].steps == 3
+    assert reports["features"].sites["0"].calls == 3
+    assert reports["gradients"].loss.count == 3
+
+
+def test_accumulation_counts_batches_and_steps() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        for index, (x, y) in enumerate(batches(6)):
+            loss = nn.functional.cross_entropy(net(x), y)
+            (loss / 3).backward()
+            if index % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            monitor.step(loss)
+        reports = monitor.end_window()
+    clips = reports["clipping"].optimizers["0-SGD"]
+    assert (clips.steps, clips.clipped_steps) == (2, 0)
+    assert reports["features"].sites["0"].calls == 6
+    assert reports["gradients"].loss.count == 6
+    assert reports["gradients"].loss.first_nonfinite_batch is None
+    assert 0.8 < reports["gradients"].loss.mean < 1.5, "the loss that step() is given, not a third of it"
+
+
+def test_several_optimizers_have_their_own_steps() -> None:
+    torch.manual_seed(0)
+    nets = nn.ModuleDict({"generator": nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "critic": nn.Linear(4, 1)})
+    optimizers = [torch.optim.SGD(nets["generator"].parameters(), lr=0.1), torch.optim.Adam(nets["critic"].parameters())]
+    with observed(nets, optimizers) as monitor:
+        for _ in range(4):
+            for _ in range(2):
+                loss = (
+                    nets["critic"](nets["generator"](torch.randn(8, 3)).detach()).mean() - nets["critic"](torch.randn(8, 4)).mean()
+                )
+                loss.backward()
+                optimizers[1].step()
+                optimizers[1].zero_grad()
+            (-nets["critic"](nets["generator"](torch.randn(8, 3))).mean()).backward()
+            nn.utils.clip_grad_norm_(nets["generator"].parameters(), 1e-3)
+            optimizers[0].step()
+            nets.zero_grad()
+            monitor.step()
+        reports = monitor.end_window()
+    clips = reports["clipping"].optimizers
+    assert {name: (stats.steps, stats.clipped_steps) for name, stats in clips.items()} == {"0-SGD": (4, 4), "1-Adam": (8, 0)}
+    assert reports["features"].sites["critic"].calls == 4 * 5
+    assert is_clean(nets, *optimizers)
+
+
+def test_closures_are_followed() -> None:
+    net = mlp().eval()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        return loss
+
+    with observed(net, optimizer) as monitor:
+        for x, y in batches(3):  # noqa: B007  the closure reads them
+            monitor.step(optimizer.step(closure))
+        reports = monitor.end_window()
+    assert reports["clipping"].optimizers["0-LBFGS"].steps == 3
+    assert reports["gradients"].parameters["0.weight"].steps == 3
+
+
+def test_recomputation_is_not_recorded() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+    net = Net()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        train(net, optimizer, monitor)
+    assert {stats.calls for stats in monitor.features.sites.values()} == {5}
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_user_leave_as_they_came() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        for x, y in batches(3):
+            with Passing():
+                scores = net(x)
+            with torch.device("cpu"):
+                loss = nn.functional.cross_entropy(scores, y)
+            with Passing(), torch.device("cpu"):
+                loss.backward()
+                optimizer.step()
+            assert torch._C._len_torch_function_stack() <= 1
+            optimizer.zero_grad()
+            monitor.step(loss)
+        assert torch._C._len_torch_function_stack() == 0
+    torch.set_default_device("cpu")
+    try:
+        before = torch._C._len_torch_function_stack()
+        with observed(net, optimizer) as monitor:
+            train(net, optimizer, monitor)
+        assert torch._C._len_torch_function_stack() == before
+    finally:
+        torch.set_default_device(None)
+    assert monitor.clipping.optimizers["0-SGD"].steps == 5
+
+
+def test_values_go_to_every_logger(tmp_path: Path) -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    written: list[tuple[dict[str, float], int]] = []
+    writer = SummaryWriter(str(tmp_path / "events"))
+    loggers = [writer, lambda values, step: written.append((values, step))]
+    with observed(net, optimizer, loggers=loggers, log_dir=tmp_path, report_every_n_steps=2) as monitor:
+        train(net, optimizer, monitor, count=4)
+    writer.close()
+    assert [step for values, step in written if "features/0/rms" in values] == [1, 3]
+    assert any("gradient_clip/rate" in values for values, _ in written)
+    assert (tmp_path / "lightning_hooks" / "report.html").exists()
+    assert (tmp_path / "lightning_hooks" / "reports.jsonl").exists()
+    assert next((tmp_path / "events").glob("events*")).stat().st_size > 1000
+    with pytest.raises(TypeError, match="loggers must be"):
+        observed(net, optimizer, loggers=3)
+
+
+def test_nothing_is_written_without_a_log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        train(net, optimizer, monitor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def dead() -> nn.Sequential:
+    net = mlp()
+    nn.init.constant_(net[0].bias, -50.0)
+    return net
+
+
+def test_alerts_reach_functions_stop_and_raise() -> None:
+    net, heard = dead(), list[Alert]()
+    optimizer = sgd(net)
+    with observed(net, optimizer, on_alert=[heard.append, "stop"]) as monitor:
+        train(net, optimizer, monitor)
+        assert not monitor.should_stop
+        monitor.end_window()
+        assert monitor.should_stop
+    assert "dead" in {alert.kind for alert in heard}
+    assert [alert.kind for alert in monitor.alerts] == ["dead"]
+    assert "Dead units" in monitor.verdict
+    net = dead()
+    optimizer = sgd(net)
+    with pytest.raises(AlertError, match="dead"), observed(net, optimizer, on_alert="raise") as monitor:
+        train(net, optimizer, monitor)
+    assert is_clean(net, optimizer)
+
+
+def test_a_resumed_training_reports_as_one_that_went_on() -> None:
+    def run(stop_after: int | None) -> Any:
+        net = mlp()
+        optimizer = sgd(net)
+        state: Any = None
+        for part in [slice(None)] if stop_after is None else [slice(stop_after), slice(stop_after, None)]:
+            monitor = observed(net, optimizer, report_every_n_steps=None)
+            if state is not None:
+                monitor.load_state_dict(state)
+            with monitor:
+                for x, y in batches(6)[part]:
+                    loss = nn.functional.cross_entropy(net(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    monitor.step(loss)
+                state = monitor.state_dict()
+                reports = monitor.end_window() if part.stop is None else {}
+                if part.stop is not None:
+                    monitor.close("stopped")
+        return reports
+
+    whole, resumed = run(None), run(3)
+    assert resumed["clipping"].optimizers["0-SGD"].steps == 6
+    assert resumed["features"].sites == whole["features"].sites
+    assert resumed["features"].step == whole["features"].step == 6
+    assert resumed["gradients"].loss.count == 6
+
+
+def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with pytest.raises(ValueError, match="progress_bar=True needs Lightning"):
+        watch(net, optimizer, progress_bar=True)
+    with pytest.raises(TypeError, match="There is no argument 'every_n_step'"):
+        watch(net, optimizer, every_n_step=3)
+    with pytest.raises(TypeError, match=r"watch takes a torch.nn.Module; got 3"):
+        watch(3, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs the optimizer"):
+        watch(net, [])
+    with pytest.raises(TypeError, match="scaler must be a GradScaler"):
+        watch(net, optimizer, scaler=2.0)  # type: ignore[arg-type]
+    monitor = observed(net, optimizer)
+    with pytest.raises(RuntimeError, match="belong into the block"):
+        monitor.step()
+    with monitor:
+        with pytest.raises(TypeError, match=r"Leave out \.item\(\)"):
+            monitor.step(0.5)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="observe a training already"):
+            monitor.start()
+
+
+def test_a_compiled_model_is_observed() -> None:
+    net = mlp()
+    compiled = torch.compile(net, backend="eager")
+    optimizer = sgd(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with observed(compiled, optimizer) as monitor:
+            train(compiled, optimizer, monitor)
+    torch.compiler.reset()
+    assert monitor.clipping.optimizers["0-SGD"].clipped_steps == 5
+    assert {stats.calls for stats in monitor.features.sites.values()} == {5}
