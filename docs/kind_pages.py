@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
 from lightning_hooks.alerts.explain import advice_of, causes_of, consequences_of, documented, formula, rules_of, thresholds_of
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks.callbacks import TrainingMonitor
-from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER
-from lightning_hooks.reports.alert import Alert
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 
 CLASSES = ("a horizontal bar", "a vertical bar", "a cross", "a square")
 EPOCHS = 3

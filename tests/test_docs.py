@@ -13,8 +13,8 @@ import pytest
 
 from docs import kind_pages, reference_pages
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule
-from lightning_hooks.alerts.rule import percent
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.rule import percent
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -1,6 +1,6 @@
-"""Imports go down only: hooks < statistics, clipping < reports < alerts < trackers, plots < collectors < session < callbacks.
+"""Imports go down only: hooks < statistics < declare < diagnostics < alerts < trackers, plots < session < callbacks.
 
-Hosts lie between session and callbacks; what a session asks of them, ``hosts/host.py``, lies below collectors.
+Hosts lie between session and callbacks; what a session asks of them, ``hosts/host.py``, lies below declare.
 """
 
 import ast
@@ -21,22 +21,21 @@ BELOW = {
     "extraction": {"hooks"},
     "transforms": {"hooks", "statistics"},
     "debugging": {"hooks", "statistics"},
-    "reports": {"hooks", "statistics", "clipping", "quantization"},
-    "alerts": {"hooks", "statistics", "clipping", "reports"},
     "quantization": {"hooks", "statistics"},
-    "profiling": {"hooks", "reports"},
-    "pruning": {"hooks", "statistics", "reports"},
 }
+BELOW["declare"] = {"hooks", "statistics", "clipping", "trackers", "host"}
+BELOW["diagnostics"] = {"hooks", "statistics", "clipping", "quantization", "declare", "trackers", "plots", "host"}
+BELOW["alerts"] = {"hooks", "statistics", "clipping", "declare", "diagnostics"}
+BELOW |= {"profiling": {"hooks", "declare"}, "pruning": {"hooks", "statistics", "declare"}}
 FLOOR_1 = set(BELOW)
-BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers", "plots")}
+BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers", "plots")}  # of diagnostics they read reports
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
 BELOW["host"] = {"trackers"}
-BELOW["collectors"] = FLOOR_1 | {"trackers", "plots", "host"}
-BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors", "host"}
-BELOW["hosts"] = FLOOR_1 | {"trackers", "plots", "run_report", "collectors", "session", "host"}
+BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "host"}
+BELOW["hosts"] = FLOOR_1 | {"trackers", "plots", "run_report", "session", "host"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
 BELOW["__init__"] = {"hooks", "statistics", "alerts", "hosts", "callbacks"}
-BELOW["demo"] = {"callbacks", "collectors", "reports"}
+BELOW["demo"] = {"callbacks", "declare", "diagnostics"}
 BELOW["__main__"] = {"run_report", "demo"}
 BELOW["environment"] = {"callbacks"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
@@ -80,7 +79,7 @@ def violations(part, source, module=""):
             yield f"{part} imports {name}, which is not below it"
         if top in LIGHTNING and not may_import_lightning(part, module):
             yield f"{part} imports {name}; only callbacks and their hosts may, and the demo, which is a training"
-        if part in FLOOR_1 and top in {"torchmetrics", "matplotlib", "tensorboard", "wandb", "mlflow"}:
+        if part in FLOOR_1 - {"declare", "diagnostics"} and top in {"torchmetrics", "matplotlib", "tensorboard", "wandb", "mlflow"}:
             yield f"{part} imports {name}; floor 1 is plain torch"
 
 
@@ -96,7 +95,7 @@ def test_imports_go_down(path):
     [
         ("hooks", "from lightning_hooks.statistics import merge"),
         ("statistics", "def f():\n    import lightning_hooks.alerts"),
-        ("clipping", "from lightning_hooks.reports.alert import Alert"),
+        ("clipping", "from lightning_hooks.declare.alert import Alert"),
         ("clipping", "from lightning_hooks.statistics.rows import Column"),
         ("alerts", "from lightning_hooks import trackers"),
         ("trackers", "from lightning.pytorch import Trainer"),

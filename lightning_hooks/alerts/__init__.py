@@ -1,69 +1,62 @@
 """Reports, the rules that read them, and the alerts that come out."""
 
-from lightning_hooks.alerts import (
-    activation_rules,
-    attention_rules,
-    batch_rules,
-    call_rules,
-    clip_rules,
-    constant_rules,
-    exploding_rules,
-    learning_rules,
-    loss_input_rules,
-    loss_rules,
-    nonfinite_rules,
-    optimizer_rules,
-    registration_rules,
-    representation_rules,
-    residual_rules,
-    router_rules,
-    setup_rules,
-    still_weight_rules,
-    update_rules,
-    vanishing_rules,
-    weight_rules,
-)
-from lightning_hooks.alerts.activation_rules import *
-from lightning_hooks.alerts.attention_rules import *
-from lightning_hooks.alerts.batch_rules import *
-from lightning_hooks.alerts.call_rules import *
-from lightning_hooks.alerts.clip_rules import *
-from lightning_hooks.alerts.constant_rules import *
 from lightning_hooks.alerts.defaults import ALERT_KINDS, RULES
-from lightning_hooks.alerts.exploding_rules import *
-from lightning_hooks.alerts.learning_rules import *
-from lightning_hooks.alerts.loss_input_rules import *
-from lightning_hooks.alerts.loss_rules import *
-from lightning_hooks.alerts.nonfinite_rules import *
 from lightning_hooks.alerts.observers import AlertObservers
-from lightning_hooks.alerts.optimizer_rules import *
-from lightning_hooks.alerts.registration_rules import *
-from lightning_hooks.alerts.representation_rules import *
-from lightning_hooks.alerts.residual_rules import *
-from lightning_hooks.alerts.router_rules import *
-from lightning_hooks.alerts.rule import Rule
-from lightning_hooks.alerts.rulebook import Mute, RuleBook
-from lightning_hooks.alerts.setup_rules import *
-from lightning_hooks.alerts.still_weight_rules import *
-from lightning_hooks.alerts.update_rules import *
-from lightning_hooks.alerts.vanishing_rules import *
-from lightning_hooks.alerts.weight_rules import *
 from lightning_hooks.alerts.windows import AlertWindow
-from lightning_hooks.reports.alert import Alert, AlertError
-from lightning_hooks.reports.attention import AttentionReport
-from lightning_hooks.reports.model_setup import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
-from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
-from lightning_hooks.reports.routers import RouterReport
-from lightning_hooks.reports.setups import ParameterSetup
-from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, RangeReport
-from lightning_hooks.statistics.attention_stats import AttentionStats, HeadStats
-from lightning_hooks.statistics.call_checks import DropoutUse, SoftmaxUse
-from lightning_hooks.statistics.loss import LossReport
-from lightning_hooks.statistics.outputs import OutputStats
-from lightning_hooks.statistics.precision import PrecisionStats
-from lightning_hooks.statistics.representation import RepresentationStats
-from lightning_hooks.statistics.residual import ResidualStats
-from lightning_hooks.statistics.targets import TargetStats
+from lightning_hooks.declare.alert import Alert, AlertError
+from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rulebook import Mute, RuleBook
+from lightning_hooks.diagnostics.attention import rules as attention_rules
+from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats, HeadStats
+from lightning_hooks.diagnostics.attention.rules import *
+from lightning_hooks.diagnostics.batches import rules as batch_rules
+from lightning_hooks.diagnostics.batches.rules import *
+from lightning_hooks.diagnostics.calls import rules as call_rules
+from lightning_hooks.diagnostics.calls.precision import PrecisionStats
+from lightning_hooks.diagnostics.calls.rules import *
+from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
+from lightning_hooks.diagnostics.clipping_events import rules as clip_rules
+from lightning_hooks.diagnostics.clipping_events.rules import *
+from lightning_hooks.diagnostics.features import constant_rules
+from lightning_hooks.diagnostics.features import rules as activation_rules
+from lightning_hooks.diagnostics.features.constant_rules import *
+from lightning_hooks.diagnostics.features.rules import *
+from lightning_hooks.diagnostics.gradients import exploding_rules, still_weight_rules, update_rules, vanishing_rules, weight_rules
+from lightning_hooks.diagnostics.gradients.exploding_rules import *
+from lightning_hooks.diagnostics.gradients.still_weight_rules import *
+from lightning_hooks.diagnostics.gradients.update_rules import *
+from lightning_hooks.diagnostics.gradients.vanishing_rules import *
+from lightning_hooks.diagnostics.gradients.weight_rules import *
+from lightning_hooks.diagnostics.loss import rules as loss_rules
+from lightning_hooks.diagnostics.loss.report import LossReport
+from lightning_hooks.diagnostics.loss.rules import *
+from lightning_hooks.diagnostics.loss_inputs import rules as loss_input_rules
+from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
+from lightning_hooks.diagnostics.loss_inputs.rules import *
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.nonfinite import rules as nonfinite_rules
+from lightning_hooks.diagnostics.nonfinite.rules import *
+from lightning_hooks.diagnostics.optimizer import learning_rules
+from lightning_hooks.diagnostics.optimizer import rules as optimizer_rules
+from lightning_hooks.diagnostics.optimizer.learning_rules import *
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.optimizer.rules import *
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.diagnostics.representations import rules as representation_rules
+from lightning_hooks.diagnostics.representations.rules import *
+from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.residual_stream import rules as residual_rules
+from lightning_hooks.diagnostics.residual_stream.rules import *
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
+from lightning_hooks.diagnostics.routers import rules as router_rules
+from lightning_hooks.diagnostics.routers.report import RouterReport
+from lightning_hooks.diagnostics.routers.rules import *
+from lightning_hooks.diagnostics.setup import registration_rules
+from lightning_hooks.diagnostics.setup import rules as setup_rules
+from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.diagnostics.setup.registration_rules import *
+from lightning_hooks.diagnostics.setup.report import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.rules import *
 
 __all__ = [
     "ALERT_KINDS",

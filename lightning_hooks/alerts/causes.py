@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from lightning_hooks.alerts.links import in_a_row
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node
-from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import BACKWARD, FORWARD, KINDS, STEP, Link, Node
+from lightning_hooks.declare.links import in_a_row
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 
 
 class Ordered(NamedTuple):

@@ -1,22 +1,22 @@
-"""The built-in rules and kinds, gathered from the files that declare them: ``*_rules.py``."""
+"""The built-in rules and kinds, gathered from the files of diagnostics that declare them: ``rules.py`` and ``*_rules.py``."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from lightning_hooks.alerts.rule import Rule
-from lightning_hooks.alerts.rulebook import reports_of
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rulebook import reports_of
 
+_DIAGNOSTICS = import_module("lightning_hooks.diagnostics")
 _FILES = [
-    import_module(f"{__package__}.{file.name}")
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)])
-    if file.name.endswith("_rules")
+    import_module(file.name)
+    for file in pkgutil.walk_packages(_DIAGNOSTICS.__path__, f"{_DIAGNOSTICS.__name__}.")
+    if file.name.endswith("rules")
 ]
 
 KINDS.update((kind.name, kind) for kind in sorted((kind for file in _FILES for kind in file.KINDS), key=lambda kind: kind.rank))
@@ -32,9 +32,14 @@ ALERT_KINDS: tuple[str, ...] = tuple(KINDS)
 """Every kind that the built-in rules raise, in the order of causes."""
 
 
+def rules_of(report: type[Any] | None) -> tuple[Rule, ...]:
+    """The built-in rules of a class of reports."""
+    return RULES.get(report, ())  # type: ignore[arg-type]
+
+
 def kinds_of(report: type[Any] | None) -> tuple[str, ...]:
     """The kinds that the built-in rules raise on a class of reports."""
-    return tuple(dict.fromkeys(rule.kind for rule in RULES.get(report, ())))  # type: ignore[arg-type]
+    return tuple(dict.fromkeys(rule.kind for rule in rules_of(report)))
 
 
 def limit_of(kind: str, alerts: Iterable[Alert]) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
-from lightning_hooks.alerts.rule import Rule
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.rule import Rule
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
 

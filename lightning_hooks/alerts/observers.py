@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightning_hooks.reports.alert import Alert
+from lightning_hooks.declare.alert import Alert
 
 Observer = Callable[[Alert], object]
 

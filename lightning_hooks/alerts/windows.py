@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts.rulebook import Candidate
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import SEVERITIES
-from lightning_hooks.reports.plain import from_plain
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import SEVERITIES
+from lightning_hooks.declare.plain import from_plain
+from lightning_hooks.declare.rulebook import Candidate
 
 ENDED = 50
 """How many alerts that are over are remembered for the summary."""

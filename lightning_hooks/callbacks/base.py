@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.collectors.warn import skipped_message, warn_of_faults
+from lightning_hooks.declare.warn import skipped_message, warn_of_faults
 from lightning_hooks.hooks import Faults, Gate, HookManager, ModuleSelector, guarded, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.manager import remove_hooks

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
-from lightning_hooks.collectors.warn import info
+from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
 from lightning_hooks.extraction.capture import check_called, named_literally
 from lightning_hooks.extraction.pooling import channels_first

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, FeatureReport, RouterReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.lightning_api import callbacks_of
 from lightning_hooks.session.built_in import BuiltIn

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.collectors.clipping import ClipCollector
-from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 
 

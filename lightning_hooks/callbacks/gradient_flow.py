@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.callbacks.monitor import SiteMonitor
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.gradients import GradientCollector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 
 
 class GradientFlowMonitor(SiteMonitor[GradientFlowReport]):

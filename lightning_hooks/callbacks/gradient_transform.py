@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
-from lightning_hooks.collectors.step import loss_scale
-from lightning_hooks.collectors.warn import info
+from lightning_hooks.declare.step import loss_scale
+from lightning_hooks.declare.warn import info
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions

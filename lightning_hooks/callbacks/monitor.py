@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.collectors.collector import Collector, R
+from lightning_hooks.declare.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_callback import EitherPackage

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
 

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.lightning import EpochLog, LightningHost
 from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER
+from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.statistics.shards import is_distributed

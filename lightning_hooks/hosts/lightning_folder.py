@@ -11,7 +11,7 @@ from weakref import finalize, ref
 
 from lightning.pytorch import Trainer
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.names import safe_path
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.gate import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode

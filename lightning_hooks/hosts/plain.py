@@ -11,7 +11,7 @@ import torch.distributed
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.trackers import Trackers

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lightning_hooks.diagnostics.attention.report import AttentionReport
 from lightning_hooks.plots.canvas import MISSING, heading, name_layers, nothing, sheet, style
-from lightning_hooks.reports.attention import AttentionReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

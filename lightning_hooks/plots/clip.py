@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_hooks.diagnostics.reports import ClipReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
@@ -26,7 +27,6 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import as_reports, beginnings, kinds_by_severity
-from lightning_hooks.reports.windows import ClipReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREEN,
@@ -30,8 +32,6 @@ from lightning_hooks.plots.canvas import (
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.roles import OTHER, by_role
 from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.windows import GradientFlowReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_hooks.alerts.defaults import limit_of
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
@@ -30,7 +31,6 @@ from lightning_hooks.plots.canvas import (
 )
 from lightning_hooks.plots.roles import relative_to_first
 from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
-from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lightning_hooks.diagnostics.attention.report import AttentionReport
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
+from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.plots.attention import attention_heads
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.routers import expert_load
 from lightning_hooks.plots.series import as_reports
-from lightning_hooks.reports.attention import AttentionReport
-from lightning_hooks.reports.routers import RouterReport
-from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

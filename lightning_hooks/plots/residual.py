@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
@@ -22,14 +24,12 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
-from lightning_hooks.reports.kinds import gravity
-from lightning_hooks.reports.windows import FeatureReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lightning_hooks.reports.alert import Alert
+    from lightning_hooks.declare.alert import Alert
 
 LINES = (
     ("rms", "all values", BLUE, "-"),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.plots.canvas import GREY, VERMILLION, alert_handles, heading, legend, name_epochs, nothing, sheet, style
 from lightning_hooks.plots.series import as_reports, kinds_by_severity
-from lightning_hooks.reports.routers import RouterReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

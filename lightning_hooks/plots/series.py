@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import gravity
-from lightning_hooks.reports.windows import Report
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import gravity
+from lightning_hooks.diagnostics.reports import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")
 SIGNED = ("mean", "min", "max")

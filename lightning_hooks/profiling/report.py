@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_hooks.reports.plain import PlainReport
+from lightning_hooks.declare.plain import PlainReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from lightning_hooks.pruning.report import PrunedUnits, PruningReport
 from lightning_hooks.pruning.units import Layout, activity_sums, known_units
 from lightning_hooks.pruning.weights import producer_of
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.feature_table import layouts, most_units
 from lightning_hooks.statistics.reduction import REST, Span, Spans, added, largest
+from lightning_hooks.statistics.units import layouts, most_units
 
 
 class UnitSite:

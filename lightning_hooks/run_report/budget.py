@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_hooks.reports.brief import TABLES
+from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.run_report.files import write_whole
 from lightning_hooks.run_report.lines import is_table, place, read_lines, with_columns
 from lightning_hooks.run_report.names import Names

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hooks.reports.plain import from_plain
+from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.run_report.names import KnownNames
 
 _TEXTS = ("package", "torch", "lightning", "started", "ended", "model", "precision", "accelerator", "optimizers")

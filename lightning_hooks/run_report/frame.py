@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lightning_hooks.reports.brief import TABLES
+from lightning_hooks.declare.brief import TABLES
 
 if TYPE_CHECKING:
     import pandas

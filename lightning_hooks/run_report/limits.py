@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report.run import MonitorRecord
 
 

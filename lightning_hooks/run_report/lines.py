@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, RangeReport
-from lightning_hooks.reports.attention import AttentionReport
-from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.plain import PlainReport, to_plain
-from lightning_hooks.reports.routers import RouterReport
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.plain import PlainReport, to_plain
+from lightning_hooks.diagnostics.attention.report import AttentionReport
+from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.run_report.events import checked
 from lightning_hooks.run_report.names import LONG, KnownNames, Names
 

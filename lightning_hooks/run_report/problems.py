@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_hooks.alerts.windows import REARM
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import KINDS, gravity, inside_a_sentence
+from lightning_hooks.declare.plain import from_plain, to_plain
+from lightning_hooks.declare.site_names import readable
 from lightning_hooks.plots.names import shortened
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import KINDS, gravity, inside_a_sentence
-from lightning_hooks.reports.plain import from_plain, to_plain
-from lightning_hooks.reports.site_names import readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.plots.series import Series
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.plain import NONFINITE, from_plain
 from lightning_hooks.run_report.lines import (
     FOLDER,
     REPORTS,

@@ -12,15 +12,15 @@ import numpy as np
 from lightning_hooks.alerts import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.clipping import ClipStats
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.diagnostics.gradients.stats import GradientStats
 from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.limits import chosen
 from lightning_hooks.run_report.numerals import number, percent
 from lightning_hooks.run_report.rows import Row, Rows, rows
 from lightning_hooks.run_report.run import MonitorRecord
 from lightning_hooks.run_report.verdict import Course
-from lightning_hooks.statistics import GradientStats
 
 SHARES = (
     ("dead_fraction", "dead", "dead", "Share of each rectifier's units that gave 0 in every sampled batch"),

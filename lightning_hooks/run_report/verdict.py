@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_hooks.alerts.windows import REARM
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.brief import TABLES
-from lightning_hooks.reports.kinds import KINDS, gravity
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.kinds import KINDS, gravity
 from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import some

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report import training
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.cost import costs

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lightning_hooks.alerts import Alert, AlertObservers, AlertWindow, Rule, RuleBook
-from lightning_hooks.alerts.rulebook import Candidate
-from lightning_hooks.collectors.warn import warn
-from lightning_hooks.reports.plain import from_plain
-from lightning_hooks.reports.windows import Report
+from lightning_hooks.declare.plain import PlainReport, from_plain
+from lightning_hooks.declare.rulebook import Candidate
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import some
 
 HISTORY = 4
@@ -111,7 +110,7 @@ class Alerting:
             "of_epoch": [alert.record() for alert in self._of_epoch.values()],
         }
 
-    def load_state_dict(self, state: dict[str, Any], report_type: type[Report] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any], report_type: type[PlainReport] | None) -> None:
         """Take up the state of an earlier run."""
         self.window.load_state_dict(state)
         read = (lambda plain: plain) if report_type is None else report_type.from_dict

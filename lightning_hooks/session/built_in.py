@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from lightning_hooks.alerts import RULES, AttentionReport, Mute, RouterReport
-from lightning_hooks.alerts.rulebook import instance_of, reports_of
-from lightning_hooks.collectors.attention import AttentionCollector
-from lightning_hooks.collectors.features import FeatureCollector
-from lightning_hooks.collectors.router_sites import find_routers
-from lightning_hooks.collectors.routers import RouterCollector
+from lightning_hooks.declare.rulebook import instance_of, reports_of
+from lightning_hooks.diagnostics.attention.collector import AttentionCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
+from lightning_hooks.diagnostics.routers.collector import RouterCollector
+from lightning_hooks.diagnostics.routers.sites import find_routers
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Rules, Settings

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from lightning_hooks.alerts import Alert, AlertError
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.alerts.windows import Ended
-from lightning_hooks.collectors.warn import info, warn
+from lightning_hooks.declare.site_names import readable
+from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
+from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.reports.site_names import readable
-from lightning_hooks.reports.windows import FeatureReport
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
-from lightning_hooks.statistics.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.trackers import Trackers, coloured, some
 
 COLUMNS = (

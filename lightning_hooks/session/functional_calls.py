@@ -11,9 +11,9 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.collectors.warn import info, warn
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer

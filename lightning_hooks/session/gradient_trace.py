@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lightning_hooks.collectors.step import versions
+from lightning_hooks.declare.step import versions
 
 LOOKED_AT = 4
 """How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""

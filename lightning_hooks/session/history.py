@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.plots.picture import picture
-from lightning_hooks.reports.brief import TABLES
 from lightning_hooks.run_report.frame import frame
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from lightning_hooks.collectors.collector import Written
+from lightning_hooks.declare.collector import Written
 from lightning_hooks.session.settings import Logged
 
 SMALL_MODEL = 8

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hooks.alerts import Alert, RuleBook
-from lightning_hooks.collectors.checks import Early, checked
-from lightning_hooks.collectors.collector import Collector, Context
-from lightning_hooks.collectors.warn import warn_of_faults, warn_of_tracing
+from lightning_hooks.alerts.defaults import rules_of
+from lightning_hooks.declare.collector import Collector, Context
+from lightning_hooks.declare.early import Early, checked
+from lightning_hooks.declare.warn import warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import DetailGate, Faults
 from lightning_hooks.hooks.recorder import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
@@ -64,7 +65,7 @@ class Member(MemberContext):
         self.name, self.kind, self.settings = name, kind, settings
         self._new = kind if new is None else new
         self.early: Early | None = checked(settings.check_every_n_steps, name, kind.checks_early)
-        self.alerting = Alerting(settings.functions, RuleBook(kind.rules(), settings.rules, kind.report_type))
+        self.alerting = Alerting(settings.functions, RuleBook(rules_of(kind.report_type), settings.rules, kind.report_type))
         self.publishing = Publishing(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from lightning_hooks.alerts import AlertError, RuleBook
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.functional import FunctionalCall, FunctionalSite
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
@@ -50,7 +50,7 @@ class Parts(Protocol):
 
 
 class MemberContext:
-    """The :class:`~lightning_hooks.collectors.collector.Context` of a collector, but for what counts its batches."""
+    """The :class:`~lightning_hooks.declare.collector.Context` of a collector, but for what counts its batches."""
 
     name: str
     settings: Settings

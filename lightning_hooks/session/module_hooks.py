@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.collectors.step import Kept, Step, loss_scale
+from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from lightning_hooks.reports.windows import ClipReport
+from lightning_hooks.diagnostics.reports import ClipReport
 
 
 def in_short(reports: Iterable[Any]) -> dict[str, Any]:

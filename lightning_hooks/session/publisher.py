@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.alerts.defaults import kinds_of
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import open_alerts, verdict_of
@@ -23,7 +23,7 @@ from lightning_hooks.trackers.layout import Chart, Lines, training_charts
 from lightning_hooks.trackers.names import markdown_text
 
 if TYPE_CHECKING:
-    from lightning_hooks.collectors.collector import Figures
+    from lightning_hooks.declare.collector import Figures
 
 SITE_COLUMNS = ("site", "type", "elements of its parameters", "observed by")
 OF_EPOCH = "_epoch"

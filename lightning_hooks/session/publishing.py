@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lightning_hooks.collectors.collector import Collector, Written
-from lightning_hooks.collectors.warn import info
+from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.warn import info
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.logged import LoggedScalars
 from lightning_hooks.session.settings import Settings

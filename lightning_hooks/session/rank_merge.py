@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.declare.collector import Collector
 from lightning_hooks.statistics.reduction import Spans, all_ranks, all_reduce, merged_over_ranks
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import print_closing
 from lightning_hooks.session.member import Member

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Gate
 from lightning_hooks.session.overhead import PROBES, Overhead, stride_within
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.collectors.step import Step
-from lightning_hooks.collectors.warn import info, skipped_message, warn
+from lightning_hooks.declare.step import Step
+from lightning_hooks.declare.warn import info, skipped_message, warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.closing import ending
 from lightning_hooks.session.delivery import AlertDelivery

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hooks.selection import check_selector
-from lightning_hooks.reports.alert import Alert
 
 OnAlertOne = Literal["log", "warn", "stop", "raise"] | Callable[[Alert], None]
 OnAlert = OnAlertOne | Sequence[OnAlertOne]
 """What is done with a new alert: one of these, or several."""
 Rules = Sequence[Any]
-"""What ``rules=`` takes: :data:`lightning_hooks.alerts.rulebook.RuleSpec`, typed loosely so that LightningCLI passes it on."""
+"""What ``rules=`` takes: :data:`lightning_hooks.declare.rulebook.RuleSpec`, typed loosely so that LightningCLI passes it on."""
 Summary = bool | Literal["full"]
 Logged = str | Sequence[str]
 """``auto``, ``all``, or the statistics to log."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.modes import outside_modes
 

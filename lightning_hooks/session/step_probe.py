@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hooks.collectors.step import Kept, Step
+from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace

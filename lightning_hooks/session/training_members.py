@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from lightning_hooks.alerts import RULES, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
-from lightning_hooks.alerts.rulebook import hand_out
-from lightning_hooks.collectors.attention import AttentionCollector
-from lightning_hooks.collectors.clipping import ClipCollector
-from lightning_hooks.collectors.features import FeatureCollector
-from lightning_hooks.collectors.gradients import GradientCollector
-from lightning_hooks.collectors.routers import RouterCollector
+from lightning_hooks.declare.rulebook import hand_out
+from lightning_hooks.diagnostics.attention.collector import AttentionCollector
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
+from lightning_hooks.diagnostics.gradients.collector import GradientCollector
+from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.session.built_in import BuiltIn
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member

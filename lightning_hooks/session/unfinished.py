@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.session.windows import Windows
 
 LAYOUT = 9

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.declare.collector import Collector
 from lightning_hooks.session.settings import ReportEvery
 
 LONGEST_EPOCH = 2000

@@ -14,9 +14,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.gradients import as_real, every, spacing
+from lightning_hooks.statistics.weight_sample import every, spacing
 
 
 def is_distributed(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.values import as_number
 from lightning_hooks.statistics.kernels import Bounds
 
@@ -162,3 +162,29 @@ def _from_arguments(module: nn.Module) -> Saturation | None:
         dim = -3 if isinstance(module, nn.Softmax2d) else stored(module, "dim")
         return Saturation(None, 0.99, dim=-1 if dim is None else dim)
     return None
+
+
+def layouts(root: nn.Module) -> Mapping[int, bool | None]:
+    """For each module, by id, whether the layer before it (in the model's order) puts its units last."""
+    found: dict[int, bool | None] = {}
+    last: bool | None = None
+    for module in root.modules():
+        found[id(module)] = last
+        known = features_last(module)
+        last = last if known is None else known
+    return found
+
+
+def most_units(root: nn.Module) -> int:
+    """The most units any module of a model can have, as far as its parameters show: the same number on every rank."""
+    return max(map(units_of, root.modules()), default=0)
+
+
+def units_of(module: nn.Module) -> int:
+    """The most units a rectifier after this module can have, as far as its parameters show."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return stored_count(module, "embedding_dim")
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return stored_count(module, "out_channels")
+    shapes = [p.shape for p in module.parameters(recurse=False) if not nn.parameter.is_lazy(p)]
+    return max((shape[0] for shape in shapes if len(shape)), default=0)

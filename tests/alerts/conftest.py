@@ -9,7 +9,8 @@ import pytest
 
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, Rule
 from lightning_hooks.clipping import ClipStats
-from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
 
 FEATURE = FeatureStats(
     calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0,

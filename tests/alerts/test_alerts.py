@@ -18,8 +18,8 @@ from lightning_hooks.alerts import (
     RouterReport,
 )
 from lightning_hooks.alerts.defaults import kinds_of
-from lightning_hooks.alerts.rulebook import reports_of
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.rulebook import reports_of
 
 
 def alert(kind="dead", site="a", epoch=0):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import ConstantWeights, FrozenHead, GradientFlowReport, ModelSetup, OneSignWeights, ParameterSetup
-from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
 FROZEN = ParameterSetup(100, 2, False, False)

@@ -17,8 +17,8 @@ from lightning_hooks.alerts import (
     Vanishing,
     Zero,
 )
-from lightning_hooks.statistics import GradientStats
-from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.diagnostics.gradients.stats import GradientStats
+from lightning_hooks.diagnostics.loss.report import LossReport
 
 
 def rms(*values):

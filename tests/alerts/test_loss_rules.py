@@ -25,12 +25,12 @@ from lightning_hooks.alerts import (
     Overfitting,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.alerts.loss_rules import rising
-from lightning_hooks.alerts.rulebook import RuleBook
 from lightning_hooks.clipping import StepEvents
-from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
-from lightning_hooks.statistics.loss import ValidationLoss
-from lightning_hooks.statistics.loss_table import LossTable
+from lightning_hooks.declare.rulebook import RuleBook
+from lightning_hooks.diagnostics.loss.report import ValidationLoss
+from lightning_hooks.diagnostics.loss.rules import rising
+from lightning_hooks.diagnostics.loss.table import LossTable
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
 
 NAN = math.nan
 

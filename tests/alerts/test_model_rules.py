@@ -20,8 +20,9 @@ from lightning_hooks.alerts import (
     TinyInput,
     ValidationShift,
 )
-from lightning_hooks.statistics import FeatureStats, GradientStats, ParameterGradientStats
-from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.loss.report import LossReport
 
 FED = FeatureStats(calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0)
 

@@ -17,7 +17,7 @@ from lightning_hooks.alerts import (
     ParameterSetup,
     SecondMomentStale,
 )
-from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 
 ADAM = GroupSettings(lr=1e-3, lr_peak=1e-3, lr_initial=1e-3, eps=1e-8, betas=(0.9, 0.999))
 

@@ -22,8 +22,8 @@ from lightning_hooks.alerts import (
     SoftmaxDim,
     SoftmaxUse,
 )
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.statistics.targets import TargetStats
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from tests.support.made_reports import features
 
 WELL = OutputStats(

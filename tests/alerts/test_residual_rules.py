@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import ActivationOutliers, FeatureReport, ResidualDoubling, ResidualGrowth
-from lightning_hooks.statistics.residual import ResidualStats
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
 BLOCK = ResidualStats(
     calls=4, rms=1.0, largest=5.0, kurtosis=3.0, nonfinite_fraction=0.0, channel_rms=2.0, median_channel_rms=0.9, channel=7,

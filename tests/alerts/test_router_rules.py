@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import DeadExperts, GradientFlowReport, Missing, RouterCollapse, RouterReport, Zero
-from lightning_hooks.statistics import CodebookStats, ParameterGradientStats, RouterStats
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats
 
 
 def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:

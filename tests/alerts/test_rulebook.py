@@ -28,7 +28,7 @@ from lightning_hooks.alerts import (
     Vanishing,
     WastedClip,
 )
-from lightning_hooks.alerts.rulebook import hand_out
+from lightning_hooks.declare.rulebook import hand_out
 
 
 def book(*given: Any) -> RuleBook:

@@ -27,8 +27,8 @@ from lightning_hooks.alerts import (
     VectorDecay,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.statistics import ParameterGradientStats
-from lightning_hooks.statistics.loss import LossReport
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.loss.report import LossReport
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
 FROZEN = ParameterSetup(100, 2, False, False)

@@ -17,10 +17,10 @@ from lightning_hooks.alerts import (
     UpdateTooLarge,
     UpdateTooSmall,
 )
-from lightning_hooks.alerts.still_weight_rules import NotUpdated
-from lightning_hooks.alerts.update_rules import weight_ratios
-from lightning_hooks.reports.optimizers import GroupSettings, OptimizerStats
-from lightning_hooks.statistics import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.still_weight_rules import NotUpdated
+from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
 
 MEASURED = ParameterGradientStats(
     steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3

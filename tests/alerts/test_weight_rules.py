@@ -17,8 +17,8 @@ from lightning_hooks.alerts import (
     WeightsGrowing,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
-from lightning_hooks.alerts.update_rules import UpdateTooSmall
-from lightning_hooks.statistics import ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.gradients.update_rules import UpdateTooSmall
 
 MEASURED = ParameterGradientStats(
     steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3,

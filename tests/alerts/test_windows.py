@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import Alert, AlertWindow
-from lightning_hooks.alerts.rulebook import Candidate
+from lightning_hooks.declare.rulebook import Candidate
 
 
 def alert(site: str = "a", epoch: int = 0, since: int | None = None) -> Alert:

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from lightning_hooks import GradientClipMonitor, GradientClipper, GradientFlowMonitor
-from lightning_hooks.collectors.clipping import LOGGED
+from lightning_hooks.diagnostics.clipping_events.collector import LOGGED
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import Recorder, assert_events, same_state, total_norm
 from tests.support.trainings import BadBatch

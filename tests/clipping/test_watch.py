@@ -11,7 +11,7 @@ import torch
 
 from lightning_hooks.clipping import ClipLedger, NormHistory, step_events
 from lightning_hooks.clipping.watch import FIRST_STEPS, WINDOW, EventColumn
-from lightning_hooks.collectors.clipping import MERGED_EVENTS
+from lightning_hooks.diagnostics.clipping_events.collector import MERGED_EVENTS
 from lightning_hooks.statistics.reduction import Span, by_columns, merge_ranks
 
 NAMES = ["a", "b", "c"]

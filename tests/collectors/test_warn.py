@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lightning_hooks.collectors.warn import LIGHTNINGS, LOGGER, info
+from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER, info
 
 
 def of_lightning(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
@@ -58,7 +58,7 @@ def test_its_level_silences_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_level_that_was_set_before_the_import_stays() -> None:
     code = (
         "import logging\nlogging.getLogger('lightning_hooks').setLevel(logging.ERROR)\n"
-        "from lightning_hooks.collectors.warn import LOGGER\nassert LOGGER.level == logging.ERROR"
+        "from lightning_hooks.declare.warn import LOGGER\nassert LOGGER.level == logging.ERROR"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

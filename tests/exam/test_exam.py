@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
 from tests.exam.catalogue import CASES
 from tests.exam.run import run_one
 

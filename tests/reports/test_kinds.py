@@ -7,7 +7,7 @@ import pytest
 
 from lightning_hooks import alerts
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
-from lightning_hooks.reports.kinds import KINDS, inside_a_sentence
+from lightning_hooks.declare.kinds import KINDS, inside_a_sentence
 
 BUILT_IN = sorted(
     {thing for thing in vars(alerts).values() if inspect.isclass(thing) and issubclass(thing, Rule) and thing.kind},

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
-from lightning_hooks.reports.plain import to_plain
+from lightning_hooks.declare.plain import to_plain
 from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 
 NAMES = layer_names(7)

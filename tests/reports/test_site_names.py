@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_hooks import Alert
-from lightning_hooks.reports.site_names import readable
+from lightning_hooks.declare.site_names import readable
 
 
 @pytest.mark.parametrize(

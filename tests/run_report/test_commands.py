@@ -8,7 +8,7 @@ import pytest
 
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_of, thresholds_of
-from lightning_hooks.reports.kinds import KINDS
+from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import main
 from lightning_hooks.run_report.files import write_health, write_whole

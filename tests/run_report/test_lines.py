@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lightning_hooks.reports.plain import PlainReport
+from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.run_report.lines import Memory, append, by_columns, by_names, line, read_lines, report_line, report_of
 from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
 

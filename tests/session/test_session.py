@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.collectors.clipping import ClipCollector
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.features import FeatureCollector
-from lightning_hooks.collectors.gradients import GradientCollector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
+from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.hosts.plain import PlainHost, setup_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
@@ -176,7 +176,8 @@ def test_stop_ends_the_loop() -> None:
 @pytest.mark.slow
 def test_session_and_collectors_import_no_lightning() -> None:
     code = (
-        "import sys, lightning_hooks.session.session, lightning_hooks.collectors.ranges, lightning_hooks.collectors.tensor_clips;"
+        "import sys, lightning_hooks.session.session, lightning_hooks.diagnostics.ranges;"
+        "import lightning_hooks.diagnostics.clipping_events.tensor_clips;"
         "assert not {'lightning', 'pytorch_lightning', 'lightning_fabric'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.attention import MOST_ROWS, Head, grid, product_heads, written_out_heads
+from lightning_hooks.diagnostics.attention.heads import MOST_ROWS, Head, grid, product_heads, written_out_heads
 from tests.support.attention import reference
 
 MINUS = -math.inf

@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.batch_hash import BITS, N_PAIRS, SAMPLE, SLOTS, BatchHashes, batch_hash, merge_windows, same_on_all
-from lightning_hooks.statistics.inputs import InputTable
-from lightning_hooks.statistics.labels import LabelTable, label_tensors
+from lightning_hooks.diagnostics.batches.hashes import (
+    BITS,
+    N_PAIRS,
+    SAMPLE,
+    SLOTS,
+    BatchHashes,
+    batch_hash,
+    merge_windows,
+    same_on_all,
+)
+from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.loss_inputs.labels import LabelTable, label_tensors
 from lightning_hooks.statistics.rows import Clock
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks.statistics import Column, FeatureTable
+from lightning_hooks.diagnostics.features.table import FeatureTable
+from lightning_hooks.statistics import Column
 from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.reference import assert_stats, reference_stats
 

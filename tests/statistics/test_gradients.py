@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_hooks.diagnostics.gradients.stats import gradient_stats
+from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.statistics import (
-    Column,
-    GradientTable,
-    ParameterTable,
-    WeightSample,
-    gradient_stats,
-)
-from lightning_hooks.statistics.gradients import UPDATE_SAMPLE
+from lightning_hooks.statistics import Column
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.kernels.host import CHUNK
+from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, WeightSample
 from tests.support.reference import assert_stats
 
 

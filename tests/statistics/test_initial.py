@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from lightning_hooks.statistics.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules, starting_at_zero
+from lightning_hooks.diagnostics.setup.initial import (
+    initial_gains,
+    initial_rms,
+    initial_sizes,
+    roles,
+    shared_modules,
+    starting_at_zero,
+)
 
 
 def slow_gain(weight: Tensor, fan_in: int) -> float:

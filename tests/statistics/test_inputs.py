@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding
 
-from lightning_hooks.statistics.inputs import COMPARED, LEAST, InputTable, tensors_in
+from lightning_hooks.diagnostics.batches.inputs import COMPARED, LEAST, InputTable, tensors_in
 from lightning_hooks.statistics.reduction import merge_ranks
 from lightning_hooks.statistics.rows import Clock
 from tests.support.reference import assert_stats, reference_stats

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_hooks.statistics.loss import RECENT, LossReport
-from lightning_hooks.statistics.loss_table import (
+from lightning_hooks.diagnostics.loss.report import RECENT, LossReport
+from lightning_hooks.diagnostics.loss.table import (
     LOSS_SPAN,
     MOST_VALIDATIONS,
     N_LOSS_NUMBERS,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.gradient_tables import ParameterRows
-from lightning_hooks.statistics.optimizer_table import OptimizerTable
+from lightning_hooks.diagnostics.gradients.tables import ParameterRows
+from lightning_hooks.diagnostics.optimizer.second_moments import second_moments
+from lightning_hooks.diagnostics.optimizer.table import OptimizerTable
 from lightning_hooks.statistics.parameter_rows import N_PARAMETER_COLUMNS, ParameterColumn
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.second_moments import second_moments
 
 
 def moments(*numbers: float) -> Tensor:

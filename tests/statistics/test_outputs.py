@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_hooks.statistics.outputs import (
+from lightning_hooks.diagnostics.loss_inputs.predictions import (
     BUCKETS,
     FEWEST_ROWS,
     MOST_NUMBERS,

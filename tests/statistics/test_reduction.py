@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from lightning_hooks.clipping import merge_tallies, tally
 from lightning_hooks.clipping.stats import ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, empty_events
-from lightning_hooks.collectors.clipping import MERGED_EVENTS, N_CARELESS, OVER_RANKS, OVER_WINDOWS, ClipCollector
-from lightning_hooks.collectors.features import FeatureCollector
-from lightning_hooks.collectors.gradients import GradientCollector
+from lightning_hooks.diagnostics.clipping_events.collector import MERGED_EVENTS, N_CARELESS, OVER_RANKS, OVER_WINDOWS, ClipCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
+from lightning_hooks.diagnostics.features.table import FeatureTable
+from lightning_hooks.diagnostics.gradients.collector import GradientCollector
+from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.statistics import FeatureTable, ParameterTable
 from lightning_hooks.statistics.order import merged_positions
 from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter_rows
 from lightning_hooks.statistics.reduction import (

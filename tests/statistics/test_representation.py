@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.representation import (
+from lightning_hooks.diagnostics.representations.table import (
     MOST_ELEMENTS,
     MOST_SAMPLES,
     RepresentationStats,
@@ -21,6 +20,7 @@ from lightning_hooks.statistics.representation import (
     sample_grid,
     samples_in,
 )
+from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 
 def reference(calls: list[Tensor]) -> dict[str, float]:

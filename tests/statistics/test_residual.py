@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats, ResidualTable
 from lightning_hooks.hooks.selection import repeated_blocks
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.residual import ResidualStats, ResidualTable
 from lightning_hooks.statistics.rows import Clock
 from tests.support.stacks import Block, ConvBlock, ConvStack, Stack, assert_stream, reference
 

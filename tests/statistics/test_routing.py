@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics import CodebookStats, RouterStats
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats, Routing, RoutingTable, codes_of, routing_of
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.routing import Routing, RoutingTable, codes_of, routing_of
 
 EXPERTS, TOP_K = 5, 2
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.row_sample import SPREAD, RowSample
+from lightning_hooks.statistics.weight_sample import SPREAD, RowSample
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),

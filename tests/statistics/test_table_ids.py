@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks.statistics.table_ids import MissedRow, id_out_of_range
+from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 
 
 class Net(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_hooks.diagnostics.loss_inputs.targets import BOUNDS, KL_DIVERGENCE, VARIED, TargetStats, TargetTable, target_stats
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
-from lightning_hooks.statistics.targets import BOUNDS, KL_DIVERGENCE, VARIED, TargetStats, TargetTable, target_stats
 
 
 def stats_of(table: TargetTable, line: int) -> TargetStats:

@@ -7,7 +7,8 @@ import torch
 import transformers.activations
 from torch import nn
 
-from lightning_hooks.statistics import Column, FeatureTable, Saturation, empty_table, is_rectifier, saturation_of
+from lightning_hooks.diagnostics.features.table import FeatureTable
+from lightning_hooks.statistics import Column, Saturation, empty_table, is_rectifier, saturation_of
 from lightning_hooks.statistics.kernels import Kernels, Units, kernels_for
 from lightning_hooks.statistics.units import _RECTIFIER_NAMES, _SATURATION_NAMES, _SATURATIONS, features_last, unit_dimension
 

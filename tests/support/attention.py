@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks.alerts import AttentionStats
-from lightning_hooks.statistics.attention import Head
+from lightning_hooks.diagnostics.attention.heads import Head
 
 MINUS = -math.inf
 

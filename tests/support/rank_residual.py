@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from lightning_hooks import FeatureStatsMonitor
-from lightning_hooks.reports.windows import FeatureReport
+from lightning_hooks.diagnostics.reports import FeatureReport
 from tests.support.models import Classifier, loader, trainer
 from tests.support.stacks import Stack
 

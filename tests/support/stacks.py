@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.statistics.residual import ResidualStats
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
 
 class Block(nn.Module):

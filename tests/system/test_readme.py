@@ -12,7 +12,9 @@ import pytest
 
 import lightning_hooks
 from lightning_hooks.clipping import POLICIES
-from lightning_hooks.collectors import clipping, features, gradient_view
+from lightning_hooks.diagnostics.clipping_events import collector as clipping
+from lightning_hooks.diagnostics.features import collector as features
+from lightning_hooks.diagnostics.gradients import view as gradient_view
 from lightning_hooks.hooks import HOOK_KINDS
 
 README = Path(__file__).parents[2] / "README.md"

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from lightning_hooks.alerts import RouterReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.routers import RouterCollector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.selection import check_selector
 from lightning_hooks.session.settings import Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary

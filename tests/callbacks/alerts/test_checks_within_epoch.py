@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.collectors.checks import LINES, Early, StepChecks
-from lightning_hooks.collectors.clipping import ClipCollector
-from lightning_hooks.collectors.step import Step
+from lightning_hooks.declare.early import LINES, Early
+from lightning_hooks.declare.step import Step
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hooks import Faults
 from lightning_hooks.run_report import judge, read_run
@@ -344,7 +345,7 @@ def test_checks_go_on_where_what_is_measured_of_a_step_fails(monkeypatch: pytest
     def broken(*_: Any) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("lightning_hooks.collectors.gradients.MeasuredStep", broken)
+    monkeypatch.setattr("lightning_hooks.diagnostics.gradients.collector.MeasuredStep", broken)
     model, ours = bad(3), quiet(every_n_steps=1)
     with pytest.warns(UserWarning, match=r"optimizer step \(what is measured\).* raised KeyError: 'oops'"):
         trainer(ours).fit(model, loader())
@@ -439,7 +440,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
             self._polls = wanted
 
     wanted, Here.looks = polls, looks
-    monkeypatch.setattr("lightning_hooks.collectors.checks.HostCopies", Here)
+    monkeypatch.setattr("lightning_hooks.declare.early.HostCopies", Here)
     monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
     for at in (0, 4, 7):
         model, seen = bad(at), []
@@ -463,7 +464,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
 def test_on_equals_off_bit_for_bit_and_no_value_is_read_in_a_step(net: str, later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape = NETS[net]
     if later:
-        monkeypatch.setattr("lightning_hooks.collectors.checks.HostCopies", Slow)
+        monkeypatch.setattr("lightning_hooks.declare.early.HostCopies", Slow)
         monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
 
     def fit(callbacks: list[Any]) -> tuple[Classifier, int]:

@@ -28,7 +28,7 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors, plots
 from lightning_hooks.alerts import Alert, AlertError
-from lightning_hooks.collectors.features import FeatureCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.publishing import MOST_HISTOGRAMS, MOST_PICTURED, Publishing, evenly
 from lightning_hooks.session.settings import Settings

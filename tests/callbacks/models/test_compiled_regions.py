@@ -152,7 +152,7 @@ def test_ranges_within_compiled_regions() -> None:
 
 def test_a_fault_within_a_compiled_graph_is_reported_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = monitors(every_n_steps=1, summary=False)
-    monkeypatch.setattr("lightning_hooks.collectors.features.FeatureTable.add", lambda *_: 1 / 0)
+    monkeypatch.setattr("lightning_hooks.diagnostics.features.collector.FeatureTable.add", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="ZeroDivisionError.*switched off and training goes on"):
         model, _ = fit(ours, "blocks", "aot_eager")
     plain, _ = fit([], "blocks", "aot_eager")

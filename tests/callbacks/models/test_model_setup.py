@@ -210,7 +210,7 @@ def test_a_graph_that_cannot_be_looked_through_does_not_end_training(monkeypatch
     def fail(loss: Tensor) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("lightning_hooks.collectors.gradient_hooks.squashed_twice", fail)
+    monkeypatch.setattr("lightning_hooks.diagnostics.gradients.hooks.squashed_twice", fail)
     monitor = GradientFlowMonitor(every_n_steps=1, summary=False)
     with pytest.warns(UserWarning, match='the hook at "the loss\'s graph" raised ZeroDivisionError: of ours'):
         trainer([monitor]).fit(Squashed(F.cross_entropy, nn.Softmax(1)), loader())

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.collectors import step
+from lightning_hooks.declare import step
 from tests.support.models import Classifier, loader, mlp, trainer
 
 

@@ -138,7 +138,10 @@ def test_sharded_parameters_are_rejected_whatever_the_strategy() -> None:
     "method", ["_FeatureRecorder", "GradientListener", "_GradientArrival", "on_gradients", "on_clipped", "on_taken"]
 )
 def test_a_fault_in_any_hook_of_ours_is_reported_and_harms_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_hooks.collectors import clipping, features, gradient_hooks, gradients
+    from lightning_hooks.diagnostics.clipping_events import collector as clipping
+    from lightning_hooks.diagnostics.features import collector as features
+    from lightning_hooks.diagnostics.gradients import collector as gradients
+    from lightning_hooks.diagnostics.gradients import hooks as gradient_hooks
 
     without = fit([])
 

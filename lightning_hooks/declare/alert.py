@@ -1,0 +1,149 @@
+"""The alert: which site has which problem, since when, its consequences, and what to try."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
+from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.site_names import readable
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One problem that a rule found.
+
+    Attributes:
+        kind: What is wrong, one of ``ALERT_KINDS`` or a kind of the user's own rule.
+        site: Where: the name of a module, a parameter or an optimizer.
+        value: What was measured.
+        threshold: The limit of the rule.
+        epoch: The epoch whose report showed it.
+        step: The global step at the end of that epoch.
+        severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
+            something changes).
+        message: What was measured, in one sentence with its numbers.
+        since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
+            end of the epoch that showed it first. None in what a rule returns; set when the alert is accepted.
+        cause: The root cause of this one, as ``kind at site``; empty for a root cause.
+        consequences: Of a root cause: its consequences, as ``kind at site``.
+        batch: The training batch of the epoch (``batch_idx``) at which it was first seen; None where that is not known.
+        title: The kind in a few plain words; empty for that of :data:`~lightning_hooks.declare.kinds.KINDS`.
+        diagnosis: What it means and the likely causes, in one or two sentences; empty where the message says all that is known.
+        advice: What to try, as short imperatives, the most likely remedy first.
+        also: Of a root cause: the other sites with the same problem that do not follow from it.
+    """
+
+    kind: str
+    site: str
+    value: float
+    threshold: float
+    epoch: int
+    step: int
+    severity: Severity
+    message: str = ""
+    since_step: int | None = None
+    cause: str = ""
+    consequences: tuple[str, ...] = ()
+    batch: int | None = None
+    title: str = ""
+    diagnosis: str = ""
+    advice: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # frozen for everybody else
+        if not self.title:
+            set_field(self, "title", title_of(self.kind))
+        if not self.message or (self.diagnosis and self.message.startswith(self.diagnosis)):  # as written by earlier versions
+            set_field(self, "message", self.diagnosis)
+            set_field(self, "diagnosis", "")
+
+    @property
+    def name(self) -> str:
+        """``kind at site``."""
+        return f"{self.kind} at {self.site}"
+
+    @property
+    def where(self) -> str:
+        """The site, and how many more have the same problem."""
+        return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
+
+    @property
+    def seen(self) -> str:
+        """What was measured, and why."""
+        return f"{self.message} {self.diagnosis}".strip()
+
+    @property
+    def text(self) -> str:
+        """What was measured, why, and what to try, in one line, whoever wrote them."""
+        return " ".join(" ".join([self.seen, *(f"{step}." for step in self.advice)]).split())
+
+    @property
+    def when(self) -> str:
+        """The epoch and the step, and since when the problem exists if it is known more exactly."""
+        since = [f"step {self.since_step}"] if self.since_step not in (None, self.step) else []
+        since += [] if self.batch is None else [f"batch {self.batch}"]
+        return f"epoch {self.epoch}, step {self.step}" + (f", since {', '.join(since)}" if since else "")
+
+    @property
+    def follows(self) -> str:
+        """The consequences in a sentence; empty for none."""
+        return f"Consequences: {_grouped(self.consequences)}." if self.consequences else ""
+
+    def __str__(self) -> str:
+        """At most three lines: what was measured where and when, why with the consequences, and what to try first."""
+        lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}): {self.message}"]
+        why = re.sub(r"^(Common|Likely) causes?: ", "", self.diagnosis)  # the line's label says it
+        if why or self.consequences:
+            lines.append(f"{'why: ' if why else ''}{why} {self.follows}")
+        if self.advice:
+            first, *more = self.advice
+            where = f" ({len(more)} more in Alert.advice and in the health report)" if more else ""
+            lines.append(f"try: {inside_a_sentence(first.removeprefix('Try ').rstrip('.'))}{where}.")
+        return "\n  ".join(" ".join(line.split()) for line in lines)  # a line each, whoever wrote the texts
+
+    def __repr__(self) -> str:
+        """The arguments that make an equal alert, without those that are as by default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)} | {"title": title_of(self.kind)}
+        given = {name: getattr(self, name) for name in defaults}
+        return f"Alert({', '.join(f'{name}={value!r}' for name, value in given.items() if value != defaults[name])})"
+
+    def _repr_html_(self) -> str:
+        what, *rest = html.escape(str(self)).split("\n")
+        return f"<pre>{chr(10).join([f'<b>{what}</b>', *rest])}</pre>"
+
+    def record(self) -> dict[str, Any]:
+        """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def _grouped(names: Sequence[str], most: int = 3) -> str:
+    """``zero at 12 sites (a, b, c, …), vanishing at x``: consequences in a line."""
+    sites: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, site = name.partition(" at ")
+        sites.setdefault(kind, []).append(site)
+    parts = []
+    for kind, affected in sites.items():
+        shown = ", ".join(map(readable, affected[:most])) + (", …" if len(affected) > most else "")
+        parts.append(f"{kind} at {shown}" if len(affected) == 1 else f"{kind} at {len(affected)} sites ({shown})")
+    return "; ".join(parts)
+
+
+class AlertError(RuntimeError):
+    """Raised by ``on_alert="raise"``.
+
+    Attributes:
+        alerts: What made it raise, causes first.
+    """
+
+    def __init__(self, alerts: Sequence[Alert]) -> None:
+        self.alerts = tuple(alerts)
+        super().__init__("\n".join(str(alert) for alert in self.alerts))

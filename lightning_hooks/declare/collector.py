@@ -1,0 +1,325 @@
+"""A collector: what a monitor measures, separate from when."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.early import Early
+from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.declare.rulebook import RuleBook
+from lightning_hooks.declare.step import Kept, OptimizerSteps, Step
+from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.reduction import added, largest
+from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
+from lightning_hooks.trackers.layout import Layout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    Figures = Mapping[str, Callable[[], Figure]]
+
+R = TypeVar("R", bound=PlainReport)
+
+
+class Context(Protocol):
+    """What a collector asks of the session that it is part of."""
+
+    @property
+    def name(self) -> str:
+        """The monitor's name, for messages."""
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+
+    @property
+    def steps(self) -> OptimizerSteps:
+        """The optimizers."""
+
+    @property
+    def gate(self) -> Gate:
+        """Whether the batch under way is sampled."""
+
+    @property
+    def details(self) -> DetailGate:
+        """Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth."""
+
+    @property
+    def faults(self) -> Faults:
+        """The sites whose hook raised."""
+
+    @property
+    def meter(self) -> Meter | None:
+        """Where the time of hooks is added up."""
+
+    @property
+    def book(self) -> RuleBook:
+        """The rules in force."""
+
+    @property
+    def batches(self) -> int:
+        """Training batches of the window so far, the one under way among them."""
+
+    @property
+    def batch(self) -> int:
+        """The training batch under way, from 0 in each epoch."""
+
+    @property
+    def sampled_batches(self) -> int:
+        """Those of them that are sampled."""
+
+    @property
+    def early(self) -> Early | None:
+        """Its part in the checks within a window; None without them."""
+
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
+
+    @property
+    def functional(self) -> Functional | None:
+        """The calls of functions in this run; None under ``torch.compile``, which does not show them."""
+
+    @property
+    def records_functional(self) -> bool:
+        """Whether the user wants the calls of functions as sites."""
+
+    def selects_call(self, site: FunctionalSite, module: nn.Module) -> bool:
+        """Whether the user selects the calls at a site, which ``module`` makes."""
+
+    def on_call(
+        self,
+        functions: Sequence[str],
+        recorder: Callable[[FunctionalCall], None],
+        layers: bool = False,
+        in_validation: bool = False,
+        detailed: bool = True,
+    ) -> None:
+        """Call ``recorder`` with each call of some functions, by their names, in sampled batches.
+
+        Args:
+            functions: Some of :data:`lightning_hooks.hooks.functions.FUNCTIONS`.
+            recorder: What records a call.
+            layers: Also the calls that layers such as ``nn.Softmax`` make, whose output is the function's.
+            in_validation: Those of the first batch of each validation instead, at sites that are known from training.
+            detailed: Only in the batches that ``details`` opens for.
+        """
+
+    def guard(self, function: Callable[..., Any], site: str) -> guarded:
+        """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
+
+    def new_histograms(self, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
+        """Make the table of the histograms that the user asks for; None for none."""
+
+    def judge_urgent(self) -> bool:
+        """Apply the urgent rules of all monitors now; return whether the fit is to stop."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """A block in which an error is a warning that the checkpoint's state cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Which statistics of sites are logged.
+
+    Attributes:
+        statistics: Their names, best first.
+        of_sites: Whether they are logged for every site, rather than for the whole model.
+        named: Whether the user named them.
+    """
+
+    statistics: tuple[str, ...]
+    of_sites: bool
+    named: bool
+
+
+class Collector(ABC, Generic[R]):
+    """What one monitor measures in one training run.
+
+    The session calls its events; a collector never asks when. It is made when training starts, and what it registers through
+    ``context`` is removed with it.
+
+    Args:
+        context: Its part of the session.
+        state: What :meth:`state_dict` returned in an earlier run.
+    """
+
+    prefix: ClassVar[str]
+    """First part of its tags."""
+    report_type: ClassVar[type[PlainReport] | None] = None
+    ranking: ClassVar[tuple[str, ...]] = ()
+    """The statistics of a site, what matters most first."""
+    logged_by_default: ClassVar[tuple[str, ...] | None] = None
+    """Those of them that are logged by default; None for all."""
+    every_step: ClassVar[bool] = False
+    """Whether it does the same at a step that is not sampled."""
+    checks_early: ClassVar[bool] = False
+    """Whether it can find something urgent within a window."""
+    records_recomputation: ClassVar[bool] = False
+    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
+    watches_steps: ClassVar[bool] = False
+    """Whether it takes the events of optimizer steps."""
+    histogram_of: ClassVar[str] = "activation"
+    """What its histograms count."""
+    value_scale: float = 1.0
+    """What the values that histograms count are multiplied by."""
+    histograms: HistogramTable | None = None
+    """The histograms of the window under way."""
+    tables: Tables
+    """Everything of the window under way."""
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        self.context = context
+
+    # Events.
+
+    def batch_start(self, batch: Any) -> None:
+        """A training batch starts."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Backward starts."""
+
+    def after_backward(self) -> None:
+        """Backward is done."""
+
+    def batch_end(self, outputs: Any = None) -> None:
+        """A training batch ends; with what ``training_step`` returned."""
+
+    def validation_batch(self, batch: Any, index: int) -> None:
+        """A validation batch starts."""
+
+    def validation_end(self) -> None:
+        """A validation ends, and its metrics are known."""
+
+    def on_gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+
+    def on_clipped(self, step: Step) -> None:
+        """Gradients are as the update will see them."""
+
+    def on_taken(self, step: Step) -> None:
+        """The optimizer has stepped."""
+
+    def on_skipped(self, step: Step) -> None:
+        """A loss scaler did not let the optimizer step."""
+
+    def on_changed(self, kept: Kept) -> None:
+        """There are new parameters, at the end of the names, or other optimizers than before."""
+
+    def calls_numbered(self, changed: bool) -> None:
+        """Ranks have numbered the sites of functional calls alike: make room for those that other ranks called.
+
+        Args:
+            changed: Whether earlier sites have other numbers now, and what was recorded of them does not count.
+        """
+
+    def window_end(self) -> None:
+        """The window ends: note what only this rank knows."""
+
+    def detach(self) -> None:
+        """Hooks are removed. May be called twice."""
+
+    # The tables.
+
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """What the tables' numbers are of, in order."""
+
+    @property
+    def n_modules(self) -> int:
+        """How many modules are observed."""
+        return len(self.names)
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing that it measures was seen in this run so far: nothing of it is shown then."""
+        return False
+
+    def set_tables(self, **tables: PackedTable) -> None:
+        """Set the window's tables, by name; behind them come the numbers of batches, and the histograms where there are some."""
+        context = self.context
+        batches = HostNumbers(lambda: (context.sampled_batches, context.batches), largest, added)
+        histograms = {} if self.histograms is None else {"histograms": self.histograms}
+        self.tables = Tables(context.host.setup.device, **tables, batches=batches, **histograms)
+
+    def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Merge the packed tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""
+        return self.tables.merge_windows(earlier, later)
+
+    @abstractmethod
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> R:
+        """Make a report, without alerts, of the packed tables on the host, by name."""
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self.tables.reset()
+
+    def silent_sites(self) -> list[str]:
+        """The sites that never ran, read from the device; asked once, of a compiled model."""
+        return []
+
+    def agreed(self, stride: int) -> int:
+        """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
+        return stride
+
+    def urgent_report(self, report: R) -> R:
+        """The report of an unfinished window, as the urgent rules read it."""
+        return report
+
+    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        """Alerts found within a window, each with the step and batch at which it began, as far as that is known."""
+        return alerts
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether, at the window's end, something is wrong that no check has looked at yet."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs next to the table, in plain types and tensors."""
+        return {}
+
+    def lasting_state(self) -> dict[str, Any]:
+        """That part of :meth:`state_dict` which the next run of the same monitor starts from, without a checkpoint too."""
+        return {}
+
+    # What is shown.
+
+    @abstractmethod
+    def scalars(self, report: R) -> dict[str, float]:
+        """The values of a report by tag, without the alert counts."""
+
+    def not_logged_by_default(self) -> set[str]:
+        """Tags that are not logged by default, though their statistic is."""
+        return set()
+
+    def charts(self, written: Written) -> Layout:
+        """Charts of many curves, where a tracker has them: category to title to chart."""
+        return {}
+
+    def figures(self, reports: Sequence[R], written: Written, last: bool) -> Figures:
+        """Figures of the reports of a run so far: a name and the function that draws it.
+
+        Args:
+            reports: By epoch; of a long run not all.
+            written: Which statistics are logged.
+            last: Whether training is over, and figures that take longer may be drawn too.
+        """
+        return {}
+
+    @abstractmethod
+    def summary_lines(self, report: R) -> list[str]:
+        """What ``summary="full"`` prints of the last report."""

@@ -1,0 +1,139 @@
+"""Reports as plain data, and back: what JSON can say, and nothing lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from lightning_hooks.declare.brief import brief, brief_html, find
+
+T = TypeVar("T", bound="PlainReport")
+
+NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""JSON has no numbers for these; the words are those of JavaScript and of the JSON form of protocol buffers."""
+
+
+class PlainReport:
+    """What every report can do: be shown in a few lines, become plain data, and be made of it again.
+
+    ``report["net.0"]`` is what it holds of a module, a parameter or an optimizer.
+    """
+
+    __slots__ = ()
+
+    epoch: int
+    step: int
+
+    def __getitem__(self, name: str) -> Any:
+        return find(self, name)
+
+    def __repr__(self) -> str:
+        return "\n".join(brief(self))
+
+    def _repr_html_(self) -> str:
+        return brief_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report in plain JSON types: dictionaries, lists, texts, numbers, None.
+
+        Numbers that are not finite become the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which strict JSON has no
+        numbers for; ``float()`` reads them. None means that a number does not apply.
+        """
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @property
+    def at(self) -> int:
+        """Where the report belongs on an axis: its epoch, or its step where windows are shorter than epochs."""
+        return self.epoch if self.unit == "epoch" else self.step
+
+    @property
+    def unit(self) -> str:
+        """What :attr:`at` counts: ``epoch`` or ``step``."""
+        return "epoch" if getattr(self, "window", None) is None else "step"
+
+    @property
+    def when(self) -> str:
+        """The window in words: ``epoch 3``, or ``epoch 3, window 2 (to step 1200)``."""
+        window = getattr(self, "window", None)
+        return f"epoch {self.epoch}" if window is None else f"epoch {self.epoch}, window {window} (to step {self.step})"
+
+    @classmethod
+    def from_dict(cls: type[T], plain: Mapping[str, Any]) -> T:
+        """Make the report that :meth:`to_dict` gave.
+
+        A field that is not known is left out. One that is missing gets its default, or NaN, so that what another version
+        wrote can still be read.
+
+        Raises:
+            TypeError: If ``plain`` is not a mapping, or a field holds something of another kind.
+        """
+        report: T = from_plain(cls, plain)
+        return report
+
+
+def to_plain(value: Any) -> Any:
+    """Turn dataclasses, mappings, sequences and numbers into plain JSON types."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(inner) for inner in value]
+    return value
+
+
+def from_plain(kind: Any, plain: Any) -> Any:
+    """Make a value of a type, as annotations say it, of what :func:`to_plain` gave.
+
+    Raises:
+        TypeError: If it cannot be made of that.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return plain
+    if origin in (Union, types.UnionType):
+        return None if plain is None else from_plain(next(one for one in inner if one is not type(None)), plain)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(plain, Mapping):
+        hints = _hints(kind)
+        values = {name: from_plain(hints[name], plain[name]) for name in hints if name in plain}
+        needed = (field.name for field in dataclasses.fields(kind) if _required(field) and field.name not in values)
+        return kind(**values, **{name: _nothing(hints[name]) for name in needed})
+    if origin is dict and isinstance(plain, Mapping):
+        return {key: from_plain(inner[1], value) for key, value in plain.items()}
+    if origin is tuple and isinstance(plain, (list, tuple)):
+        each = inner[:1] * len(plain) if inner[1:] == (...,) else inner
+        return tuple(from_plain(one, value) for one, value in zip(each, plain, strict=True))
+    if kind is float and isinstance(plain, str) and plain in NONFINITE:
+        return NONFINITE[plain]
+    if kind is float and (type(plain) is float or _is_count(plain)):
+        return float(plain)
+    if _is_count(plain) if kind is int else (kind in (str, bool) and type(plain) is kind) or (origin is Literal and plain in inner):
+        return plain
+    raise TypeError(f"expected {kind}; got {plain!r}. Was this written by to_dict()?")
+
+
+def _is_count(plain: Any) -> bool:
+    """Whether a value is an integer that 64 bits hold, as all are that are counted."""
+    return type(plain) is int and -(1 << 63) <= plain < 1 << 63
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _nothing(kind: Any) -> Any:
+    """The value of a field that is missing."""
+    return {float: math.nan, int: 0, str: ""}.get(kind, get_origin(kind)() if get_origin(kind) in (dict, tuple) else None)

@@ -1,0 +1,130 @@
+"""What every built-in rule has: the sites it applies to, how often a problem must be found, how severe it is."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import SEVERITIES, Severity, advice_for
+
+Judges = Literal["window", "epoch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rule:
+    """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
+
+    A rule is a pure function of a report: ``rule(report)`` yields alerts. If its ``__call__`` takes a second argument, that is
+    the history: earlier reports, oldest first: that of the training's first epoch, and the last few. The annotation of the first
+    argument decides which reports it gets; without one, all. Its thresholds are fields.
+
+    Attributes:
+        sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
+        times: The alert counts only after it was found in ``times`` …
+        of: … of the last ``of`` reports.
+        severity: The severity of its alerts, instead of the one that the rule chooses.
+
+    Example:
+        >>> from lightning_hooks.alerts import Dead
+        >>> Dead(threshold=0.8, sites="encoder.*", times=2, of=3).matches("encoder.relu")
+        True
+    """
+
+    kind: ClassVar[str] = ""
+    advice: ClassVar[tuple[str, ...]] = ()  # what to try; empty for what its kind says
+    judges: ClassVar[Judges] = "window"  # ``epoch`` for a rule that needs more than one short window: see RuleBook.judge
+    urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
+    shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
+    superseded_by: ClassVar[tuple[type[Rule], ...]] = ()  # rules whose alerts on a report make those of this one redundant
+
+    sites: str | Sequence[str] = "*"
+    times: int = 1
+    of: int = 1
+    severity: Severity | None = None
+
+    def __post_init__(self) -> None:
+        check_patterns(self.sites, type(self).__name__)
+        if not 1 <= self.times <= self.of:
+            raise ValueError(
+                f"{type(self).__name__} needs 1 <= times <= of: an alert counts when found in `times` of the last `of` reports; "
+                f"got times={self.times!r}, of={self.of!r}."
+            )
+        if self.severity is not None and self.severity not in SEVERITIES:
+            raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, or None; got {self.severity!r}.")
+        for field in self.shares:
+            check_share(getattr(self, field), f"{type(self).__name__}: {field}")
+
+    def matches(self, site: str) -> bool:
+        """Whether the rule applies to a site."""
+        return matches(self.sites, site)
+
+    def alert(
+        self,
+        report: Any,
+        site: str,
+        value: float,
+        threshold: float,
+        severity: Severity,
+        message: str,
+        diagnosis: str = "",
+        since_step: int | None = None,
+        batch: int | None = None,
+        advice: tuple[str, ...] = (),
+    ) -> Alert:
+        """Make an alert of this rule's kind on a report's epoch and step.
+
+        Args:
+            report: The report.
+            site: Where.
+            value: What was measured.
+            threshold: The limit of the rule.
+            severity: How severe it is, unless the user has set that.
+            message: What was measured, in one sentence with its numbers.
+            diagnosis: What it means and the likely causes, in one or two sentences.
+            since_step: The global step at which it was first seen, where that is known.
+            batch: The training batch at which it was first seen, where that is known.
+            advice: What to try, where that depends on what was seen; empty for the rule's, or its kind's.
+        """
+        return Alert(
+            self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
+            message, since_step, batch=batch, diagnosis=diagnosis.strip(), advice=advice or self.advice or advice_for(self.kind),
+        )  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share in percent, in at most three significant digits: ``0.0123`` is ``1.23%``."""
+    return f"{100 * share:.3g}%"
+
+
+def in_batch(place: str) -> str:
+    """A tensor of a batch in words, of its place: ``tensor 0 of the batch`` for ``[0]``."""
+    key = re.fullmatch(r"\[('[^']*'|\d+)\]", place)
+    if key is None:
+        return "the batch" if place in ("", "batch") else f"the tensor batch{place}"
+    return f"{'the ' * (not key[1].isdigit())}tensor {key[1]} of the batch"
+
+
+def check_share(value: Any, what: str) -> None:
+    """Raise if a value is not a share, from 0 to 1: a limit in percent would never be reached."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a share, from 0 to 1; got {value!r}.")
+    if not 0 <= value <= 1:
+        meant = f" {value:g} % is {value / 100:g}." if 1 < value <= 100 else ""
+        raise ValueError(f"{what} must be a share, from 0 to 1; got {value!r}.{meant}")
+
+
+def check_patterns(sites: Any, owner: str) -> None:
+    """Raise a TypeError if ``sites`` is not a glob pattern or a sequence of them."""
+    patterns = (sites,) if isinstance(sites, str) else sites
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns) or not patterns:
+        raise TypeError(f"{owner}: sites must be a glob pattern such as 'encoder.*', or a list of them; got {sites!r}.")
+
+
+def matches(sites: str | Sequence[str], site: str) -> bool:
+    """Whether a site matches a glob pattern or one of several."""
+    patterns = (sites,) if isinstance(sites, str) else sites
+    return any(site == pattern or fnmatch.fnmatchcase(site, pattern) for pattern in patterns)  # a name may hold brackets

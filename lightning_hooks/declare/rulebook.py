@@ -1,0 +1,325 @@
+"""The rules in force: the built-in ones, and what the user changed, muted or added."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import KINDS, SEVERITIES
+from lightning_hooks.declare.rule import Judges, Rule, check_patterns, matches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mute:
+    """Mutes alerts: they are not delivered, not counted, and not in the report.
+
+    Attributes:
+        kind: A kind of alert, or ``*`` for all.
+        sites: Glob patterns of the sites.
+    """
+
+    kind: str = "*"
+    sites: str | Sequence[str] = "*"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise TypeError(f"Mute: kind must be a kind of alert such as 'silent', or '*'; got {self.kind!r}.")
+        check_patterns(self.sites, "Mute")
+
+    def mutes(self, alert: Alert) -> bool:
+        """Whether an alert is muted."""
+        return self.kind in ("*", alert.kind) and matches(self.sites, alert.site)
+
+
+RuleLike = Rule | Callable[..., Iterable[Alert]]
+RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
+"""What ``rules=[…]`` may hold: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
+``{"mute": "dead", "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or
+``"-dead at encoder.*"``; or a function from a report to alerts."""
+
+
+class Candidate(NamedTuple):
+    """An alert, and in how many reports it must be found before it counts."""
+
+    alert: Alert
+    times: int = 1
+    of: int = 1
+
+
+class RuleBook:
+    """Applies rules to reports.
+
+    Of several rules of one class, the last one whose ``sites`` match a site applies to it, so that a rule in ``given`` replaces the
+    built-in one, everywhere or at some sites. A function is added to them. Mutes are applied last, whatever the order.
+
+    Args:
+        defaults: The built-in rules.
+        given: The user's.
+        reads: The class of the reports.
+
+    Raises:
+        TypeError: If an entry is none of the forms of ``RuleSpec``.
+        ValueError: If it names a kind that is not known, a field that the rule does not have, or reads another report.
+    """
+
+    def __init__(self, defaults: Sequence[RuleLike], given: Sequence[RuleSpec] = (), reads: type[Any] | None = None) -> None:
+        if isinstance(given, str | dict) or not isinstance(given, Sequence):
+            raise TypeError(f"rules must be a list of rules; got {given!r}.")
+        self.defaults = tuple(defaults)
+        self.reads = reads
+        self.mutes: list[Mute] = []
+        self._groups: dict[object, list[RuleLike]] = {}
+        for rule in self.defaults:
+            self._add(rule)
+        open_ended = any(callable(entry) for entry in given)  # an own rule may have a kind of its own
+        for entry in given:
+            self._take(entry, open_ended)
+
+    @property
+    def rules(self) -> tuple[RuleLike, ...]:
+        """The rules in force."""
+        return tuple(rule for group in self._groups.values() for rule in group)
+
+    @property
+    def wants_history(self) -> bool:
+        """Whether any rule uses earlier reports."""
+        return any(_takes_history(rule) for rule in self.rules)
+
+    @property
+    def kinds_of_epochs(self) -> frozenset[str]:
+        """The kinds that only rules which judge epochs raise."""
+        rules = [rule for rule in self.rules if isinstance(rule, Rule)]
+        return frozenset(rule.kind for rule in rules) - {rule.kind for rule in rules if rule.judges == "window"}
+
+    def judge(
+        self,
+        report: Any,
+        history: Sequence[Any] = (),
+        on_fault: Callable[[RuleLike, Exception], None] | None = None,
+        urgent: bool = False,
+        judges: Judges | None = None,
+    ) -> list[Candidate]:
+        """Apply the rules to a report.
+
+        Args:
+            report: The report.
+            history: Those of the windows before, oldest first.
+            on_fault: Called with a rule that raised and its error; the other rules go on. None lets it raise.
+            urgent: Apply only rules that are urgent and whose alerts count at once.
+            judges: Apply only rules that judge every window, or only those that judge epochs; None for all.
+        """
+        found: list[tuple[RuleLike, Candidate]] = []
+        for group in self._groups.values():
+            for place, rule in enumerate(group):
+                if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
+                    continue
+                if judges not in (None, _judges(rule)):
+                    continue
+                try:
+                    given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
+                    alerts = [_sound(alert) for alert in given]
+                except Exception as error:
+                    if on_fault is None:
+                        raise
+                    on_fault(rule, error)
+                    continue
+                times, of = (rule.times, rule.of) if isinstance(rule, Rule) else (1, 1)
+                found += [(rule, Candidate(alert, times, of)) for alert in alerts if _decides(group, place, alert.site)]
+        found = [(rule, one) for rule, one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
+        raised = {type(rule) for rule, _ in found}
+        return [one for rule, one in found if not (isinstance(rule, Rule) and raised.intersection(rule.superseded_by))]
+
+    def _add(self, rule: RuleLike) -> None:
+        key = type(rule) if isinstance(rule, Rule) else object()
+        group = self._groups.setdefault(key, [])
+        if isinstance(rule, Rule) and rule.sites == "*":
+            group.clear()
+        group.append(rule)
+
+    def _take(self, entry: RuleSpec, open_ended: bool) -> None:
+        if isinstance(entry, dict) and "class_path" not in entry and "mute" not in entry:
+            for rule in self._rules_of(entry):
+                self._add(rule)
+            return
+        if isinstance(entry, str):
+            entry = _mute_of(entry)
+        elif isinstance(entry, dict):
+            fields = dict(entry)
+            entry = instance_of(entry) if "class_path" in entry else Mute(fields.pop("mute"), **fields)
+        if isinstance(entry, Mute):
+            if entry.kind not in ("*", *KINDS) and not open_ended:
+                raise ValueError(f"Mute: no rule raises {entry.kind!r}.{_closest(entry.kind, KINDS)}")
+            self.mutes.append(entry)
+        elif callable(entry):
+            wanted = reports_of(entry)
+            if wanted and self.reads is not None and self.reads not in wanted:
+                raise ValueError(
+                    f"{_name(entry)} reads a {_title(wanted[0])}, and this monitor makes a {_title(self.reads)}: give it to the "
+                    "monitor that makes such reports, or all rules to monitors(rules=…), which hands out each to its own."
+                )
+            self._add(entry)
+        else:
+            raise TypeError(
+                "rules holds rules such as Dead(threshold=0.8), Mute('silent'), {'kind': 'dead', 'threshold': 0.8}, "
+                f"'-silent', or functions from a report to alerts; got {entry!r}."
+            )
+
+    def _rules_of(self, entry: dict[str, Any]) -> list[Rule]:
+        """The built-in rules of a kind that have all the fields that are given, with these."""
+        fields = dict(entry)
+        kind = fields.pop("kind", None)
+        known = [rule for rule in self.defaults if isinstance(rule, Rule)]
+        of_kind = [rule for rule in known if rule.kind == kind]
+        if not of_kind:
+            kinds = list(dict.fromkeys(rule.kind for rule in known))
+            raise ValueError(
+                f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(kinds)}), or 'mute'."
+                f"{_closest(str(kind), kinds)}"
+            )
+        fits = [rule for rule in of_kind if {field.name for field in dataclasses.fields(rule)} >= {*fields}]
+        if not fits:
+            names = {type(rule).__name__: [field.name for field in dataclasses.fields(rule)] for rule in of_kind}
+            have = ", ".join(f"{rule} has the fields {', '.join(known)}" for rule, known in names.items())
+            raise ValueError(f"rules: {have}; got {', '.join(map(repr, fields))} in {entry!r}.")
+        return [dataclasses.replace(rule, **fields) for rule in fits]
+
+
+def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[RuleLike]]) -> dict[type[Any], list[RuleSpec]]:
+    """Give each entry to the monitors it is for: a rule to those that make its report, a mute to all.
+
+    Args:
+        given: The user's entries.
+        defaults: The class of a monitor's reports to its built-in rules.
+
+    Returns:
+        The class of the reports to the entries for them, in order.
+
+    Raises:
+        TypeError: If ``given`` is no list.
+        ValueError: If an entry is for none of them, or a function does not say which report it reads.
+    """
+    if isinstance(given, str | dict) or not isinstance(given, Sequence):
+        raise TypeError(f"rules must be a list of rules; got {given!r}.")
+    kinds = {reads: [rule.kind for rule in rules if isinstance(rule, Rule)] for reads, rules in defaults.items()}
+    handed: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in defaults}
+    for entry in given:
+        chosen = list(defaults)
+        if isinstance(entry, dict) and "class_path" in entry:
+            entry = instance_of(entry)
+        if isinstance(entry, dict) and "mute" not in entry:
+            chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
+            chosen = [reads for reads in chosen if _has_fields(entry, defaults[reads])] or chosen  # none: an error names the fields
+        elif callable(entry):
+            wanted = reports_of(entry)
+            if not wanted:
+                raise ValueError(
+                    f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
+                    "def rule(report: FeatureReport), or give it to one monitor."
+                )
+            chosen = [reads for reads in defaults if reads in wanted]
+        if not chosen:
+            known = dict.fromkeys(kind for rules in kinds.values() for kind in rules)
+            raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
+        for reads in chosen:
+            handed[reads].append(entry)
+    return handed
+
+
+def _has_fields(entry: Mapping[str, Any], rules: Sequence[RuleLike]) -> bool:
+    """Whether a rule of the entry's kind has all the fields that the entry sets."""
+    of_kind = [rule for rule in rules if isinstance(rule, Rule) and rule.kind == entry["kind"]]
+    return any({field.name for field in dataclasses.fields(rule)} >= {*entry} - {"kind"} for rule in of_kind)
+
+
+def reports_of(rule: Any) -> tuple[type[Any], ...]:
+    """The classes of reports that a rule reads, by the annotation of its first parameter; none if that names none."""
+    function = rule if inspect.isroutine(rule) else type(rule).__call__
+    try:
+        first = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "self"][:1]
+    except (NameError, TypeError, ValueError):  # annotations that cannot be evaluated, a builtin
+        return ()
+    annotation = first[0].annotation if first else Any
+    known = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(kind for kind in known if isinstance(kind, type) and kind not in (inspect.Parameter.empty, Any))
+
+
+def _judges(rule: RuleLike) -> Judges:
+    return rule.judges if isinstance(rule, Rule) else "window"
+
+
+def _takes_history(rule: RuleLike) -> bool:
+    try:
+        parameters = inspect.signature(rule).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 1
+
+
+def _sound(alert: Any) -> Alert:
+    """What a rule gave, with numbers that are plain.
+
+    Raises:
+        TypeError, ValueError: If it is no alert, or holds something else than it should.
+    """
+    if not isinstance(alert, Alert):
+        raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")
+    texts = (alert.kind, alert.site, alert.message, alert.title, alert.diagnosis)
+    if alert.severity not in SEVERITIES or not all(isinstance(text, str) for text in texts):
+        raise TypeError(
+            "an alert has texts as kind, site, message, title and diagnosis, and a severity of "
+            f"{', '.join(SEVERITIES)}; got {alert!r}"
+        )
+    if not isinstance(alert.advice, tuple | list) or not all(isinstance(step, str) for step in alert.advice):
+        raise TypeError(f"an alert's advice is a tuple of texts, such as ('Use ReLU',); got {alert.advice!r}")
+    plain: dict[str, Any] = {
+        **{name: float(getattr(alert, name)) for name in ("value", "threshold")},
+        **{name: int(getattr(alert, name)) for name in ("epoch", "step")},
+        **{name: None if getattr(alert, name) is None else int(getattr(alert, name)) for name in ("since_step", "batch")},
+        "advice": tuple(alert.advice),
+    }
+    if all(type(getattr(alert, name)) is type(value) for name, value in plain.items()):
+        return alert
+    return dataclasses.replace(alert, **plain)
+
+
+def _decides(group: Sequence[RuleLike], place: int, site: str) -> bool:
+    return not any(isinstance(later, Rule) and later.matches(site) for later in group[place + 1 :]) and (
+        not isinstance(group[place], Rule) or group[place].matches(site)  # type: ignore[union-attr]
+    )
+
+
+def instance_of(entry: Mapping[str, Any]) -> Any:
+    """What a configuration describes as LightningCLI does."""
+    module, _, name = str(entry["class_path"]).rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"rules: {entry['class_path']!r} cannot be imported: {error}.") from error
+    return kind(**entry.get("init_args", {})) if isinstance(kind, type) else kind
+
+
+def _mute_of(entry: str) -> Mute:
+    if not entry.startswith("-") or len(entry) == 1:
+        raise ValueError(f"rules: a string mutes a kind, as '-silent' or '-dead at encoder.*' do; got {entry!r}.")
+    kind, _, sites = entry[1:].partition(" at ")
+    return Mute(kind.strip(), sites.strip() or "*")
+
+
+def _closest(kind: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(kind, list(known), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def _name(rule: Any) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)
+
+
+def _title(report: Any) -> str:
+    return getattr(report, "__name__", str(report))

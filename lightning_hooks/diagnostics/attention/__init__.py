@@ -1,0 +1,1 @@
+"""The logits and probabilities of attention heads."""

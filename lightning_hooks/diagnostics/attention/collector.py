@@ -1,0 +1,220 @@
+"""Attention: the logits and probabilities of every head, of some query rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
+from lightning_hooks.declare.scalars import stat_scalars
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
+from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.attention.table import MOST_SITES, AttentionTable, heads_of, most_heads
+from lightning_hooks.diagnostics.reports import Report
+from lightning_hooks.trackers import Table
+from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
+
+if TYPE_CHECKING:
+    from lightning_hooks.declare.collector import Figures
+
+FUNCTIONS = ("sdpa", "softmax")
+"""The functions whose calls are attention, or may be."""
+STATISTICS = ("max_logit", "entropy", "first_token_share", "masked_rows", "nonfinite_rows")
+_ATTENDS = ("attn", "attention")
+_ROUTES = ("router", "gate", "gating", "expert")
+
+
+class AttentionCollector(Collector[AttentionReport]):
+    """The logits and probabilities of every attention head.
+
+    Args:
+        context: Its part of the session.
+        state: As for :class:`Collector`.
+        expected: Whether the user asks for it by name, so that a model without attention gives a warning.
+    """
+
+    prefix: ClassVar[str] = "attention"
+    report_type: ClassVar[type[Report] | None] = AttentionReport
+    ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
+
+    def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:
+        super().__init__(context, state)
+        self._functional = functional = context.functional
+        self._expected = expected and functional is not None
+        self._found: dict[str, bool] = {}  # site -> whether its calls are attention that the user selects
+        self._numbers: dict[int, int] = {}  # of a functional site -> among those of FUNCTIONS
+        self._ever: dict[str, None] = {}  # sites with a number in any window
+        sites = 0 if functional is None else min(functional.capacity, MOST_SITES)
+        self.table = AttentionTable(sites, most_heads(context.host.model), context.host.setup.device)
+        if functional is not None and "functional" in state:
+            with context.loading():
+                functional.restore(state["functional"])
+        context.on_call(FUNCTIONS, self._record, layers=True)
+        self.set_tables(heads=self.table)
+
+    def _record(self, call: FunctionalCall) -> None:
+        name = call.site.name
+        wanted = self._found.get(name)
+        if wanted is None:
+            wanted = self._found[name] = is_attention(call) and self.context.selects_call(call.site, call.module)
+        if wanted:
+            self.table.add(self._number(call.site), *heads_of_call(call))
+
+    def _number(self, site: FunctionalSite) -> int:
+        """The place of a site among all that may be attention, the same on every rank."""
+        number = self._numbers.get(site.index)
+        if number is None and self._functional is not None:
+            earlier = self._functional.sites[: site.index]
+            number = self._numbers[site.index] = sum(other.function in FUNCTIONS for other in earlier)
+        return number or 0
+
+    @override
+    def calls_numbered(self, changed: bool) -> None:
+        if changed:
+            self._numbers.clear()
+            self.table.clear()
+
+    @property
+    @override
+    def unused(self) -> bool:
+        return not self._ever
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        sites = [] if self._functional is None else self._functional.sites
+        return [site.name for site in sites if site.function in FUNCTIONS]
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return len(self._ever)
+
+    @override
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> AttentionReport:
+        sites = self.table.read(packed["heads"], self.names)
+        sampled_batches, batches = map(int, packed["batches"])
+        self._ever.update(dict.fromkeys(sites))
+        if self._expected and self.unused and sampled_batches:
+            self._expected = False
+            warn(
+                "AttentionMonitor has seen no attention so far: no call of scaled_dot_product_attention, and of no softmax over "
+                f"keys, in {sampled_batches} sampled batches. Check modules= if you set it; leave this monitor out of a model "
+                "without attention. This warning is shown once."
+            )
+        return AttentionReport(epoch, step, sites, sampled_batches, batches)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._functional is None else {"functional": self._functional.state()}
+
+    @override
+    def scalars(self, report: AttentionReport) -> dict[str, float]:
+        if self.unused:
+            return {}
+        return {**stat_scalars(self.prefix, self._ever, report.sites, STATISTICS), **_of_all(self.prefix, report.sites.values())}
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        if self.unused:
+            return {}
+        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
+        return {"Attention": of_model(self.prefix, STATISTICS) if of_sites is None else of_sites}
+
+    @override
+    def figures(self, reports: Sequence[AttentionReport], written: Written, last: bool) -> Figures:
+        from lightning_hooks.plots import attention_heads
+
+        shown = [report for report in reports if report.sites]
+        return {"entropy of each head": partial(attention_heads, shown[-1])} if shown else {}
+
+    @override
+    def summary_lines(self, report: AttentionReport) -> list[str]:
+        if not report.sites:
+            return []
+        lines = [
+            f"Attention, epoch {report.epoch}: {len(report.sites)} sites, in {report.sampled_batches} of {report.batches} batches."
+        ]
+        header = ("attention", "heads", "largest logit", "entropy", "first token", "masked rows", "NaN, inf")
+        unusual = sorted(report.sites.items(), key=lambda item: abs(item[1].entropy - 0.5), reverse=True)[:5]
+        rows = [
+            (name, len(s.heads), s.max_logit, s.entropy, s.first_token_share, s.masked_rows, s.nonfinite_rows)
+            for name, s in unusual
+        ]
+        return [*lines, Table(header, rows)]
+
+
+def is_attention(call: FunctionalCall) -> bool:
+    """Whether a call is attention: of ``scaled_dot_product_attention``, or of a softmax over keys.
+
+    A softmax over keys is one over the last of four dimensions ``(samples, heads, queries, keys)``, or of three
+    ``(samples times heads, queries, keys)`` where there are as many queries as keys or the module is named after attention, and not
+    after a router.
+    """
+    arguments = call.arguments
+    if call.function == "sdpa":
+        return all(_is_plain(arguments.get(name)) for name in ("query", "key"))
+    logits = arguments.get("input")
+    if not _is_plain(logits) or arguments.get("dim") not in (-1, logits.dim() - 1) or logits.shape[-1] < 2:
+        return False
+    if logits.dim() >= 4:
+        return True
+    named = f"{call.site.name} {type(call.module).__name__}".lower()
+    attends = logits.shape[-1] == logits.shape[-2] or any(word in named for word in _ATTENDS)
+    return attends and not any(word in named for word in _ROUTES)
+
+
+def heads_of_call(call: FunctionalCall) -> tuple[Tensor, bool]:
+    """The numbers of a call's heads, and whether it was in half precision."""
+    arguments = call.arguments
+    if call.function == "softmax":
+        logits = arguments["input"]
+        return written_out_heads(logits, _heads_in(logits, call.module)), is_half(logits)
+    query = arguments["query"]
+    heads = product_heads(
+        query,
+        arguments["key"],
+        arguments.get("attn_mask"),
+        bool(arguments.get("is_causal")),
+        arguments.get("scale"),
+        call.output,
+        _heads_in(query, call.module),
+    )
+    return heads, is_half(query, call.output)
+
+
+def _is_plain(values: Any) -> TypeGuard[Tensor]:
+    return (
+        isinstance(values, Tensor)
+        and values.dim() >= 3
+        and values.is_floating_point()
+        and values.numel() > 0
+        and values.layout == torch.strided
+    )
+
+
+def _heads_in(values: Tensor, module: nn.Module) -> int:
+    """How many heads lie next to one another in the first of three dimensions; 1 where that is not known."""
+    heads = heads_of(module)
+    return heads if values.dim() == 3 and heads and values.shape[0] % heads == 0 else 1
+
+
+def _of_all(prefix: str, found: Iterable[AttentionStats]) -> dict[str, float]:
+    """The median over sites and the worst site of each statistic: of the entropy the lowest, of the others the largest."""
+    entries = list(found)
+    scalars: dict[str, float] = {}
+    for stat in STATISTICS:
+        values = [value for entry in entries if not math.isnan(value := getattr(entry, stat))]
+        worst = min if stat == "entropy" else max
+        scalars[f"{prefix}/model/{stat}_median"] = statistics.median(values) if values else math.nan
+        scalars[f"{prefix}/model/{stat}_worst"] = worst(values) if values else math.nan
+    return scalars

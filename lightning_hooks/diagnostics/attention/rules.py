@@ -1,0 +1,250 @@
+"""Attention: logits that grow, attention to one key or to all alike, queries without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Node, Severity
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLogits(Rule):
+    """Attention logits that are too large for half precision, or that grow fast.
+
+    Logits that grow come before the divergence of large transformers (Wortsman et al., "Small-scale proxies for large-scale
+    Transformer training instabilities", arXiv 2309.14322). At 50, bfloat16 numbers are in steps of 0.25: rounding changes a
+    probability by up to 13 %. The remedies are a norm of queries and keys (QK-norm), or clipping their weights (qk-clip of Megatron
+    and Kimi K2, which acts at 100).
+
+    Attributes:
+        threshold: Largest logit in bfloat16 or float16 above which it counts.
+        growth: How many times the largest logit of the window's first call that of its last call is, where that counts.
+        least: Largest logit below which growth is harmless: logits of 1 or 2 are usual when training starts.
+    """
+
+    kind: ClassVar[str] = "attention_logits"
+
+    threshold: float = 50.0
+    growth: float = 3.0
+    least: float = 30.0
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, the one with the largest logit first."""
+        for site, stats in sorted(report.sites.items(), key=lambda item: -item[1].max_logit):
+            begin, end = stats.begin_max_logit, stats.end_max_logit
+            if stats.half_precision and stats.max_logit > self.threshold:
+                yield self.alert(
+                    report, site, stats.max_logit, self.threshold, "warning",
+                    f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}).",
+                    f"Rounding to bfloat16 changes probabilities by 10% there. Common causes: {_CAUSES}",
+                )  # fmt: skip
+            elif end > max(self.growth * max(begin, 1.0), self.least):
+                yield self.alert(
+                    report, site, end, max(self.growth * max(begin, 1.0), self.least), "warning",
+                    f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {self.growth:g} times).",
+                    f"Attention goes to single keys, and training may diverge. Common causes: {_CAUSES}",
+                )  # fmt: skip
+
+
+_CAUSES = "queries and keys without a norm at a high learning rate, or logits not divided by the root of a head's width."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCollapse(Rule):
+    """Most heads of a layer attend to a single key, and not to the first one.
+
+    The softmax is saturated then, and queries and keys get no gradient (Zhai et al., "Stabilizing Transformer Training by
+    Preventing Attention Entropy Collapse", arXiv 2303.06296). Heads that attend to the first token, as most heads of large language
+    models do, are attention sinks (Xiao et al., arXiv 2309.17453) and do not count.
+
+    Attributes:
+        threshold: Mean entropy over its maximum below which a head has collapsed, in [0, 1].
+        share: Share of the heads that must have, in [0, 1].
+        sink: Mean share of the first token above which a head is a sink, in [0, 1].
+        least: Largest logit below which a layer is not judged: attention to one key on purpose needs few.
+        everywhere: The threshold where all layers, two or more, are below it: some layer of a healthy model looks further.
+    """
+
+    kind: ClassVar[str] = "attention_collapse"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "share", "sink", "everywhere")
+
+    threshold: float = 0.05
+    share: float = 0.5
+    sink: float = 0.5
+    least: float = 30.0
+    everywhere: float = 0.2
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, the one with the lowest entropy first."""
+        all_do = len(report.sites) > 1 and all(self._collapsed(stats, self.everywhere) for stats in report.sites.values())
+        limit = max(self.threshold, self.everywhere) if all_do else self.threshold
+        everywhere = ", in all attention layers" if all_do else ""
+        for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
+            if collapsed := self._collapsed(stats, limit):
+                yield self.alert(
+                    report, site, stats.entropy, limit, "warning",
+                    f"{collapsed} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
+                    f"{percent(limit)} of its maximum{everywhere}.",
+                    f"The softmax is saturated (largest logit {stats.max_logit:.3g}) and passes almost no gradient. Common "
+                    f"causes: {_CAUSES}",
+                )  # fmt: skip
+
+    def _collapsed(self, stats: AttentionStats, limit: float) -> int:
+        """How many heads have collapsed; 0 where it is no more than their share."""
+        heads = sum(head.entropy < limit and head.first_token_share < self.sink for head in stats.heads)
+        return heads if heads > self.share * len(stats.heads) and stats.max_logit > self.least else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionUniform(Rule):
+    """All heads of a layer attend to all keys alike, long after training began: the layer takes a mean.
+
+    Attributes:
+        threshold: Mean entropy over its maximum above which a head counts, in [0, 1].
+        min_steps: Optimizer steps before which nothing is judged.
+    """
+
+    kind: ClassVar[str] = "attention_uniform"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.999
+    min_steps: int = 1000
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an info per site."""
+        if report.step < self.min_steps:
+            return
+        for site, stats in report.sites.items():
+            if stats.heads and all(head.entropy > self.threshold for head in stats.heads):
+                yield self.alert(
+                    report, site, stats.entropy, self.threshold, "info",
+                    f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
+                    f"{percent(self.threshold)} of its maximum.",
+                    "Common causes: a layer that has not begun to learn, queries or keys that are next to zero, or keys that are "
+                    "all the same.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRows(Rule):
+    """Queries that may attend to no key.
+
+    Padding before a causal sequence makes such rows, which do no harm where their outputs are not used. A sample none of whose
+    queries has a key has an inverted or an empty mask.
+
+    Attributes:
+        threshold: Share of samples without any key above which it is a warning, in [0, 1].
+    """
+
+    kind: ClassVar[str] = "masked_rows"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.0
+
+    def __call__(self, report: AttentionReport) -> Iterator[Alert]:
+        """Yield an alert per site, in the order of calls."""
+        for site, stats in report.sites.items():
+            if not stats.masked_rows > 0:
+                continue
+            yield self.alert(report, site, stats.masked_rows, self.threshold, *self._judged(stats))
+
+    def _judged(self, stats: AttentionStats) -> tuple[Severity, str, str]:
+        rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
+        if stats.masked_nonfinite_rows > 0:
+            return "critical", f"{rows}, and their softmax over minus infinity alone is NaN.", _MASKS
+        if stats.masked_samples > self.threshold:
+            seen = f"{rows}; in {percent(stats.masked_samples)} of the samples none may."
+            return "warning", seen, f"They attend to nothing, or to all keys alike. {_MASKS}"
+        return (
+            "info",
+            f"{rows}.",
+            (
+                "This does no harm where their outputs are not used, as those of padding before a causal sequence. Other causes: a "
+                "mask with the opposite meaning, or one that leaves out the diagonal."
+            ),
+        )
+
+
+_MASKS = "Common causes: a mask with the opposite meaning, or samples that are all padding."
+
+
+def _same_layer(effect: Node, cause: Node) -> bool:
+    """Whether two sites belong to one layer: a call to its module, modules to the module around them."""
+    one, other = (node.site.partition("/")[0] for node in (effect, cause))
+    above, around = (site.rpartition(".")[0] for site in (one, other))
+    return one in (other, around) or above == around != ""
+
+
+def _lost(_: Node, cause: Node) -> bool:
+    """Rows without a key gave NaN."""
+    return cause.severity == "critical"
+
+
+__all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRows"]
+
+KINDS = (
+    Kind(
+        "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", rank=810,
+        meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
+        "fast. This comes before divergence in large transformers.",
+        formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
+        "      or end_max_logit > {AttentionLogits.growth} * max(begin_max_logit, 1), and > {AttentionLogits.least}\n\n"
+        "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
+        severities="warning",
+        advice=(
+            "Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
+            "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width",
+        ),
+        follows={"poor_init": _same_layer},
+        causes={"saturated": _same_layer},
+    ),
+    Kind(
+        "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams", rank=820,
+        measures="share",
+        meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
+        "and hardly any gradient reaches queries and keys.",
+        formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
+        "alert if entropy < {AttentionCollapse.threshold} and first_token_share < {AttentionCollapse.sink}\n"
+        "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least};\n"
+        "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
+        severities="warning",
+        advice=(
+            "Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
+            "Divide the logits by the root of a head's width",
+        ),
+        follows={"poor_init": _same_layer, "attention_logits": _same_layer},
+        causes={"saturated": _same_layer},
+    ),
+    Kind(
+        "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", rank=830,
+        measures="share",
+        meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
+        formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
+        "steps",
+        severities="info",
+        advice=("Check that queries and keys differ between positions", "Check the gradients of the query and key weights"),
+    ),
+    Kind(
+        "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
+        measures="share",
+        meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
+        "everything, depending on how attention is computed.",
+        formula="alert if a query row may attend to no key\n"
+        "critical if such a row gives NaN\n"
+        "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
+        severities="critical where rows become NaN; warning where a sample has no key; else info",
+        advice=(
+            "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
+            "Leave out samples that are all padding",
+        ),
+        causes={"nonfinite": _lost},
+    ),
+)  # fmt: skip
+
+RULES = (AttentionLogits(), AttentionCollapse(), AttentionUniform(), MaskedRows())

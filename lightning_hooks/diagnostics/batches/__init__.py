@@ -1,0 +1,1 @@
+"""What a model is fed: inputs and repeated batches."""

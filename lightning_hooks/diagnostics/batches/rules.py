@@ -1,0 +1,322 @@
+"""Batches: labels that are all ignored, batches that come again, other data in validation, ids out of range; and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
+from lightning_hooks.diagnostics.past import first_called
+from lightning_hooks.diagnostics.ranks.table import TOLERANCE
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+
+THE_DATA = "the data"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelsIgnored(Rule):
+    """Batches all of whose targets are ``ignore_index``: cross entropy has nothing to average, and gives NaN.
+
+    PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored.
+
+    Attributes:
+        threshold: Share of the sampled batches that must be ignored as a whole, unless a loss was not finite.
+    """
+
+    kind: ClassVar[str] = "labels_ignored"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning if batches are lost, an info if a few are and the loss is finite all the same."""
+        labels = report.model_setup.labels
+        if labels is None or not labels.ignored_batches:
+            return
+        share = labels.ignored_batches / labels.batches
+        lost = report.loss is not None and report.loss.nonfinite_steps > 0
+        yield self.alert(
+            report, THE_DATA, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+            f"all targets are ignore_index in {labels.ignored_batches} of {labels.batches} sampled batches "
+            f"({percent(labels.ignored / labels.targets)} of all targets): cross entropy averages over nothing, which is NaN.",
+            "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelsIgnoredByLoss(Rule):
+    """Calls of ``cross_entropy`` or ``nll_loss`` all of whose targets are ``ignore_index``: nothing to average, so NaN.
+
+    As :class:`LabelsIgnored`, for the targets that the function is given: shifted, masked or made in ``training_step``.
+
+    Attributes:
+        threshold: Share of its calls that must be ignored as a whole, unless one returned NaN.
+    """
+
+    kind: ClassVar[str] = "labels_ignored"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.5
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield a warning if calls are lost, an info if a few are and return a number all the same."""
+        for site, stats in report.outputs.items():
+            if not stats.ignored_calls:
+                continue
+            share = stats.ignored_calls / stats.calls
+            yield self.alert(
+                report, site, share, self.threshold, "warning" if stats.lost_calls or share >= self.threshold else "info",
+                f"all targets are ignore_index in {stats.ignored_calls} of its {stats.calls} sampled calls "
+                f"({percent(stats.ignored_fraction)} of all targets): it averages over nothing, which is NaN.",
+                "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRepeated(Rule):
+    """The same batch twice and more in a row, within an epoch, or a tensor of it that is drawn at random.
+
+    A data set of one batch has one per epoch and is not judged, nor are batches that come again in the next epoch. PyTorch's
+    documentation of ``IterableDataset`` warns of workers that all yield the same data.
+
+    Attributes:
+        threshold: Share of the sampled batches whose next batch is the same.
+        min_batches: Sampled batches below which a window is not judged.
+    """
+
+    kind: ClassVar[str] = "batch_repeated"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.3
+    min_batches: int = 3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if batches come again."""
+        batches = report.model_setup.batches
+        if batches.compared < self.min_batches or batches.repeated < self.threshold * batches.compared:
+            return
+        yield self.alert(
+            report, THE_DATA, batches.repeated / batches.compared, self.threshold, "warning",
+            f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of theirs "
+            f"is (limit {percent(self.threshold)}): the model sees few different samples.",
+            "Common causes: workers of an IterableDataset that all yield the same data, loader workers with equal seeds, a buffer "
+            "that is not filled again.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValidationShift(Rule):
+    """Validation data whose size differs from that of the training data.
+
+    The model's inputs are compared. The outputs of its modules differ in healthy runs too: by dropout, batch normalisation and what
+    was learned over the epoch.
+
+    Attributes:
+        factor: Root mean square of the inputs in validation over that in training, or the inverse.
+    """
+
+    kind: ClassVar[str] = "validation_shift"
+    judges: ClassVar[Judges] = "epoch"
+
+    factor: float = 5.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the module called first if the inputs' size differs between training and validation."""
+        training, validation = report.inputs.get("training"), report.inputs.get("validation")
+        if training is None or validation is None or not (training.rms > 0 and validation.rms > 0):
+            return
+        ratio = validation.rms / training.rms
+        for site in first_called(report) if max(ratio, 1 / ratio) > self.factor else ():
+            yield self.alert(
+                report, site, ratio, self.factor, "warning",
+                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation.rms:.3g} in "
+                f"validation and {training.rms:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared "
+                "differently.",
+                "Common causes: one of them is not normalised, or has other units.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdOutOfRange(Rule):
+    """An id that an embedding has no row for, with which training ended. It is looked for on the CPU, in one process."""
+
+    kind: ClassVar[str] = "id_out_of_range"
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the embedding."""
+        found = report.id_out_of_range
+        if found is not None:
+            where = in_batch(found.place) if found.place else "its input"
+            when = "" if found.batch is None else f", in training batch {found.batch} of the epoch"
+            yield self.alert(
+                report, found.site, found.id, found.rows, "critical",
+                f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {where}{when}.",
+                "Training ended at this lookup. Common causes: a vocabulary larger than the table, ids of another tokenizer, a "
+                "padding of -100 that reaches the model.",
+                batch=found.batch,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RanksDiffer(Rule):
+    """Parameters that differ between ranks under DDP, or whose gradients do after the reduction.
+
+    "Parameters are never broadcast between processes. The module performs an all-reduce step on gradients and assumes that they
+    will be modified by the optimizer in all processes in the same way" (PyTorch on DistributedDataParallel): where that does not
+    hold, nothing brings ranks together again. The threshold leaves room for rounding, by some 1e-7 for float32.
+
+    Attributes:
+        threshold: Relative difference.
+    """
+
+    kind: ClassVar[str] = "ranks_differ"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = TOLERANCE
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the first parameter that differs."""
+        found = report.ranks_differ
+        if found is None or found.difference <= self.threshold:
+            return
+        number = found.gradients if found.what == "gradients" else found.weights
+        share = f"{percent(found.difference)} (limit {percent(self.threshold)}), at {number} of {found.compared} parameters"
+        if found.what == "gradients":
+            message = f"its gradient still differs between ranks after the reduction, by {share}: each trains a model of its own."
+            causes = (
+                "Common causes: loss.backward() in manual optimisation, a model called past DDP, parameters unfrozen in training, "
+                "no_sync at the last batch of an accumulation."
+            )
+        else:
+            message = f"its weights differ between ranks, by about {share}; gradients agree, as far as they were measured."
+            causes = (
+                "Common causes: weights written or loaded on one rank only, clipping on one rank only, optimizers whose settings "
+                "differ."
+            )
+        yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message, causes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RanksSameBatch(Rule):
+    """All ranks get the same batches: several devices do the work of one.
+
+    PyTorch's documentation of ``DistributedSampler``: each process loads a subset of the data that is exclusive to it. Ranks that
+    share a batch under tensor parallelism are not compared, nor are data that are one batch only.
+
+    Attributes:
+        min_batches: Different batches that must be the same on all ranks.
+    """
+
+    kind: ClassVar[str] = "ranks_same_batch"
+
+    min_batches: int = 3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if all compared batches are the same on all ranks."""
+        batches = report.model_setup.batches
+        if batches.ranks > 1 and batches.same_on_ranks == batches.rank_batches and batches.different >= self.min_batches:
+            yield self.alert(
+                report, THE_DATA, 1.0, 1.0, "warning",
+                f"all {batches.ranks} ranks got the same batch in {batches.same_on_ranks} of {batches.rank_batches} sampled "
+                "batches: their gradients are the same, and training is as with one rank.",
+                "Common causes: use_distributed_sampler=False without a sampler of your own, an IterableDataset that does not "
+                "look at its rank.",
+            )  # fmt: skip
+
+
+__all__ = [
+    "BatchRepeated",
+    "IdOutOfRange",
+    "LabelsIgnored",
+    "LabelsIgnoredByLoss",
+    "RanksDiffer",
+    "RanksSameBatch",
+    "ValidationShift",
+]
+
+KINDS = (
+    Kind(
+        "labels_ignored", "Batches without a label that counts", group="Data", rank=230, measures="share",
+        meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
+        formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
+        "        of a cross_entropy: such calls / its calls\n\n"
+        "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
+        severities="warning; info where it is a few batches and the loss is finite",
+        advice=("Check the labels of a batch as the loss receives them", "Leave out samples without a label"),
+        spreads=from_first(lambda node: node.number),  # as the loss sees them, and as the batch has them
+    ),
+    Kind(
+        "batch_repeated", "The same batch again and again", group="Data", rank=240, measures="share",
+        meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
+        "bit, again and again within an epoch.",
+        formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
+        "        the same: all tensors, or one of floating-point numbers (32 and more different ones) that changes at times\n\n"
+        "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
+        severities="warning",
+        advice=(
+            "Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
+            "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
+            "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']",
+        ),
+    ),
+    Kind(
+        "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
+        meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
+        formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
+        "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
+        severities="warning",
+        advice=("Use the same transforms and units for training and validation",),
+    ),
+    Kind(
+        "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100,
+        meaning="Training ended because an embedding was given an id that it has no row for. The alert names the id, the table "
+        "and where in the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the "
+        "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",
+        formula="alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
+        severities="critical",
+        advice=(
+            "Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
+            "Encode the data with the tokenizer that the table was made for",
+            "Replace padding such as -100 before the model is called",
+        ),
+    ),
+    Kind(
+        "ranks_differ", "Ranks that no longer train one model", group="Several processes", rank=200, measures="share",
+        meaning="Under DDP a parameter, or its gradient after the reduction, is not the same on every rank. Each rank trains a "
+        "model of its own, and what is saved is that of rank 0. Local SGD, shards and parameters that DDP ignores are not "
+        "compared. It takes two processes, so the fault zoo, whose trainings have one, has no such fault.",
+        formula="gradients: norm at the last measured step of the window, after the reduction and before clipping\n"
+        "weights:   norm and a weighted sum of some elements, at the end of the window\n\n"
+        "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
+        severities="critical",
+        advice=(
+            "Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
+            "Unfreeze parameters before fit, under ddp_find_unused_parameters_true if they are used later only",
+            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads",
+        ),
+    ),
+    Kind(
+        "ranks_same_batch", "The same batch on all ranks", group="Several processes", rank=250, measures="nothing",
+        meaning="All ranks of a distributed training get the same batches. Their gradients are the same, so more ranks do not "
+        "help.",
+        formula="alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
+        "      from one another",
+        severities="warning",
+        advice=("Leave use_distributed_sampler=True, or pass a DistributedSampler", "Split the data by rank in an IterableDataset"),
+    ),
+)  # fmt: skip
+
+RULES = (
+    LabelsIgnored(),
+    LabelsIgnoredByLoss(),
+    BatchRepeated(),
+    ValidationShift(),
+    IdOutOfRange(),
+    RanksDiffer(),
+    RanksSameBatch(),
+)

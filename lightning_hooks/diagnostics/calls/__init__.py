@@ -1,0 +1,1 @@
+"""Calls of softmax and dropout, and the precision of matrix products."""

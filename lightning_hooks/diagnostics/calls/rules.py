@@ -1,0 +1,164 @@
+"""Calls of softmax and dropout, and the precision of what layers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import downstream
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.reports import FeatureReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftmaxDim(Rule):
+    """A softmax along the wrong dimension: over the samples of a batch, or against the mask of its scores.
+
+    Attributes:
+        share: Share of what ``nll_loss`` is given above which its rows are logarithms of probabilities, along whatever else.
+    """
+
+    kind: ClassVar[str] = "softmax_dim"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.01
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per softmax of which every call is along such a dimension."""
+        for site, use in report.softmax.items():
+            if use.over_batch == use.calls:
+                yield self.alert(
+                    report, site, 1.0, 1.0, "warning",
+                    "it normalises along the first dimension, which are the samples of the batch: what a sample gets depends on "
+                    "the others in its batch, and the classes of one sample do not sum to 1.",
+                    "Common causes: dim=0, or no dim at all.",
+                )  # fmt: skip
+            elif use.against_mask:
+                yield self.alert(
+                    report, site, use.against_mask / use.calls, 0.0, "warning",
+                    f"it normalises along the queries in {use.against_mask} of {use.calls} calls: along its dimension whole lines "
+                    "are masked, or all but what comes later, as they are across a mask that is made for the keys.",
+                    "Tokens see what comes after them.",
+                )  # fmt: skip
+        for site, stats in report.outputs.items():
+            if 0 < stats.across == stats.calls and stats.log_probabilities <= self.share:
+                yield self.alert(
+                    report, site, 1.0, 1.0, "warning",
+                    "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
+                    f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
+                    "Common causes: log_softmax with a wrong dim, classes that are not in the second dimension.",
+                    advice=("Pass dim=1 to log_softmax",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropoutInEval(Rule):
+    """Dropout that drops in a module in eval mode: ``F.dropout(x, p)`` does unless it is given ``training=self.training``.
+
+    So does ``scaled_dot_product_attention`` with a ``dropout_p`` above 0, whatever the module's mode. In training it is as
+    wrong as in validation: nobody puts a part into eval mode to have it drop.
+    """
+
+    kind: ClassVar[str] = "dropout_in_eval"
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per call that drops something all the same."""
+        for site, use in report.dropout.items():
+            if use.in_eval_mode or use.in_validation:
+                seen = f"{use.in_eval_mode} of {use.calls} calls seen in training"
+                where = "in validation" if use.in_validation else f"in a part of the model that is in eval mode ({seen})"
+                attention = "sdpa" in site.rpartition("/")[2]
+                yield self.alert(
+                    report, site, use.p, 0.0, "warning",
+                    f"it drops {percent(use.p)} {where}: results there are noisy, and differ from run to run.",
+                    f"Common cause: {'a fixed dropout_p' if attention else 'no training=self.training'} in its call.",
+                    advice=(
+                        f"Pass {'dropout_p=self.p if self.training else 0.0' if attention else 'training=self.training'}",
+                        "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
+                    ),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecisionNotApplied(Rule):
+    """Half precision was asked for, and most of the model computes in float32 all the same.
+
+    Heads, routers and losses may be kept in float32 on purpose: the share is of the numbers in the layers' weights.
+
+    Attributes:
+        threshold: Share of the weights of linear and convolution layers whose outputs are in float32.
+    """
+
+    kind: ClassVar[str] = "precision_not_applied"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.5
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the first layer of those in float32."""
+        precision = report.precision
+        if precision is None or precision.full_share <= self.threshold:
+            return
+        layers, more = ", ".join(precision.full[:3]), ", …" * (len(precision.full) > 3)
+        yield self.alert(
+            report, precision.full[0], precision.full_share, self.threshold, "warning",
+            f"precision is {precision.asked}, but {len(precision.full)} of {precision.layers} linear and convolution layers, with "
+            f"{percent(precision.full_share)} of their weights (limit {percent(self.threshold)}), put out float32 "
+            f"({layers}{more}).",
+            "Common causes: autocast(enabled=False) around the model, a forward outside of training_step, weights and inputs cast "
+            "with .float().",
+        )  # fmt: skip
+
+
+__all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
+
+KINDS = (
+    Kind(
+        "softmax_dim", "A softmax along the wrong dimension", group="Forward", rank=400, measures="share",
+        meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
+        "queries of an attention whose mask is made for the keys.",
+        formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
+        "own\n"
+        "      or a line along the dimension is masked as a whole, and none along the last one\n"
+        "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is "
+        "masked\n"
+        "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
+        severities="warning",
+        advice=(
+            "Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
+            "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']",
+        ),
+        causes={"nonfinite": downstream},
+    ),
+    Kind(
+        "dropout_in_eval", "Dropout that drops in evaluation", group="Forward", rank=410, measures="share",
+        meaning="A call of `dropout`, or of `scaled_dot_product_attention` with a `dropout_p`, drops something though the module "
+        "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
+        formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
+        "      in a sampled training batch, or in the first batch of a validation",
+        severities="warning",
+        advice=(
+            "Pass training=self.training to F.dropout, or use nn.Dropout",
+            "Pass dropout_p=self.p if self.training else 0.0 to scaled_dot_product_attention",
+            "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
+        ),
+    ),
+    Kind(
+        "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
+        meaning="The Trainer's precision is half precision, and most linear and convolution layers compute in float32 all the "
+        "same. Training takes the time and memory of float32.",
+        formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
+        "        / those of all that were called\n\n"
+        "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true",
+        severities="warning",
+        advice=(
+            "Remove autocast(enabled=False) and .float() around the model",
+            "Call the model within training_step, or under trainer.precision_plugin.forward_context()",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (SoftmaxDim(), DropoutInEval(), PrecisionNotApplied())

@@ -1,0 +1,1 @@
+"""What clipping does to the gradients of each optimizer step."""

@@ -1,0 +1,256 @@
+"""What clipping really did to the gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
+from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.reports import ClipReport, Report
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
+from lightning_hooks.statistics.tables import Tables
+from lightning_hooks.trackers import Table
+from lightning_hooks.trackers.layout import Chart, Layout, Lines
+
+if TYPE_CHECKING:
+    from lightning_hooks.declare.collector import Figures
+
+LOGGED = (
+    *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
+    *("nonfinite_steps", "skipped_steps"),
+)
+N_CARELESS = 3
+"""Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used."""
+
+
+class ClipCollector(Collector[ClipReport]):
+    """The events of gradient clipping, at every optimizer step."""
+
+    prefix: ClassVar[str] = "gradient_clip"
+    report_type: ClassVar[type[Report] | None] = ClipReport
+    every_step: ClassVar[bool] = True
+    watches_steps: ClassVar[bool] = True
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        self._steps = context.steps
+        self._optimizer_names = self._steps.optimizer_names
+        self._device = context.host.setup.device
+        self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
+        past: dict[str, Tensor] = {}
+        with context.loading():
+            past = dict(state.get("past", {}))
+        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+            if name in past:
+                with context.loading():
+                    ledger.watch.load(past[name])
+        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
+        self.before: dict[int, Tensor] = {}
+        self.after: dict[int, Tensor] = {}
+        self.limit = context.host.setup.clip_norm
+        self.tables = Tables(self._device, steps=self)
+
+    def _new_ledger(self) -> ClipLedger:
+        return ClipLedger(len(self._steps.names), self._device, row_dtype(self._device))
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        lost = [name for place, name in enumerate(self._optimizer_names) if place not in kept]
+        self._optimizer_names = self._steps.optimizer_names
+        for ledger in self.ledgers:
+            ledger.grow(len(self._steps.names))
+        self.ledgers = [self._new_ledger() if old is None else self.ledgers[old] for old in kept]
+        self._careless = [[0] * N_CARELESS if old is None else self._careless[old] for old in kept]
+        for norms in (self.before, self.after):
+            found = {now: norms[old] for now, old in enumerate(kept) if old in norms}
+            norms.clear()
+            norms.update(found)
+        if lost and self.context.batches:
+            warn(
+                f"{self.context.name}: optimizers were exchanged within an epoch. The steps that {', '.join(lost)} took in it "
+                "are not in its report; those of the new ones are counted from here on. Exchange optimizers between epochs."
+            )
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if not (step.again and step.optimizer in self.before):
+            self.before[step.optimizer] = step.norms()
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if not (step.again and step.optimizer in self.after):
+            self.after[step.optimizer] = step.norms()
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        self._enter(step, taken=True)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self._enter(step, taken=False)
+
+    def _enter(self, step: Step, taken: bool) -> None:
+        after = self.after.pop(step.optimizer, None)
+        before = self.before.pop(step.optimizer, after)
+        if before is not None and step.indices:
+            ledger = self.ledgers[step.optimizer]
+            ledger.write(before, before if after is None else after, taken, step.skips_nonfinite, self.context.batch)
+            counts = self._careless[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
+            self._careless[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
+
+    # The window's table: for each optimizer its events, its counts of careless steps, and its tally.
+
+    @property
+    def spans(self) -> Spans:
+        """How packed tables merge."""
+        width = self._width
+        return (Span(width * len(self.ledgers), by_columns(OVER_RANKS, width), by_columns(OVER_WINDOWS, width)),)
+
+    @property
+    def _width(self) -> int:
+        return N_COUNTED + N_CLIP_COLUMNS + len(self._steps.names)
+
+    def pack(self) -> Tensor:
+        """Return the window's numbers as one vector."""
+        careless = torch.tensor(self._careless, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
+        rows = [torch.cat((each.events, known, each.total)) for each, known in zip(self.ledgers, careless, strict=True)]
+        return torch.cat(rows) if rows else torch.empty(0, device=self._device)
+
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge returned."""
+        for place, (ledger, row) in enumerate(zip(self.ledgers, packed.view(-1, self._width), strict=True)):
+            ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
+            self._careless[place] = [int(count) for count in row[N_EVENT_COLUMNS:N_COUNTED]]
+            ledger.load(row[N_COUNTED:])
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return [*self._optimizer_names, *self._steps.names]
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return len({name.rpartition(".")[0] for name in self._steps.names})
+
+    @override
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
+        optimizers, events = {}, {}
+        rows = packed["steps"].view(-1, self._width).tolist()
+        for name, row in zip(self._optimizer_names, rows, strict=True):
+            head, careless, total = row[:N_EVENT_COLUMNS], row[N_EVENT_COLUMNS:N_COUNTED], row[N_COUNTED:]
+            optimizers[name] = clip_stats(total, self._steps.names, self.limit)
+            events[name] = step_events(head, self._steps.names, *map(int, careless))
+        return ClipReport(epoch, step, optimizers, events=events)
+
+    @override
+    def reset(self) -> None:
+        for ledger in self.ledgers:
+            ledger.reset()
+        self._careless = [[0] * N_CARELESS for _ in self.ledgers]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"past": dict(self._past())}
+
+    def _past(self) -> Iterator[tuple[str, Tensor]]:
+        """Each optimizer's steps before, for those to come."""
+        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+            _ = ledger.events  # what is still on an open page
+            yield name, ledger.watch.state().to("cpu", copy=True)
+
+    @override
+    def scalars(self, report: ClipReport) -> dict[str, float]:
+        several = len(report.optimizers) > 1
+        return {
+            f"{self.prefix}/{name}/{stat}" if several else f"{self.prefix}/{stat}": float(getattr(stats, stat))
+            for name, stats in report.optimizers.items()
+            for stat in LOGGED
+        }
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        several = [f"{self.prefix}/{name}" for name in self._optimizer_names] if len(self._optimizer_names) > 1 else [self.prefix]
+        shown: dict[str, Chart] = {
+            tags.partition("/")[2] or "rate and norms": Lines((f"{re.escape(tags)}/(rate|norm_before|norm_after)$",))
+            for tags in several
+        }
+        return {"Clipping": shown}
+
+    @override
+    def figures(self, reports: Sequence[ClipReport], written: Written, last: bool) -> Figures:
+        from lightning_hooks.plots import clip_history
+
+        return {"clip history": partial(clip_history, reports)}
+
+    @override
+    def summary_lines(self, report: ClipReport) -> list[str]:
+        header = ("optimizer", "steps", "clipped", "skipped", "NaN, inf", "norm before", "after", "left")
+        rows = [
+            (
+                name,
+                s.steps,
+                s.clipped_steps,
+                s.skipped_steps,
+                s.nonfinite_steps,
+                s.norm_before,
+                s.norm_after,
+                s.coefficient,
+            )
+            for name, s in report.optimizers.items()
+        ]
+        lines = [f"Gradient clipping, epoch {report.epoch}:", Table(header, rows)]
+        for name, stats in report.optimizers.items():
+            if stats.top_parameters:
+                causes = ", ".join(f"{parameter} {share:.0%}" for parameter, share in stats.top_parameters[:3])
+                lines.append(f"  Clips of {name} caused by: {causes}")
+        return lines
+
+
+def _of_largest(own: Tensor, _among: TableIndex) -> Merging:
+    """Events, of the table whose first number is the largest; the mean of several that have it."""
+    highest = yield own[..., 0]
+    has_it = (own[..., 0] == highest)[..., None]
+    found = yield torch.cat((torch.where(has_it, own, 0), has_it.to(own.dtype)), -1)
+    yield own.new_empty(0)
+    return found[..., :-1] / found[..., -1:]
+
+
+def _of_first(own: Tensor, among: TableIndex) -> Merging:
+    """Events, of the table whose first number, a batch, is the smallest; the first of several that have it."""
+    turn = own[..., 0] * among.count + among.number
+    first = yield -turn
+    found = yield torch.where((turn == -first)[..., None] & torch.isfinite(own), own, 0)
+    yield own.new_empty(0)
+    return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
+
+
+N_COUNTED = N_EVENT_COLUMNS + N_CARELESS
+MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
+    (_of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
+    (_of_largest, range(EventColumn.GROWTH, EventColumn.BAD_BATCH)),
+    (_of_first, range(EventColumn.BAD_BATCH, N_EVENT_COLUMNS)),
+)
+"""How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one."""
+_MAXIMA = [N_COUNTED + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
+_STEPS = [N_COUNTED + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
+OVER_WINDOWS = (*MERGED_EVENTS, (largest, _MAXIMA))
+"""How the rows of other steps merge."""
+OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, N_COUNTED), *_MAXIMA, *_STEPS]))
+"""How the rows that ranks have of the same steps merge.
+
+Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
+steps of all ranks, and maxima the largest of any.
+"""

@@ -1,0 +1,243 @@
+"""Optimizer steps: clipping that always acts or never, gradients that are not zeroed, steps that are skipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.past import is_scale_free
+from lightning_hooks.diagnostics.reports import ClipReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlwaysClipped(Rule):
+    """Clipping at nearly every step: it sets the step size instead of the learning rate.
+
+    Some recipes do this on purpose, and it is harmless where the step does not depend on the size of the gradient, as Adam's. It is
+    a warning where it does and little of the norm is left, and where the norm before clipping has grown since the first two epochs
+    (it starts small where residual branches or heads start at zero).
+
+    Attributes:
+        threshold: Share of clipped steps, in [0, 1].
+        min_steps: An epoch with fewer steps is not judged.
+        left: Share of the norm that clipping leaves on average, below which hardly anything is left.
+        growth: Norm before clipping over the larger one of training's first two epochs, above which it has grown.
+    """
+
+    kind: ClassVar[str] = "always_clipped"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "left")
+
+    threshold: float = 0.95
+    min_steps: int = 20
+    left: float = 0.1
+    growth: float = 10.0
+
+    def __call__(self, report: ClipReport, history: Sequence[ClipReport] = ()) -> Iterator[Alert]:
+        """Yield an info per optimizer whose steps were nearly all clipped; a warning where that is harmful."""
+        for site, stats in report.optimizers.items():
+            if stats.steps >= self.min_steps and stats.rate > self.threshold:
+                top = stats.top_parameters[0][0] if stats.top_parameters else "?"
+                before = [earlier.optimizers[site].norm_before for earlier in history if site in earlier.optimizers]
+                first = max(before[:2]) if len(before) > 1 else math.nan
+                grown = stats.norm_before > self.growth * first
+                harmful = grown or (stats.coefficient < self.left and not is_scale_free(site))
+                usual = f"{stats.norm_before:.3g}"
+                since = f"In the first two epochs the norm before clipping was at most {first:.3g}: it grows." if grown else ""
+                yield self.alert(
+                    report, site, stats.rate, self.threshold,
+                    "warning" if harmful else "info",
+                    f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
+                    f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
+                    "learning rate, sets the step size.",
+                    since,
+                    advice=(f"Raise the clipping threshold above the usual norm ({usual}), or lower the learning rate",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipIneffective(Rule):
+    """Configured clipping that did not hold.
+
+    Attributes:
+        tolerance: Relative excess of the norm after clipping over the configured limit that is still rounding.
+    """
+
+    kind: ClassVar[str] = "clip_ineffective"
+    judges: ClassVar[Judges] = "epoch"
+
+    tolerance: float = 1e-3
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that stepped with more than its configured norm."""
+        for site, stats in report.optimizers.items():
+            if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
+                yield self.alert(
+                    report, site, stats.norm_after_max, stats.limit, "warning",
+                    f"a step was taken with a gradient norm of {stats.norm_after_max:.3g}, although clipping is configured with a "
+                    f"limit of {stats.limit:.3g}.",
+                    "Common causes: a configure_gradient_clipping override that does not clip, or gradients that change after "
+                    "clipping.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WastedClip(Rule):
+    """Gradients that are changed after the step and zeroed before the next: clipping at the wrong place.
+
+    Attributes:
+        threshold: Steps of the epoch.
+    """
+
+    kind: ClassVar[str] = "clip_ineffective"
+
+    threshold: int = 2
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer whose gradients are changed in vain."""
+        for site, events in report.events.items():
+            if events.wasted_clips >= self.threshold:
+                yield self.alert(
+                    report, site, events.wasted_clips, self.threshold, "warning",
+                    f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
+                    "zero_grad: the change had no effect.",
+                    "Common cause: clip_grad_norm_ is called in training_step, where the gradients are still those of the last "
+                    "step.",
+                    advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotZeroed(Rule):
+    """Gradients that are never zeroed, and so add up from step to step.
+
+    Attributes:
+        threshold: Steps of the epoch with gradients that were not zeroed.
+    """
+
+    kind: ClassVar[str] = "not_zeroed"
+
+    threshold: int = 2
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that steps with the gradients of earlier steps."""
+        for site, events in report.events.items():
+            if events.unzeroed_steps >= self.threshold:
+                yield self.alert(
+                    report, site, events.unzeroed_steps, self.threshold, "warning",
+                    f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
+                    "before: each step follows the sum of all gradients so far.",
+                    "Common causes: a manual loop without optimizer.zero_grad(), or an optimizer_zero_grad override that does "
+                    "nothing.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Discarded(Rule):
+    """Batches whose gradients are zeroed before a step uses them: an accumulation that keeps only the last of them.
+
+    Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: such a training is
+    not judged. Several backward passes of one batch do not count.
+
+    Attributes:
+        share: Share of the batches, in [0, 1].
+        min_batches: Fewer batches than this are never an alert.
+    """
+
+    kind: ClassVar[str] = "not_zeroed"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.4
+    min_batches: int = 5
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert if the only optimizer loses that many batches."""
+        for site, events in report.events.items() if len(report.events) == 1 else ():
+            lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
+            if lost >= self.min_batches and lost >= self.share * batches:
+                yield self.alert(
+                    report, site, lost / batches, self.share, "warning",
+                    f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
+                    "were zeroed before the next batch, without a step: nothing was learned from these batches.",
+                    "Common cause: zero_grad() before each backward of an accumulation.",
+                    advice=("Call optimizer.zero_grad() only after optimizer.step()",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepsSkipped(Rule):
+    """Optimizer steps that a loss scaler skipped because gradients overflowed.
+
+    Attributes:
+        threshold: Share of steps, in [0, 1]. A few at the start, while the scale settles, are how it works.
+        min_skipped: Fewer skipped steps than this are never an alert.
+    """
+
+    kind: ClassVar[str] = "steps_skipped"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+
+    threshold: float = 0.1
+    min_skipped: int = 5
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that lost a sensible share of its steps."""
+        for site, stats in report.optimizers.items():
+            attempted = stats.steps + stats.skipped_steps
+            share = stats.skipped_steps / attempted if attempted else 0.0
+            if stats.skipped_steps >= self.min_skipped and share > self.threshold:
+                yield self.alert(
+                    report, site, share, self.threshold, "warning",
+                    f"{stats.skipped_steps} of {attempted} optimizer steps ({percent(share)}, limit {percent(self.threshold)}) "
+                    "were skipped because gradients overflowed in half precision: the model did not learn from these batches.",
+                )  # fmt: skip
+
+
+__all__ = ["AlwaysClipped", "ClipIneffective", "Discarded", "NotZeroed", "StepsSkipped", "WastedClip"]
+
+KINDS = (
+    Kind(
+        "always_clipped", "Clipping at nearly every step", group="Clipping", rank=1310, measures="share",
+        limit=AlwaysClipped().threshold,
+        meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
+        formula="rate = clipped steps / steps\n\n"
+        "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
+        "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * the larger one of the first two epochs,\n"
+        "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
+        severities="info; warning where it does harm",
+        advice=("Raise the clipping threshold above the usual norm, or lower the learning rate",),
+    ),
+    Kind(
+        "clip_ineffective", "Clipping without effect", group="Clipping", rank=1300,
+        meaning="A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
+        "already taken.",
+        formula="alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
+        "      or gradients change between a step and the next zero_grad, {WastedClip.threshold} times or more in an epoch",
+        severities="warning",
+        advice=("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
+    ),
+    Kind(
+        "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", rank=610,
+        meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
+        "they were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
+        formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
+        "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
+        "      under manual optimisation with one optimizer",
+        severities="warning",
+        advice=("Call zero_grad() before manual_backward()",),
+    ),
+    Kind(
+        "steps_skipped", "Skipped optimizer steps", group="Updates", rank=1320, measures="share",
+        meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
+        "from fewer batches than it gets.",
+        formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",
+        severities="warning",
+        advice=("Try precision='bf16-mixed' or a lower learning rate", "Find the layer with the largest outputs"),
+    ),
+)  # fmt: skip
+
+RULES = (AlwaysClipped(), ClipIneffective(), WastedClip(), NotZeroed(), Discarded(), StepsSkipped())

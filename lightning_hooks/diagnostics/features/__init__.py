@@ -1,0 +1,1 @@
+"""What every layer puts out, with dead units and saturation."""

@@ -1,0 +1,286 @@
+"""What every layer puts out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.diagnostics.batches.inputs import InputTable
+from lightning_hooks.diagnostics.features.functional import FunctionalFeatures
+from lightning_hooks.diagnostics.features.outputs import OutputParts
+from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
+from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
+from lightning_hooks.diagnostics.reports import FeatureReport, Report
+from lightning_hooks.diagnostics.residual_stream.collector import ResidualStream, blocks_around
+from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
+from lightning_hooks.hooks import OutputRecorder
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.spare import of_libraries
+from lightning_hooks.statistics.order import first_calls, in_order, sites_in_order
+from lightning_hooks.statistics.reduction import flagged, largest
+from lightning_hooks.statistics.rows import never_recorded
+from lightning_hooks.statistics.tables import HostNumbers, ReportedTable
+from lightning_hooks.trackers import Table, some
+from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_hooks.declare.collector import Figures
+
+LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
+VALIDATION_BATCHES = 4
+"""Validation batches of an epoch whose inputs are compared with those of training: the first ones."""
+STEADY = 0.01
+"""Standard deviation over root mean square up to which a rule may call an output constant."""
+
+
+class FeatureCollector(Collector[FeatureReport]):
+    """The statistics of every module's output, and of what the model is fed."""
+
+    prefix: ClassVar[str] = "features"
+    report_type: ClassVar[type[Report] | None] = FeatureReport
+    ranking: ClassVar[tuple[str, ...]] = (
+        *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
+        *("mean", "max", "min", "kurtosis"),
+    )
+    logged_by_default: ClassVar[tuple[str, ...] | None] = (
+        *("mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"),
+    )
+    checks_early: ClassVar[bool] = True
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        host = context.host
+        sites = context.select()
+        functional = context.functional if context.records_functional else None
+        self.table = FeatureTable(sites, host.model, host.setup.device, 0 if functional is None else functional.capacity)
+        self.histograms = self.table.histograms = context.new_histograms(self.table.names)
+        self._checks = None
+        if context.early is not None:
+            checks = BatchChecks(context.early, host.setup.world_size, context.judge_urgent)
+            self._checks = checks, context.guard(checks.batch_end, "the check within the epoch")
+        self._inputs = InputTable(self.table.clock, host.setup.device)
+        self._outputs = OutputParts(context, sites)
+        self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, **self._outputs.tables}
+        blocks = blocks_around(host.model, sites)
+        if blocks:
+            self._reported["residual"] = ResidualStream(context, blocks, self.table.clock)
+        self._train_input = context.guard(self._inputs.train, "the batch")
+        self._validation_input = context.guard(self._inputs.validate, "the batch")
+        self._gains: dict[str, float] = {}  # of the weights that training started from
+        self._rms: dict[str, float] = {}
+        with context.loading():
+            self._gains = dict(state.get("initial_gains", {}))
+            self._rms = dict(state.get("initial_rms", {}))
+        if not host.position.global_step:  # else those of the checkpoint that training goes on from
+            sizes = initial_sizes(sites)
+            self._gains, self._rms = initial_gains(sizes), initial_rms(sizes)
+        self._roles = roles(sites)
+        self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
+        self._functional = None if functional is None else FunctionalFeatures(context, self.table)
+        if self._functional is not None and "functional" in state:
+            with context.loading():
+                self._functional.load_state_dict(state["functional"])
+        for index, (name, module) in enumerate(sites):
+            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index))
+        self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
+        self.set_tables(
+            rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
+            unmeasured=HostNumbers(self.table.unmeasured_flags, flagged, load=self._load_unmeasured),
+            order=first_calls(self.table.order, len(self.table.rows)),
+            **self._reported,
+            features=self.table,
+        )
+
+    def _load_unmeasured(self, flags: list[float]) -> None:
+        self.table.unmeasured.update(self._named(flags))
+
+    @override
+    def batch_start(self, batch: Any) -> None:
+        if self.context.gate.sampled:
+            self.table.clock.set(self.context.batch)
+            self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
+            self._train_input(batch, compare=self.context.sampled_batches == 1)
+            self._outputs.batch_start(batch)
+
+    @override
+    def batch_end(self, outputs: Any = None) -> None:
+        if self.context.gate.sampled:
+            self._outputs.batch_end()
+        if self._checks is not None:
+            self._checks[1](self.table.rows, self.context.batches)
+
+    @override
+    def validation_batch(self, batch: Any, index: int) -> None:
+        if index < VALIDATION_BATCHES:
+            self._validation_input(batch)
+
+    @override
+    def silent_sites(self) -> list[str]:
+        n = self.table.n_modules
+        return never_recorded(self.names[:n], self.table.rows[:n])
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return self.table.names
+
+    @property
+    @override
+    def n_modules(self) -> int:
+        return self.table.n_modules
+
+    @override
+    def calls_numbered(self, changed: bool) -> None:
+        if changed:
+            self._outputs.renumbered()
+        if self._functional is not None:
+            self._functional.numbered(changed)
+
+    def _named(self, flags: Iterable[float]) -> set[str]:
+        """The sites that were called and put out no number."""
+        return {self.table.named[line] for line, found in enumerate(flags) if found and line in self.table.named}
+
+    @override
+    def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
+        parts = self.tables.split(earlier)  # there may be more rectifiers, with more units, by the later window
+        size = len(parts["features"]) + len(later) - len(earlier)
+        parts["features"] = self.table.widened(parts["features"], size, int(parts["rectifiers"]))
+        return super().merge_windows(torch.cat([*parts.values()]), later)
+
+    @override
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> FeatureReport:
+        sampled_batches, batches = map(int, packed["batches"])
+        unmeasured = self._named(packed["unmeasured"].tolist())
+        sites, silent = self.table.read(packed["features"])
+        order = self.table.called(sites_in_order(packed["order"].tolist()))
+        fields: dict[str, Any] = {}
+        for name, table in self._reported.items():
+            fields |= table.read(packed[name])
+        still = [name for name, stats in sites.items() if stats.std <= STEADY * stats.rms]
+        return FeatureReport(
+            epoch,
+            step,
+            in_order(sites, order),
+            silent,
+            sampled_batches,
+            batches,
+            order=order,
+            initial_gains=dict(self._gains),
+            initial_rms=dict(self._rms),
+            initial_roles=dict(self._roles),
+            shared=dict(self._shared),
+            unmeasured=tuple(name for name in silent if name in unmeasured),
+            of_libraries=tuple(of_libraries(self.context.host.model, still)),
+            functions={} if self._functional is None else self._functional.functions,
+            **fields,
+        )
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        if self._checks is not None:
+            self._checks[0].reset()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        functional = {} if self._functional is None else {"functional": self._functional.state_dict()}
+        return self.lasting_state() | functional
+
+    @override
+    def lasting_state(self) -> dict[str, Any]:
+        return {"initial_gains": dict(self._gains), "initial_rms": dict(self._rms)}
+
+    @override
+    def scalars(self, report: FeatureReport) -> dict[str, float]:
+        names, found = self.names, report.sites
+        return {
+            **stat_scalars(self.prefix, names, found, LOGGED),
+            **stat_scalars(self.prefix, [self.table.named[index] for index in self.table.rectifiers], found, ["dead_fraction"]),
+            **stat_scalars(
+                self.prefix, [self.table.named[index] for index in self.table.saturation], found, ["saturated_fraction"]
+            ),
+            **model_scalars(self.prefix, found.values(), self._model_statistics()),
+        }
+
+    def _model_statistics(self) -> list[str]:
+        absent = {"dead_fraction": not self.table.rectifiers, "saturated_fraction": not self.table.saturation}
+        return [stat for stat in self.logged_by_default or () if not absent.get(stat)]
+
+    @override
+    def not_logged_by_default(self) -> set[str]:
+        return {f"{self.prefix}/model/mean_worst"}  # a mean is no fault, however large
+
+    @override
+    def charts(self, written: Written) -> Layout:
+        of_sites = by_statistic(self.prefix, written.statistics) if written.of_sites else None
+        return {"Features": of_model(self.prefix, self._model_statistics()) if of_sites is None else of_sites}
+
+    @override
+    def figures(self, reports: Sequence[FeatureReport], written: Written, last: bool) -> Figures:
+        from lightning_hooks.plots import dead_units, heatmap, residual_stream
+
+        figures: dict[str, Callable[[], Figure]] = {
+            f"{stat} by epoch": partial(heatmap, reports, stat)
+            for stat in (written.statistics if last or written.named else ["rms"])
+            if stat != "dead_fraction" and any(getattr(stats, stat) for stats in reports[-1].sites.values())
+        }
+        if self.table.rectifiers:
+            figures["dead units"] = partial(dead_units, reports)
+        if reports[-1].residual:
+            figures["residual stream"] = partial(residual_stream, reports[-1])
+        return figures
+
+    @override
+    def summary_lines(self, report: FeatureReport) -> list[str]:
+        total = len(report.sites) + len(report.silent)
+        lines = [
+            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
+            f"{report.sampled_batches} of {report.batches} batches."
+        ]
+        if report.silent:
+            lines.append(f"  Silent: {some(report.silent)}")
+        spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
+        worst = sorted(report.sites.items(), key=lambda item: (-_affected(item[1]), -_unusual(item[1].std, spread)))[:5]
+        header = ("module", "mean", "std", "zeros", "dead", "saturated", "NaN, inf")
+        rows = [
+            (name, s.mean, s.std, s.zero_fraction, s.dead_fraction, s.saturated_fraction, s.nonfinite_fraction) for name, s in worst
+        ]
+        return [*lines, Table(header, rows)]
+
+
+class _FeatureRecorder(OutputRecorder):
+    """Forward hook of one site."""
+
+    def __init__(self, table: FeatureTable, outputs: OutputParts, index: int) -> None:
+        self.table, self.outputs, self.index = table, outputs, index
+        self.reads_input = table.reads_input(index)
+
+    @override
+    def skip(self) -> None:
+        self.table.unmeasured.add(self.table.named[self.index])
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.table.add(self.index, args, output)
+        if self.outputs.compares and not torch.compiler.is_compiling():
+            self.outputs.take(self.index, output)
+
+
+def _unusual(std: float, median: float) -> float:
+    """How many times larger or smaller than the median of all modules, as a logarithm."""
+    return abs(math.log(std / median)) if 0 < std < math.inf else 0.0
+
+
+def _affected(stats: Any) -> float:
+    """For the order of the summary: the share of a module with a problem."""
+    return float(max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0))

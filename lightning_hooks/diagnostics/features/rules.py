@@ -1,0 +1,187 @@
+"""Activations: dead units, saturated activations, and modules that were not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Node, Severity
+from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.reports import FeatureReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dead(Rule):
+    """Units of a rectifier that never fired in the epoch.
+
+    The hook literature and SageMaker's dead-ReLU rule flag half of a layer. Small healthy nets get there, such as a VAE's encoder
+    (56 %) and the mobile nets of ReLU6 and hard-swish (65 %).
+
+    Attributes:
+        threshold: Share of a rectifier's units, in [0, 1]: the limit that alerts and figures state.
+        dying: Share that is enough where it has grown by ``growth`` since training's first epoch.
+        growth: As a share of the units.
+        min_samples: Values seen of each unit, below which only a layer without any unit that fired is judged.
+        min_units: Units below which a layer is judged only above ``of_few``: a few more of 32 units may be dead by chance.
+        of_few: That share.
+    """
+
+    kind: ClassVar[str] = "dead"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "dying", "growth", "of_few")
+
+    threshold: float = 0.7
+    dying: float = 0.6
+    growth: float = 0.2
+    min_samples: int = 16
+    min_units: int = 64
+    of_few: float = 0.8
+
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per rectifier with more dead units than the threshold."""
+        for site, stats in report.sites.items():
+            first = next((earlier.sites[site].dead_fraction for earlier in history if site in earlier.sites), None)
+            grown = first is not None and (stats.dead_fraction or 0.0) - first > self.growth
+            enough = min(self.dying, self.threshold) if grown else self.threshold
+            units = stats.count / stats.unit_samples if stats.unit_samples else math.inf
+            enough = enough if units >= self.min_units else max(enough, self.of_few)
+            few = stats.unit_samples is not None and stats.unit_samples < self.min_samples and stats.dead_fraction != 1.0
+            if stats.dead_fraction is not None and stats.dead_fraction > enough and not few:
+                severity: Severity = "critical" if stats.dead_fraction == 1.0 else "warning"
+                below = f"; {percent(first)} at first" if first is not None and stats.dead_fraction <= self.threshold else ""
+                yield self.alert(
+                    report, site, stats.dead_fraction, self.threshold, severity,
+                    f"{percent(stats.dead_fraction)} of its units output zero for every sampled input (limit "
+                    f"{percent(self.threshold)}{below}): they pass no gradient and cannot recover.",
+                    "Common causes: a learning rate that is too high, or a large negative bias.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saturated(Rule):
+    """A bounded activation that sits at its bounds.
+
+    Calls of ``softmax`` are not judged: the distributions of a classifier may be certain, and attention has rules of its own.
+
+    Attributes:
+        threshold: Share of its values, in [0, 1]. Half is the share the hook literature and SageMaker's rules flag.
+        learned: The same for an activation that was below it in training's first window: gates learn to be open or shut.
+    """
+
+    kind: ClassVar[str] = "saturated"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "learned")
+
+    threshold: float = 0.5
+    learned: float = 0.9
+
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per activation that is saturated more often than the threshold."""
+        first = history[0].sites if history else {}
+        sites = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
+        last = next(reversed(sites), None)  # a confident classifier's last activation is meant to be there
+        for site, stats in sites.items():
+            began = first[site].saturated_fraction if site in first else None
+            limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
+            if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
+                of_model = site in report.functions and "/" not in site  # for a metric, perhaps
+                severity: Severity = "info" if site == last or of_model else "warning"
+                yield self.alert(
+                    report, site, stats.saturated_fraction, limit, severity,
+                    f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
+                    f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
+                    "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Silent(Rule):
+    """A selected module whose hook never ran, or whose output holds no number."""
+
+    kind: ClassVar[str] = "silent"
+    judges: ClassVar[Judges] = "epoch"
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an info per silent module."""
+        for site in report.silent:
+            if site in report.unmeasured:
+                yield self.alert(
+                    report, site, 0.0, 1.0, "info",
+                    "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
+                    "that has no values of its own (under torch.func): there is nothing to measure.",
+                    advice=("Leave it out with modules=, or mute this with rules=['-silent']",),
+                )  # fmt: skip
+                continue
+            yield self.alert(
+                report, site, 0.0, 1.0, "info",
+                "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                "Common causes: an unused branch, a call as .forward(x) instead of module(x), a layer of which only the weights "
+                "are used, or a model that was compiled before the hooks were registered.",
+            )  # fmt: skip
+
+
+def _of_a_part(effect: Node, _: Node) -> bool:
+    """Not all units of the layer are dead."""
+    return not effect.whole
+
+
+def _from_whole_layers(nodes: Sequence[Node], _: Sequence[float]) -> None:
+    """From each layer that is wholly dead, which has a cause of its own, over the layers after it up to the next one."""
+    head, *others = sorted(nodes, key=forward)
+    for node in others:
+        if head.whole or not node.whole:
+            node.cause = head
+        else:
+            head = node
+
+
+__all__ = ["Dead", "Saturated", "Silent"]
+
+KINDS = (
+    Kind(
+        "dead", "Dead units", group="Forward", rank=1120, measures="share", urgency=2, limit=Dead().threshold,
+        meaning="Units of a rectifier (`nn.ReLU`, `nn.ReLU6`) gave 0 for every sampled input of the epoch. They pass no gradient, "
+        "so they cannot recover by themselves.",
+        formula="dead_fraction = units that are 0 in every sampled batch of the epoch / units of the layer\n\n"
+        "alert if dead_fraction > {Dead.threshold}\n"
+        "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth},\n"
+        "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
+        "of fewer than {Dead.min_units} units from {Dead.of_few} on",
+        severities="warning; critical if all units are dead",
+        advice=(
+            "Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place",
+        ),
+        follows={"representation_collapse": _of_a_part, "constant": downstream},
+        spreads=_from_whole_layers,
+    ),
+    Kind(
+        "saturated", "Saturated activations", group="Forward", rank=1130, measures="share", limit=Saturated().threshold,
+        meaning="Most values of a bounded activation (sigmoid, tanh, softmax, ReLU6, hardtanh and the flat tail of GELU, SiLU, "
+        "ELU, softplus) are at a bound, where the slope is almost zero. Little gradient passes.",
+        formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
+        "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
+        "first window",
+        severities="warning; info for the last module, which is confident on purpose",
+        advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
+        follows={"constant": downstream, "dead": downstream_of_whole},
+        spreads=from_first(forward),
+    ),
+    Kind(
+        "silent", "Modules that were not measured", group="Set-up", rank=1430, measures="nothing",
+        meaning="A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing "
+        "is known about it: it is neither zero nor dead.",
+        formula="alert if calls = 0, or no output holds a floating-point tensor",
+        severities="info",
+        advice=(
+            "Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (Dead(), Saturated(), Silent())

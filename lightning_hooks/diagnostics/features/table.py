@@ -1,0 +1,279 @@
+"""The table of feature rows, with the units of its rectifiers, as one tensor to be merged over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
+from lightning_hooks.hooks.tensors import float_tensors, plain_values
+from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
+from lightning_hooks.statistics.order import FirstCalls
+from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
+from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
+from lightning_hooks.statistics.units import (
+    Saturation,
+    features_last,
+    is_rectifier,
+    layouts,
+    most_units,
+    saturation_of,
+    unit_dimension,
+    units_of,
+)
+
+KURTOSIS_EVERY = 4
+"""Of the sampled batches of a window the first, fifth, ninth, … give third and fourth moments: on the CPU these cost a quarter more
+than all the rest of a row. Whole batches, not some of their values: the few largest ones often have fixed positions."""
+
+
+class FeatureTable:
+    """Rows of all sites on the device, and for each rectifier which of its units have fired.
+
+    The units of a rectifier are known only when it is first called, and on another rank perhaps never; for the merge over ranks
+    each rectifier gets the same number of bytes, ``capacity``, which every rank derives from the model alone.
+
+    Args:
+        sites: (name, module) of each site, in order. The modules are read and not kept.
+        root: The model they are from.
+        device: Where the rows live.
+        spare: Lines for sites that are only known when they are first called: :meth:`add_site`.
+    """
+
+    def __init__(
+        self, sites: list[tuple[str, nn.Module]], root: nn.Module, device: torch.device | str = "cpu", spare: int = 0
+    ) -> None:
+        self.named = {index: name for index, (name, _) in enumerate(sites)}
+        self.n_modules = len(sites)
+        self.rows = empty_table(len(sites) + spare, device)
+        self._kernels = kernels_for(self.rows.device.type)
+        self.clock = Clock(device)
+        self.records_moments = True  # in the batch under way: see KURTOSIS_EVERY
+        self.order = FirstCalls()  # sites, as they were first called
+        self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
+        self.saturation: dict[int, Saturation] = {}
+        self.rectifiers: dict[int, bool | None] = {}  # site -> are its units last, by the order of the model?
+        self.producers: dict[int, bool] = {}  # site -> does it put units last?
+        self._before: bool | None = None  # what the last producer called does
+        self.fired: dict[int, Tensor] = {}
+        self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
+        self.histograms: HistogramTable | None = None
+        self.capacity = most_units(root)
+        self.reserved: int | None = None  # bytes per rectifier in a packed table; None for as many as this process needs
+        self._widths = {units_of(module) for module in root.modules()}
+        layout = layouts(root)
+        for index, (_, module) in enumerate(sites):
+            if is_rectifier(module):
+                self.rectifiers[index] = layout.get(id(module))
+            known = features_last(module)
+            if known is not None:
+                self.producers[index] = known
+            spec = saturation_of(module)
+            if spec is not None:
+                self.saturation[index] = spec
+
+    @property
+    def names(self) -> list[str]:
+        """The sites known by now."""
+        return list(self.named.values())
+
+    def add_site(self, index: int, name: str, rectifies: bool, saturation: Saturation | None) -> None:
+        """Use a spare line for a site.
+
+        Args:
+            index: The line.
+            name: The site's.
+            rectifies: Whether it gives exactly zero for a unit that does not fire.
+            saturation: Where it saturates; None if it has no bounds.
+        """
+        self.named[index] = name
+        if rectifies:
+            self.rectifiers[index] = None
+        if saturation is not None:
+            self.saturation[index] = saturation
+
+    def drop_spare(self) -> None:
+        """Forget the sites of the spare lines, and their numbers."""
+        self.rows[self.n_modules :].copy_(empty_table(len(self.rows) - self.n_modules, self.rows.device))
+        tables: tuple[dict[int, Any], ...] = (self.named, self.rectifiers, self.saturation, self.fired, self.order)
+        for table in tables:
+            for index in [index for index in table if index >= self.n_modules]:
+                del table[index]
+
+    def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
+        """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
+        self.order.add(index)
+        self._before = self.producers.get(index, self._before)
+        found = self._values_in(output)
+        if not found:
+            self.unmeasured.add(self.named[index])
+        for position, values in enumerate(found):
+            if self.histograms is not None:
+                self.histograms.add(index, plain_values(values))
+            bounds, units = (self._bounds(index, values, args), self._units(index, values)) if values.numel() else (None, None)
+            complete = self._kernels.record(
+                self.rows, index, values, self.clock, position == 0, bounds, units, self.records_moments
+            )
+            if complete and units is not None and units.n == len(self.fired[index]):
+                self._all_fired.add(index)
+
+    def _values_in(self, found: Any) -> list[Tensor]:
+        """The numbers in a module's output or input: as they are where the kernels can read them, which is most often."""
+        return [found] if self._kernels.reads(found) else [plain_values(tensor) for tensor in float_tensors(found)]
+
+    def _bounds(self, index: int, values: Tensor, args: tuple[Any, ...]) -> Bounds | None:
+        spec = self.saturation.get(index)
+        if spec is None:
+            return None
+        if spec.reads == "output":
+            return spec.bounds(values)
+        read = self._values_in(args[0] if args else None) or self._values_in(args)
+        return spec.bounds(read[0]) if read else None
+
+    def reads_input(self, index: int) -> bool:
+        """Whether :meth:`add` reads the input of the module at site ``index``."""
+        spec = self.saturation.get(index)
+        return spec is not None and spec.reads == "input"
+
+    def _units_last(self, index: int, values: Tensor) -> bool | None:
+        # The order of calls knows best; the order of definition is a guess that four dimensions do not need.
+        if self._before is not None:
+            return self._before
+        return self.rectifiers[index] if values.dim() < 4 else None
+
+    def _units(self, index: int, values: Tensor) -> Units | None:
+        if index not in self.rectifiers:
+            return None
+        dim = unit_dimension(values, self._units_last(index, values))
+        n = values.shape[dim] if values.dim() else 1
+        if index >= self.n_modules and (values.dim() < 2 or n not in self._widths):
+            return None  # not of a layer's units: the hinge of a loss, for instance
+        known = self._known(index, n, values.device)
+        return Units(n, dim, None if index in self._all_fired else known[:n])
+
+    def _known(self, index: int, units: int, device: torch.device) -> Tensor:
+        """Which units of a rectifier fired before, for at least ``units`` of them."""
+        known = self.fired.get(index)
+        if known is None or known.shape[0] < units:  # one rectifier may be used at several widths
+            grown = lasting(lambda: torch.zeros(units, dtype=torch.bool, device=device))
+            if known is not None:
+                grown[: known.shape[0]] = known
+            known = self.fired[index] = grown
+            self._all_fired.discard(index)
+        return known
+
+    def unmeasured_flags(self) -> list[float]:
+        """1 for each line whose site was called and put out no number."""
+        return [float(self.named.get(line) in self.unmeasured) for line in range(len(self.rows))]
+
+    def pack(self, capacity: int | None = None) -> Tensor:
+        """Return everything as one vector, of the same length on every rank if ``capacity`` is the same.
+
+        Args:
+            capacity: Bytes per rectifier; None for those reserved.
+
+        Returns:
+            One-dimensional, of the dtype and device of the rows.
+        """
+        width = self._width(self.reserved if capacity is None else capacity)
+        units = torch.zeros((len(self.rectifiers), width), dtype=torch.uint8, device=self.rows.device)
+        for line, index in enumerate(self.rectifiers):
+            known = self.fired.get(index)
+            if known is not None:
+                kept = known[:width].to(self.rows.device, torch.uint8, non_blocking=True)
+                units[line, : kept.shape[0]] = kept
+        return torch.cat((self.rows.flatten(), units.flatten().view(self.rows.dtype)))
+
+    def _width(self, capacity: int | None) -> int:
+        needed = capacity if capacity is not None else max((len(fired) for fired in self.fired.values()), default=0)
+        return -(-needed // 8) * 8  # whole float64s
+
+    def unpack(self, packed: Tensor) -> None:
+        """Take up a vector that :meth:`pack` or a merge gave."""
+        split = self.rows.numel()
+        self.rows.copy_(packed[:split].view_as(self.rows))
+        if self.rectifiers:
+            units = packed[split:].contiguous().view(torch.uint8).view(len(self.rectifiers), -1).bool()
+            for line, index in enumerate(self.rectifiers):
+                n_units = int(self.rows[index, Column.UNITS])
+                if n_units:
+                    fired = units[line, :n_units].to(self.rows.device)
+                    self._known(index, n_units, fired.device)[: fired.shape[0]].logical_or_(fired)
+
+    @property
+    def spans(self) -> Spans:
+        """How the packed tables of ranks and of windows merge."""
+        return Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
+
+    def widened(self, packed: Tensor, size: int, rectifiers: int) -> Tensor:
+        """A packed table with room for more rectifiers, and more units of each.
+
+        Args:
+            packed: The table.
+            size: How many numbers it is to have.
+            rectifiers: How many rectifiers it has.
+        """
+        n_rows = self.rows.numel()
+        if packed.shape[0] == size or not self.rectifiers:
+            return packed
+        rows, units = torch.split(packed, [n_rows, packed.shape[0] - n_rows])
+        wider = units.new_zeros((len(self.rectifiers), (size - n_rows) // len(self.rectifiers)))
+        if rectifiers:
+            old = units.view(rectifiers, -1)
+            wider[:rectifiers, : old.shape[1]] = old
+        return torch.cat((rows, wider.flatten()))
+
+    def read(self, packed: Tensor) -> tuple[dict[str, FeatureStats], tuple[str, ...]]:
+        """Name the numbers of a packed table on the host.
+
+        Returns:
+            The statistics of the sites that were called, and the names of the modules that were not.
+        """
+        split = self.rows.numel()
+        rows = packed[:split].view(-1, N_COLUMNS).tolist()
+        units = packed[split:].view(torch.uint8).view(len(self.rectifiers), -1) if self.rectifiers else None
+        lines = {index: line for line, index in enumerate(self.rectifiers)}
+        sites: dict[str, FeatureStats] = {}
+        silent: list[str] = []
+        for index, name in self.named.items():
+            row = rows[index]
+            if not row[Column.CALLS]:
+                silent += [name] if index < self.n_modules else []
+                continue
+            dead = None
+            n_units = int(row[Column.UNITS])
+            if units is not None and 0 < n_units <= units.shape[1]:
+                dead = 1.0 - int(units[lines[index], :n_units].sum()) / n_units
+            spec = self.saturation.get(index)
+            sites[name] = feature_stats(row, dead, bounded=spec is not None, masks=spec is not None and spec.masks)
+        return sites, tuple(silent)
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.rows.copy_(empty_table(len(self.rows), self.rows.device))
+        if self.histograms is not None:
+            self.histograms.reset()
+        self._all_fired.clear()
+        self.unmeasured.clear()
+        for fired in self.fired.values():
+            fired.zero_()
+
+    def called(self, order: Iterable[int]) -> tuple[str, ...]:
+        """Name the sites in the order of their first call.
+
+        Args:
+            order: The sites that were called, first called first, on whichever rank.
+        """
+        known = {self.named[index]: None for index in order}
+        return (*known, *(name for name in self.names if name not in known))
+
+
+def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:
+    """The units that have fired in any table: a byte each, eight of them in the place of a number."""
+    flags = own.contiguous().view(torch.uint8)
+    found = yield from flagged(flags.to(own.dtype), among)
+    return found.to(torch.uint8).view(own.dtype)

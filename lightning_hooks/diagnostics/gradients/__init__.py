@@ -1,0 +1,1 @@
+"""Gradients at module outputs and of parameters, and updates of weights."""

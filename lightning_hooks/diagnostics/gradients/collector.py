@@ -1,0 +1,262 @@
+"""How gradients come back through the model, and what they do to its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.diagnostics.gradients.hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
+from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep, embedding_weights
+from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
+from lightning_hooks.diagnostics.gradients.view import GradientSites, GradientView
+from lightning_hooks.diagnostics.loss.watch import LossWatch
+from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
+from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
+from lightning_hooks.diagnostics.ranks.collector import ReplicaWatch
+from lightning_hooks.diagnostics.ranks.table import rank_difference
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.setup.checks import SetupChecks
+from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.diagnostics.setup.parameters import SetupWatch, with_gradients, with_reasons
+from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.statistics.order import first_calls, in_order, parameters_in_order, sites_in_order
+from lightning_hooks.statistics.reduction import flagged, largest
+from lightning_hooks.statistics.tables import HostNumbers
+
+
+class GradientCollector(GradientSites):
+    """The gradients at module outputs and of parameters, updates of weights, optimizers, the loss, how parameters are set up."""
+
+    records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds the graph when it recomputes
+    watches_steps: ClassVar[bool] = True
+    checks_early: ClassVar[bool] = True
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        host, steps = context.host, context.steps
+        model, device, loss_scaled = host.model, host.setup.device, host.loss_scaling.scaler is not None
+        self._steps, self._sites = steps, context.select()
+        self.modules = GradientTable([name for name, _ in self._sites], device, loss_scaled)
+        self.parameters = ParameterTable(steps.names, len(steps.optimizer_names), device)
+        self.view = GradientView(self.prefix, self.modules.names, self.parameters)
+        self._loss = LossWatch(context)
+        self._replicas = ReplicaWatch(context)
+        self.modules.owners = owners(self._sites, self._steps)
+        self.modules.listening = False  # except while the loss's backward runs
+        self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
+        # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
+        self.value_scale = 1.0 / host.setup.data_parallel_size
+        self._embeddings = embedding_weights(steps, model)
+        self._due: set[int] = set()  # optimizers whose next step is to be measured
+        self._measured: dict[int, MeasuredStep] = {}
+        # Guarded separately from the checks: ranks come to their collective together, whatever fails on one of them.
+        self._measure = context.guard(self._read_step, "optimizer step (what is measured)")
+        self._checks: StepChecks | None = None
+        if context.early is not None:
+            look, faults = context.judge_urgent, context.faults
+            self._checks = StepChecks(context.early, steps.names, host.setup.world_size, look, device, faults)
+        self.optimizers = OptimizerWatch(context)
+        self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
+        self._setups: dict[str, ParameterSetup] = {}
+        self._setup_checks = SetupChecks(context)
+        with context.loading():
+            self._loss.table.load_state_dict(state.get("loss", {}))
+            self._watch.load(state.get("setups", {}))
+            self.optimizers.load(state.get("optimizers", {}))
+            self._setup_checks.load_state_dict(state.get("checks", {}))
+        self._outputs = OutputNodes() if not compiled_regions(model) else None
+        self._look_at_loss = context.guard(OutputNodes.look_at, "the loss's graph")
+        for index, (name, module) in enumerate(self._sites):
+            context.listen(name, module, GradientListener(context, self.modules, name, index, self._outputs))
+        self.set_tables(
+            calls=first_calls(self.modules.calls, len(self._sites)),
+            arrivals=first_calls(self.modules.order, len(self._sites)),
+            seen=HostNumbers(self._seen, largest),
+            flags=HostNumbers(self._flags, flagged),
+            loss=self._loss.table,
+            setup=self._setup_checks,
+            replicas=self._replicas.table,
+            modules=self.modules,
+            optimizers=self.optimizers.table,
+            parameters=self.parameters,
+        )
+
+    @override
+    def detach(self) -> None:
+        if self._outputs is not None:
+            self._outputs.of.clear()
+        self.modules.listening = False  # tensor hooks live as long as their graph, which the user may keep
+
+    @override
+    def batch_start(self, batch: Any) -> None:
+        self._loss.batch_start()
+        self._setup_checks.batch_start(batch, self.context.gate.sampled, self.context.details.sampled)
+        if self.context.gate.sampled:
+            self.modules.clock.set(self.context.batch)
+            self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
+            self.optimizers.batch_start()
+            self._due.update(range(self.parameters.totals.shape[0]))
+
+    @override
+    def before_backward(self, loss: Tensor) -> None:
+        self.modules.listening = True
+        self._loss.before_backward(loss)
+        self._setup_checks.before_backward(self.context.gate.sampled)
+        if self._outputs is not None and self._outputs.of:
+            self._look_at_loss(self._outputs, loss, self.context.host.model, self._steps, self._setup_checks.hidden())
+
+    @override
+    def after_backward(self) -> None:
+        self._watch.after_backward()
+        self._setup_checks.after_backward(self._outputs.given if self._outputs is not None else set())
+        self.modules.listening = False  # what torch.autograd.grad computes in between is not the loss's gradient
+        self.modules.backward_ends()
+
+    @override
+    def batch_end(self, outputs: Any = None) -> None:
+        self._loss.batch_end(outputs)
+        if self._outputs is not None:
+            self._outputs.batch_end()
+
+    @override
+    def validation_end(self) -> None:
+        self._loss.validation_end()
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
+            self._measured.pop(step.optimizer, None)
+            self._measure(step)
+        if self._checks is not None:
+            self._checks.gradients(step)
+
+    def _read_step(self, step: Step) -> None:
+        self._measured[step.optimizer] = MeasuredStep(step, self._embeddings)
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        if self._checks is not None:
+            self._checks.stepping(step, self.context.batch)
+
+    @override
+    def on_taken(self, step: Step) -> None:
+        valid = torch.isfinite(step.norms().sum()) if step.skips_nonfinite else None
+        if step.loss_scale is not None:
+            self.modules.commit(step.loss_scale, valid, step.optimizer)
+        self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
+        measured = self._measured.pop(step.optimizer, None)
+        if measured is not None:
+            self._due.discard(step.optimizer)
+            measured.enter(self.parameters, self.optimizers, step, valid)
+            self._replicas.taken(step, measured)
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self.modules.discard(step.optimizer)
+        self._measured.pop(step.optimizer, None)
+        if self._checks is not None:
+            self._checks.skipped(step)
+
+    @override
+    def on_changed(self, kept: Kept) -> None:
+        self.parameters.follow(self._steps.names, kept)
+        self._replicas.table.grow(len(self._steps.names))
+        self.modules.owners = owners(self._sites, self._steps)
+        self._measured = {now: self._measured[old] for now, old in enumerate(kept) if old in self._measured}
+        self._due = {now for now, old in enumerate(kept) if old in self._due}
+        self._watch.follow(kept)
+        self.optimizers.follow(kept)
+        if self._checks is not None:
+            self._checks.follow(kept)
+
+    @override
+    def urgent_report(self, report: GradientFlowReport) -> GradientFlowReport:
+        # Of parameters what every step has shown; the table holds the sampled ones only, and not the one under way.
+        return report if self._checks is None else dataclasses.replace(report, parameters=self._checks.parameters())
+
+    @override
+    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        return () if self._checks is None else self._checks.dated(alerts)
+
+    @property
+    @override
+    def unchecked(self) -> bool:
+        return self._checks is not None and self._checks.last_look()
+
+    @override
+    def agreed(self, stride: int) -> int:
+        shards = self._steps.shards  # where there are some, a sampled step is a collective: all ranks must come to it
+        return stride if shards is None else shards.agreed(stride)
+
+    def _seen(self) -> list[float]:
+        """What was found out about the loss's graph."""
+        places = {name: float(place) for place, name in enumerate((*self.modules.names, NO_MODULE), start=1)}
+        return [*(self._outputs or OutputNodes()).numbers(places)]
+
+    def _flags(self) -> list[float]:
+        """1 for each module whose output required a gradient, and for each parameter that had one."""
+        recording = [float(index in self.modules.recording) for index in range(len(self.modules.names))]
+        setups = self._setups
+        return [*recording, *(float(setups[name].has_gradient) if name in setups else 0.0 for name in self.parameters.names)]
+
+    @override
+    def window_end(self) -> None:
+        host = self.context.host
+        self._setups = self._watch.window_end(host.optimizers, host.model)
+        self._setup_checks.window_end(host.optimizers)
+        self.optimizers.window_end()
+        self._replicas.window_end()
+
+    @override
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> GradientFlowReport:
+        sampled_batches, batches = map(int, packed["batches"])
+        modules, silent = self.modules.read(packed["modules"], self.value_scale)
+        parameters, total_norm = self.parameters.read(packed["parameters"])
+        calls = sites_in_order(packed["calls"].tolist())
+        order = self.modules.called(calls)
+        seen = Seen.read([int(number) for number in packed["seen"].tolist()], self.modules.names)
+        flags = packed["flags"].tolist()
+        recording = {name for name, flag in zip(self.modules.names, flags, strict=False) if flag}
+        found = dict(zip(self.parameters.names, map(bool, flags[len(self.modules.names) :]), strict=True))
+        setups = with_gradients(self._setups, found)
+        zeros = [name for name, stats in parameters.items() if stats.zero_fraction == 1]
+        self._setups = with_reasons(setups, self.context.host.model, order[: len(calls)], recording, zeros)
+        return GradientFlowReport(
+            epoch,
+            step,
+            in_order(modules, order),
+            in_order(parameters, parameters_in_order(parameters, order)),
+            total_norm,
+            silent,
+            sampled_batches,
+            batches,
+            order=self.modules.arrived(sites_in_order(packed["arrivals"].tolist())),
+            setups=self._setups,
+            ranks_differ=rank_difference(packed["replicas"], self.parameters.names),
+            squashed_twice=seen.squashed,
+            loss_aligns=seen.aligned,
+            loss_sign=seen.sign,
+            loss=self._loss.table.read(packed["loss"]),
+            model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
+            optimizers=self.optimizers.read(packed["optimizers"]),
+            planned_steps=self.context.host.setup.planned_steps,
+        )
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        if self._checks is not None:
+            self._checks.reset()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        setups, checks = self._watch.state(), self._setup_checks.state_dict()
+        return {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": self.optimizers.state(), "checks": checks}

@@ -1,0 +1,302 @@
+"""Gradients that explode: in the backward pass, inside a module, over the steps, or at one step."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Severity, advice_for
+from lightning_hooks.declare.links import backward, from_first, upstream
+from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.past import all_scale_free, falls_within, loss_falls
+from lightning_hooks.diagnostics.reports import ClipReport, GradientFlowReport
+
+HUGE = 1e3
+"""The default of ``Exploding.absolute``."""
+
+
+class GradientCourse:
+    """The gradients at the modules' outputs, along the forward pass.
+
+    Where a gradient is 0 or NaN other rules speak. Both measures are needed: a mean over n positions leaves each a n-th of the
+    gradient, and the norm a root of that.
+    """
+
+    def __init__(self, report: GradientFlowReport) -> None:
+        arrived = [site for site in report.order if site in report.modules]
+        self.sites = [site for site in arrived[::-1] or report.modules if report.modules[site].rms > 0]
+        found = [report.modules[site] for site in self.sites]
+        self.rms = [stats.rms for stats in found]
+        self.norm = [stats.rms * math.sqrt(stats.count / stats.calls) for stats in found]
+
+    def course(self, small: int, large: int) -> tuple[str, str | None]:
+        """How the norm changes from one module to a later one, in words, and the module that does most of it, if one does.
+
+        Args:
+            small: The place of the one module.
+            large: That of the other; the gradient comes from the later of the two.
+        """
+        low, high = sorted((small, large))
+        # The largest from the small end on: what a side branch gets, as queries and keys do, is not what passes there.
+        norms = self.norm[low : high + 1]
+        passing = list(accumulate(norms, max)) if norms[0] <= norms[-1] else list(accumulate(norms[::-1], max))[::-1]
+        logs = [math.log(min(norm, sys.float_info.max)) for norm in passing]
+        steps = [later - earlier for earlier, later in pairwise(logs)]
+        total = sum(steps)
+        ends = f"{self.norm[high]:.1e} at {self.sites[high]} to {self.norm[low]:.1e} at {self.sites[low]}"
+        place, most = max(enumerate(steps), key=lambda step: step[1] * total, default=(0, 0.0))
+        if not total or (len(steps) > 1 and most / total < 0.5):
+            factor = math.exp(-total / max(len(steps), 1))
+            return f"from a norm of {ends}, gradually (by a factor of {factor:.2g} per module)", None
+        culprit = self.sites[low + place + 1]
+        return f"from a norm of {ends}, mostly in the backward pass through {culprit}", culprit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exploding(Rule):
+    """Gradients that grow in the backward pass, or are very large everywhere.
+
+    Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
+    scale, as Adam's, and the loss falls, unless ``absolute`` differs from the default: a limit of the user's always applies. The
+    alert's site is the module through which most of the growth happens; where it is gradual, the one nearest the loss with too
+    large a gradient. It is critical unless the loss falls: what learns is not lost.
+
+    Attributes:
+        relative: RMS over that near the loss (the largest among the last eighth of the modules) above which a gradient explodes,
+            provided that every module before it exceeds at least a hundredth of that.
+        absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
+            (1e3 in the hook literature and NeuralDBG).
+        spares: RMS of a weight's gradient over that at its module's output below which the output's does not reach it: it is an
+            info where that is so for all weights where the gradient explodes, as for the padding of an embedding.
+    """
+
+    kind: ClassVar[str] = "exploding"
+
+    relative: float = 1e4
+    absolute: float = HUGE
+    spares: float = 1e-3
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert where the gradient grows, and one per module or parameter whose gradient explodes."""
+        exempt = self.absolute == HUGE and all_scale_free(report) and loss_falls(report, history)
+        absolute = math.inf if exempt else self.absolute
+        flow = GradientCourse(report)
+        near_loss = max(flow.rms[-max(1, len(flow.rms) // 8) :], default=0.0)
+        before = math.inf
+        grown, huge = [], []
+        for place, rms in enumerate(flow.rms):
+            before = min(before, rms)
+            if rms > self.relative * near_loss and before > 0.01 * self.relative * near_loss:
+                grown.append(place)
+            elif rms > absolute:
+                huge.append(place)
+        sites = [(flow.sites[place], flow.rms[place]) for place in grown]
+        course = ""
+        if grown:
+            course, culprit = flow.course(max(grown, key=flow.norm.__getitem__), len(flow.sites) - 1)
+            if culprit is not None and flow.sites.index(culprit) not in grown:
+                sites.insert(0, (culprit, flow.rms[grown[-1]]))
+        spared = self._spares_weights(report, [flow.sites[place] for place in grown])
+        learns = loss_falls(report, history) if history else falls_within(report, 0.9, 16)  # more than by chance
+        severity: Severity = "info" if spared else "warning" if learns else "critical"
+        for site, rms in sites:
+            ratio = rms / near_loss
+            what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
+            yield self._found(report, site, ratio, self.relative, what, f"It grows {course}. ", severity)
+        large = [(flow.sites[place], flow.rms[place]) for place in huge]
+        large += [(site, stats.rms) for site, stats in report.parameters.items() if stats.rms > absolute]
+        for site, rms in large:  # a warning: it may be in the units of the loss
+            what = f"is very large (RMS {rms:.1e}, limit {self.absolute:.0e})"
+            yield self._found(report, site, rms, self.absolute, what, "", "warning")
+
+    def _spares_weights(self, report: GradientFlowReport, sites: Sequence[str]) -> bool:
+        """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
+        own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
+        return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
+
+    def _found(
+        self,
+        report: GradientFlowReport,
+        site: str,
+        value: float,
+        threshold: float,
+        what: str,
+        course: str,
+        severity: Severity,
+    ) -> Alert:
+        start = 0.0 if report.loss is None or course else report.loss.start  # what grows on the way is not the loss's own
+        scale = f"The loss started at {start:.1e}, as with targets that are not normalised. " if start > HUGE else ""
+        advice = ("Normalise the targets, or divide the loss by their variance",) if scale else ()
+        return self.alert(
+            report, site, value, threshold, severity,
+            f"its gradient {what}: weights may become NaN.",
+            f"{course}{scale}Common causes: a learning rate or an initialisation that is too large, or a recurrent network without "
+            "clipping.",
+            advice=(*advice, *advice_for(self.kind)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretching(Rule):
+    """A module through which, or inside which, gradients grow much more than in healthy runs: a recurrent one with large weights.
+
+    Attributes:
+        threshold: Norm of the gradient before the module over the largest norm at any module after it (not its neighbour's alone:
+            the gradients of queries and keys are thousands of times smaller than those of values). Healthy runs reach 120, at a
+            normalisation of small values.
+        scale_free: Factor of the threshold where the step of every optimizer is independent of the gradient's scale, as Adam's, and
+            the loss falls: a branch of a healthy scVI reaches 330.
+        inside: RMS of a parameter's gradient over that at the output of its module above which gradients grow inside the module:
+            a recurrent layer that comes first has no gradient before it. A sum over a million positions reaches 1e6.
+    """
+
+    kind: ClassVar[str] = "exploding"
+    superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)
+    _CAUSES: ClassVar[str] = (
+        "Common causes: a recurrent layer whose weights amplify it at each time step, or a division by a very small number."
+    )
+
+    threshold: float = 300.0
+    scale_free: float = 10.0
+    inside: float = 1e10
+
+    advice: ClassVar[tuple[str, ...]] = (
+        "Try an orthogonal initialisation of gain 1, or gradient_clip_val=1.0, if it is recurrent",
+        "Use a larger eps if it divides",
+    )
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per such module, and per parameter of a module inside which they grow."""
+        flow = GradientCourse(report)
+        threshold = self.threshold * (self.scale_free if all_scale_free(report) and loss_falls(report, history) else 1.0)
+        largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
+        for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
+            if norm > threshold * arriving:
+                yield self.alert(
+                    report, site, norm / arriving, threshold, "warning",
+                    f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
+                    f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
+                    self._CAUSES,
+                )  # fmt: skip
+        for site, stats in report.parameters.items():
+            output = report.modules.get(site.rpartition(".")[0])
+            if output is not None and stats.rms > self.inside * output.rms > 0:
+                growth = stats.rms / output.rms
+                yield self.alert(
+                    report, site, growth, self.inside, "warning",
+                    f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
+                    f"{self.inside:.0e}): it grows inside.",
+                    self._CAUSES,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diverging(Rule):
+    """Gradients that are much larger than in the first steps of training.
+
+    Attributes:
+        threshold: Norm over the largest norm of the first steps.
+    """
+
+    kind: ClassVar[str] = "exploding"
+
+    threshold: float = 1e3
+
+    advice: ClassVar[tuple[str, ...]] = (
+        "Try a lower learning rate or a warm-up",
+        "Set gradient_clip_val=1.0 if nothing clips yet",
+    )
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer whose gradients have grown so."""
+        for site, events in report.events.items():
+            if events.growth > self.threshold:
+                yield self.alert(
+                    report, site, events.growth, self.threshold, "critical",
+                    f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
+                    f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
+                    "Training diverges, and weights may become NaN. Common causes: a learning rate that is too large, or a "
+                    "recurrent network without clipping.",
+                    batch=events.growth_batch,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spike(Rule):
+    """A step whose gradient is much larger than any before it.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its norm is more than 6 standard deviations above the mean of the
+    128 steps before, after the first 64. Small healthy trainings have such steps too, mostly when they have almost converged; so
+    the step must also exceed all before it by ``ratio``.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the window.
+        ratio: Norm over the largest norm of all steps before.
+        min_steps: Steps there must have been before.
+    """
+
+    kind: ClassVar[str] = "spike"
+
+    sigmas: float = 6.0
+    ratio: float = 10.0
+    min_steps: int = 16
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer with such a step."""
+        for site, events in report.events.items():
+            enough = events.jump_before >= self.min_steps and events.jump_sigmas > self.sigmas
+            if enough and events.jump > self.ratio:
+                yield self.alert(
+                    report, site, events.jump, self.ratio, "warning",
+                    f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
+                    f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
+                    f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
+                    f"{events.jump_parameter}.",
+                    "Common causes: a batch unlike the others (not normalised, corrupt), or a step just before that changed the "
+                    "weights too much.",
+                    batch=events.jump_batch,
+                )  # fmt: skip
+
+
+__all__ = ["Diverging", "Exploding", "Spike", "Stretching"]
+
+KINDS = (
+    Kind(
+        "exploding", "Exploding gradients", group="Backward", rank=900, urgency=3, limit=Exploding().absolute,
+        meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
+        "weights may end as NaN.",
+        formula="g = rms of the gradient at the module's output;  n = its norm;  near = max(g) over the last eighth of the "
+        "modules\n\n"
+        "alert if g > {Exploding.relative} * near, and at least a hundredth of that at every module before\n"
+        "      or g > {Exploding.absolute}, also of a parameter's gradient\n"
+        "      or n behind a module > {Stretching.threshold} * max(n at later modules)\n"
+        "      or rms of a parameter's gradient > {Stretching.inside} * g of its module\n"
+        "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
+        "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
+        "the third is {Stretching.scale_free} times less strict.",
+        severities="critical where it grows over the steps, or along the model while the loss does not fall; warning where the "
+        "loss falls, or the gradient is only large; info where nothing of it reaches a weight",
+        advice=(
+            "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Use a smaller initialisation or normalisation layers",
+        ),
+        follows={"constant": upstream},
+        spreads=from_first(backward),
+    ),
+    Kind(
+        "spike", "A gradient much larger than any before", group="Backward", rank=700,
+        meaning="The gradient of one step is far larger than that of all steps before.",
+        formula="alert if norm > {Spike.ratio} * the largest norm before\n"
+        "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
+        "steps",
+        severities="warning",
+        advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
+    ),
+)  # fmt: skip
+
+RULES = (Exploding(), Stretching(), Diverging(), Spike())

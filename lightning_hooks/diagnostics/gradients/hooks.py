@@ -1,0 +1,160 @@
+"""The hooks that record the gradient at a module's output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import ref
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.step import OptimizerSteps
+from lightning_hooks.diagnostics.gradients.tables import GradientTable
+from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
+from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
+from lightning_hooks.hooks.unreadable import skipping
+
+NO_MODULE = "the loss"
+"""Where a loss squashes twice what no module squashed."""
+
+
+class OutputNodes:
+    """Which node of the autograd graph is which module's output: noted in the fit's first sampled batch, until backward.
+
+    Attributes:
+        given: The identities of leaves with ``requires_grad`` that a module was called with: inputs, not weights.
+    """
+
+    def __init__(self) -> None:
+        self.open = True
+        self.of: dict[Any, str] = {}
+        self.given: set[int] = set()
+        self._squashed = ""  # the module whose squashed output the loss squashes again, as softmax before cross-entropy
+        self._aligned = False  # whether the loss sums over alignments of labels with outputs (CTC)
+        self._sign = 0  # 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0
+        self._unheld: dict[ref[nn.Parameter], tuple[int, str]] = {}  # to its numbers, and to the module that uses it
+
+    def look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
+        """Look whether a loss squashes what is squashed already, aligns, or has a wrong sign, and for parameters that nobody holds.
+
+        Args:
+            loss: The loss, before backward.
+            model: The model.
+            steps: What the optimizers hold.
+            hidden: The identities of what the model holds without knowing it.
+        """
+        self._aligned, self._sign = aligns(loss), distance_sign(loss)
+        node = squashed_twice(loss)
+        if node is not None:
+            self._squashed = nearest_known(node, self.of) or NO_MODULE
+        if steps.shards is None:  # else the graph has other parameters, of whole shards
+            held = {id(parameter) for parameter in model.parameters()}.union(steps.holders(), hidden)
+            for parameter, user in parameters_behind(loss, self.of):
+                if id(parameter) not in held:
+                    self._unheld[ref(parameter)] = parameter.numel(), user or NO_MODULE
+
+    def numbers(self, places: Mapping[str, float]) -> tuple[float, ...]:
+        """What was seen, as :class:`Seen` reads it.
+
+        Args:
+            places: Of the modules, from 1, and of :data:`NO_MODULE`.
+        """
+        # Of the parameters that the first loss had gradients for those that are gone since.
+        gone = [entry for parameter, entry in self._unheld.items() if parameter() is None]
+        user = places.get(gone[0][1], 0.0) if gone else 0.0
+        sign = float(self._sign % 3)  # of ranks the largest is taken: 0 is nothing, 2 a minus
+        return places.get(self._squashed, 0.0), float(self._aligned), sign, user, float(sum(size for size, _ in gone))
+
+    def batch_end(self) -> None:
+        """A batch is over: the first one that was sampled is the last that is looked at."""
+        self.open = self.open and not self.of
+        self.of.clear()
+
+
+class Seen(NamedTuple):
+    """What :class:`OutputNodes` saw in the graph of the first loss, on any rank.
+
+    Attributes:
+        squashed: The module whose squashed output the loss squashes again; empty for none.
+        aligned: Whether the loss sums over alignments of labels with outputs.
+        sign: 1 if the loss is a distance of outputs from targets, -1 if it is minus one, else 0.
+        user: A module that uses parameters which were gone after the first step; empty for none.
+        elements: How many numbers these have.
+    """
+
+    squashed: str
+    aligned: bool
+    sign: int
+    user: str
+    elements: int
+
+    @classmethod
+    def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> Seen:
+        """Name what :meth:`OutputNodes.numbers` gave."""
+        names = ["", *modules, NO_MODULE]
+        squashed, aligned, sign, user, elements = numbers
+        return cls(names[squashed], bool(aligned), (0, 1, -1)[sign], names[user], elements)
+
+
+N_SEEN = len(Seen._fields)
+"""How many numbers :meth:`OutputNodes.numbers` gives."""
+
+
+def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:
+    """Of each site, the optimizers that hold parameters of it; None where there is but one optimizer."""
+    if len(steps.optimizer_names) < 2:
+        return None
+    holders = steps.holders()
+    return [frozenset(held for p in module.parameters() for held in holders.get(id(p), ())) for _, module in sites]
+
+
+class GradientListener(OutputRecorder):
+    """Forward hook of one site: notes the call, and asks each output tensor for its gradient.
+
+    Args:
+        context: The collector's.
+        table: Where gradients are recorded.
+        name: The site's name.
+        index: Its place in the table.
+        outputs: Where the nodes of its outputs are noted; None for nowhere.
+    """
+
+    def __init__(self, context: Context, table: GradientTable, name: str, index: int, outputs: OutputNodes | None) -> None:
+        self.name, self.index = name, index
+        self.calls, self.recording, self.outputs = table.calls, table.recording, outputs
+        self.hook = skipping(_GradientArrival(table, index), name, context.faults, when=context.gate, meter=context.meter)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Note the call, and ask for the gradients."""
+        self.calls.add(self.index)
+        tensors = self._ask(output)
+        if tensors:
+            self.recording.add(self.index)
+        if self.outputs is not None and self.outputs.open:
+            self.outputs.of.update((tensor.grad_fn, self.name) for tensor in tensors)
+            self.outputs.given.update(id(tensor) for tensor in float_tensors(args) if tensor.is_leaf and tensor.requires_grad)
+
+    @override
+    def trace(self, number: Tensor, *args: Any) -> None:
+        module, inputs, output = args
+        self._ask(output)
+        super().trace(number, module, inputs, ())  # the call
+
+    def _ask(self, output: Any) -> list[Tensor]:
+        # A leaf is a parameter, with a site of its own.
+        tensors = [tensor for tensor in float_tensors(output) if tensor.requires_grad and not tensor.is_leaf]
+        for tensor in tensors:
+            tensor.register_hook(self.hook)  # type: ignore[no-untyped-call]
+        return tensors
+
+
+class _GradientArrival(GradientRecorder):
+    """Tensor hook of one site."""
+
+    def __init__(self, table: GradientTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.table.add(self.index, gradient)

@@ -1,0 +1,213 @@
+"""Weights that do not change: though they have a gradient, for want of a step, or because of rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import always
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
+from lightning_hooks.diagnostics.past import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotUpdated(Rule):
+    """Weights that do not change although they have a gradient, while others do.
+
+    Frozen weights, those with a learning rate of 0 and those whose step would be lost in rounding do not count, nor does a
+    training without any change, which is :class:`UpdateTooSmall`'s. Of a large weight a sample of the elements is compared; it is
+    judged only where its gradient is not sparse.
+
+    Attributes:
+        min_steps: Measured optimizer steps below which a window is not judged.
+        min_steps_of_all: The same where none of an optimizer's weights moves, in this window and the one before: it may take its
+            steps together every few calls.
+        sparse: Share of zeros in the gradient of a large weight above which updates of other elements could have been missed.
+        rounding: A step below this is lost in the rounding of a float32 weight of about 1 (2 ** -24).
+    """
+
+    kind: ClassVar[str] = "not_updated"
+    shares: ClassVar[tuple[str, ...]] = ("sparse",)
+
+    min_steps: int = 3
+    min_steps_of_all: int = 5
+    sparse: float = 0.9
+    rounding: float = 6e-8
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, or per module none of whose weights moves."""
+        moves = _moving_weights(report)
+        moving = {held for name, moved in moves.items() if moved for held in report.setups[name].optimizers}
+        before = [(earlier, _moving_weights(earlier)) for earlier in history[-1:]]
+        still = {name for name, moved in moves.items() if moving and not moved and self._could_move(report, name)}
+        for name in [name for name in still if not moving.issuperset(report.setups[name].optimizers)]:
+            steps = sum(earlier.parameters[name].steps for earlier, then in before if then.get(name) is False)
+            if report.parameters[name].steps + steps < self.min_steps_of_all:
+                still.discard(name)
+        for site, names in _by_module([name for name in moves if name in still], moves).items():
+            stats, setup = report.parameters[names[0]], report.setups[names[0]]
+            which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more of its weights"
+            whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
+            yield self.alert(
+                report, site, 0.0, 0.0, "warning",
+                f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
+                f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
+                "Common causes: code that restores the weights after the step, or a step that is smaller than their rounding.",
+            )  # fmt: skip
+
+    def _could_move(self, report: GradientFlowReport, name: str) -> bool:
+        stats, setup = report.parameters[name], report.setups[name]
+        if not (setup.trains and setup.lr and setup.optimizers and stats.norm > 0 and stats.steps >= self.min_steps):
+            return False
+        seen_whole = setup.elements <= UPDATE_SAMPLE or stats.zero_fraction <= self.sparse
+        step = setup.lr * (1.0 if all(map(is_scale_free, setup.optimizers)) else stats.rms)
+        return seen_whole and step > self.rounding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeverStepped(Rule):
+    """Gradients are computed in every batch, and no optimizer takes a step, or one of several takes none.
+
+    One of several may wait for its turn, as the generator does while the discriminator warms up: it must not have taken a step
+    in any window so far, though gradients reach modules whose parameters it holds.
+
+    Attributes:
+        min_batches: Batches since training started below which it is not judged.
+    """
+
+    kind: ClassVar[str] = "not_updated"
+    judges: ClassVar[Judges] = "epoch"
+
+    min_batches: int = 20
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert if there are optimizers and gradients, and no steps."""
+        batches = sum(window.batches for window in (*history, report))
+        held = {name: setup for name, setup in report.setups.items() if setup.optimizers and setup.trains}
+        if batches < self.min_batches or not held or not report.modules:
+            return
+        optimizers = dict.fromkeys(name for setup in held.values() for name in setup.optimizers)
+        stepping = {
+            name for window in (*history, report) for setup in window.setups.values() if setup.steps for name in setup.optimizers
+        }
+        still = [name for name in optimizers if name not in stepping]
+        of_them = {name.rpartition(".")[0] for name, setup in held.items() if stepping.isdisjoint(setup.optimizers)}
+        reached = any(stats.calls and stats.rms > 0 for name, stats in report.modules.items() if name in of_them)
+        if still and (reached or not stepping):
+            what = "what they hold does not learn" if stepping else "nothing is learned"
+            yield self.alert(
+                report, still[0], 0.0, 0.0, "warning",
+                f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
+                "Common causes: manual optimization without optimizer.step(), or an accumulation longer than the epoch.",
+                advice=("Call optimizer.step() after manual_backward()",),
+            )  # fmt: skip
+
+
+def _moving_weights(report: GradientFlowReport) -> dict[str, bool]:
+    """Of the weights with a measured update, whether it changed them: also of those that are all zeros."""
+    found = {name: ratio > 0 for name, ratio in weight_ratios(report).items()}
+    weights = {name: report.parameters[name].moved for name, setup in report.setups.items() if _is_weight(report, name, setup)}
+    return {**found, **{name: moved for name, moved in weights.items() if moved is not None}}
+
+
+def _is_weight(report: GradientFlowReport, name: str, setup: ParameterSetup) -> bool:
+    return name in report.parameters and setup.dimensions > 1
+
+
+def _by_module(still: Sequence[str], weights: Collection[str]) -> dict[str, list[str]]:
+    """Weights by the outermost module all of whose weights are among them, or each by its own name."""
+    found: dict[str, list[str]] = {}
+    moving = [name for name in weights if name not in set(still)]
+    for name in still:
+        outer = [name[:end] for end, letter in enumerate(name) if letter == "."][:-1]
+        site = next((module for module in outer if not any(other.startswith(f"{module}.") for other in moving)), name)
+        found.setdefault(site, []).append(name)
+    return {names[0] if len(names) == 1 else site: names for site, names in found.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdatesLost(Rule):
+    """Weights in half precision that hardly any update changes, since it is smaller than their rounding.
+
+    A bfloat16 number has 8 significant bits: a change below 0.2 to 0.4 % of it is lost (Zamirai et al., "Revisiting BFloat16
+    Training", 2020). Healthy trainings with such weights lose 50 to 79 % of the updates of single elements at a step, each time of
+    others. It is no alert where the schedule has a low learning rate at the moment, or where training has converged.
+
+    Attributes:
+        threshold: Share of a weight's elements whose update was lost, above which it counts.
+        min_steps: Measured optimizer steps below which a window is not judged.
+        scheduled: Share of its peak below which a learning rate is low on purpose.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "updates_lost"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "scheduled", "converged")
+
+    threshold: float = 0.99
+    min_steps: int = 3
+    scheduled: float = 0.5
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, the one that loses most first."""
+        if has_converged(report, history, self.converged):
+            return
+        lost = {
+            name: stats.lost_fraction
+            for name, stats in report.parameters.items()
+            if stats.lost_fraction is not None and stats.lost_fraction > self.threshold and stats.steps >= self.min_steps
+        }
+        for name in sorted(lost, key=lambda name: -lost[name]):
+            setup = report.setups.get(name)
+            if setup is None or setup.dimensions < 2 or not setup.lr or setup.lr < self.scheduled * (setup.lr_peak or 0.0):
+                continue
+            yield self.alert(
+                report, name, lost[name], self.threshold, "warning",
+                f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
+                f"{percent(self.threshold)}; 50 to 80% is usual with such weights).",
+                f"Cause: it is in half precision, and the step (learning rate {setup.lr:.1e}) is smaller than the rounding of its "
+                "values (about 0.4% in bfloat16).",
+            )  # fmt: skip
+
+
+__all__ = ["NeverStepped", "NotUpdated", "UpdatesLost"]
+
+KINDS = (
+    Kind(
+        "not_updated", "Weights that do not change", group="Updates", rank=1410, measures="nothing",
+        meaning="A weight, or all weights of a module, did not change by one bit, while other weights moved.",
+        formula="alert if update_ratio = 0 in an epoch with at least {NotUpdated.min_steps} measured steps,\n"
+        "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
+        "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
+        "or one of several has taken none since training started, and gradients reach what it holds",
+        severities="warning",
+        advice=(
+            "Find code that writes weights: an average copied back, a parametrization, a step of your own",
+            "Raise its learning rate, or keep the weights in float32",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        follows={"updates_lost": always, "vanishing": always, "zero": always},
+    ),
+    Kind(
+        "updates_lost", "Updates lost in rounding", group="Updates", rank=630, measures="share",
+        meaning="A weight is stored in half precision, and almost none of its elements change at a step: each change is smaller "
+        "than the distance to the next number that bfloat16 or float16 can hold. The weight stands still although the optimizer "
+        "works.",
+        formula="lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
+        "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
+        severities="warning",
+        advice=(
+            "Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
+            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (NotUpdated(), NeverStepped(), UpdatesLost())

@@ -1,0 +1,284 @@
+"""The size of updates: too small, too large, and single ones that are far larger than the others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Node
+from lightning_hooks.declare.links import always, from_first, of_whole
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.past import (
+    falls_within,
+    has_converged,
+    is_scale_free,
+    loss_falls,
+    only_the_first_step,
+    takes_many_steps,
+)
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+
+def weight_ratios(report: GradientFlowReport) -> dict[str, float]:
+    """Of the weights (two dimensions or more) that were updated, the measured update ratios.
+
+    Biases and scales are left out, of any shape: what starts at 0 grows by any factor.
+    """
+    return {
+        name: stats.update_ratio
+        for name, stats in report.parameters.items()
+        if stats.update_ratio is not None and name in report.setups and report.setups[name].dimensions > 1 and not _is_bias(name)
+    }
+
+
+def _is_bias(parameter: str) -> bool:
+    return parameter.rpartition(".")[2] == "bias"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateTooSmall(Rule):
+    """Updates so small that nothing is learned, although there is a gradient.
+
+    SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
+    many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless
+    the loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first
+    epoch), where the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
+
+    Attributes:
+        threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
+        slow: The same where the sum over all planned steps is below ``planned``.
+        planned: Change over its size that no weight reaches, if all planned steps went in one direction.
+        min_planned: Fewer planned steps are a trial, which need not learn anything.
+        falls: Share of a window's first losses below which its last ones have fallen.
+        scheduled: Share of its peak below which a learning rate is low on purpose.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "update_too_small"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("falls", "scheduled", "converged")
+
+    threshold: float = 1e-6
+    slow: float = 1e-4
+    planned: float = 1e-2
+    min_planned: int = 64
+    falls: float = 0.9
+    scheduled: float = 0.5
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer none of whose weights moves."""
+        if only_the_first_step(report) or has_converged(report, history, self.converged):
+            return
+        steps = report.planned_steps or 0
+        few = steps < self.min_planned or falls_within(report, self.falls)
+        limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
+        by_optimizer: dict[str, dict[str, float]] = {}
+        for name, ratio in weight_ratios(report).items():
+            setup = report.setups[name]
+            if setup.lr and setup.lr_peak is not None and setup.lr >= self.scheduled * setup.lr_peak:  # a rate of 0 is meant
+                for optimizer in setup.optimizers:
+                    by_optimizer.setdefault(optimizer, {})[name] = ratio
+        for optimizer, all_ratios in by_optimizer.items():
+            ratios = _of_usual_size(report, all_ratios)
+            largest = max(ratios, key=ratios.__getitem__)
+            if ratios[largest] < limit:
+                rate = report.setups[largest].lr
+                planned = f", and the {steps} planned steps by less than {percent(self.planned)}" if limit > self.threshold else ""
+                yield self.alert(
+                    report, optimizer, ratios[largest], limit, "warning",
+                    f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
+                    f"{limit:.0e}){planned}.",
+                    "About 1e-3 is usual, and below 6e-8 a float32 weight does not change at all. The learning rate is "
+                    f"{rate:.1e}.",
+                )  # fmt: skip
+
+
+def _of_usual_size(report: GradientFlowReport, ratios: dict[str, float]) -> dict[str, float]:
+    """Update ratios in which weights that started next to 0, as class tokens do, count as if they were as large as the largest."""
+    sizes = {name: report.parameters[name].weight_rms or 0.0 for name in ratios}
+    usual = max(sizes.values())
+    small = {name for name in ratios if report.setups[name].starts_at_zero and sizes[name] < usual}
+    return {name: ratio * sizes[name] / usual if name in small else ratio for name, ratio in ratios.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateTooLarge(Rule):
+    """Weights that one step almost replaces.
+
+    SageMaker's rule asks for a ratio of 10.
+
+    Attributes:
+        threshold: Mean ratio of update to weight above which it counts. Adam's first steps from a small initialisation reach 0.2 in
+            healthy runs. A weight that starts at zero is not judged in the first epoch in which it changes.
+        usual: Median ratio of all weights below which a weight's largest of three or more measured steps is left out, under an
+            optimizer whose steps are as large as the gradient: before a batch norm one may make weights so large that all later
+            ones are small. In the first window, if the loss falls in it, two measured steps are enough.
+        decay: The share of a weight that decoupled weight decay removes at each step, from which on it counts: at 0.01, 100 steps
+            leave about a third. A learning rate of 1e-3 and a decay of 0.1 are 1e-4.
+    """
+
+    kind: ClassVar[str] = "update_too_large"
+    shares: ClassVar[tuple[str, ...]] = ("decay",)
+
+    threshold: float = 0.4
+    usual: float = 0.1
+    decay: float = 0.01
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight whose updates are too large, the largest first, and per optimizer that decays too much."""
+        decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay >= self.decay}
+        for optimizer, decay in decays.items():
+            yield self.alert(
+                report, optimizer, decay, self.decay, "warning",
+                f"its weight decay removes {percent(decay)} of every weight at each step (learning rate times weight_decay; limit "
+                f"{percent(self.decay)}): weights are forgotten faster than they are learned.",
+                "Common cause: a weight_decay that was meant for another optimizer or learning rate.",
+                advice=("Try weight_decay=0.01",),
+            )  # fmt: skip
+        if only_the_first_step(report):
+            return  # an optimizer that solves for its step, as LBFGS does, makes a large first one
+        grown = {name for earlier in history for name in weight_ratios(earlier)}
+        ratios = {
+            name: ratio for name, ratio in weight_ratios(report).items() if name in grown or not report.setups[name].starts_at_zero
+        }
+        if loss_falls(report, history):  # a step of theirs is many, along a direction that they have searched
+            ratios = {
+                name: ratio for name, ratio in ratios.items() if not any(map(takes_many_steps, report.setups[name].optimizers))
+            }
+        usual = statistics.median(ratios.values()) if ratios else 0.0
+        starts_well = not history and falls_within(report)
+        if usual < self.usual or starts_well:
+            ratios = {name: _without_largest(report, name, ratio, 2 if starts_well else 3) for name, ratio in ratios.items()}
+        for name in sorted(ratios, key=lambda name: -ratios[name]):
+            if ratios[name] > self.threshold:
+                rate = report.setups[name].lr
+                yield self.alert(
+                    report, name, ratios[name], self.threshold, "warning",
+                    f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
+                    f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
+                    f"Its learning rate is {rate or 0.0:.2g}.",
+                )  # fmt: skip
+
+
+def _without_largest(report: GradientFlowReport, name: str, ratio: float, least: int) -> float:
+    """A mean update ratio without that of the largest of so many measured steps or more, where the gradient makes it large."""
+    stats = report.parameters[name]
+    largest = stats.update_ratio_max
+    if largest is None or stats.steps < least or any(map(is_scale_free, report.setups[name].optimizers)):
+        return ratio
+    return max((ratio * stats.steps - largest) / (stats.steps - 1), 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateSpike(Rule):
+    """One step that changes a weight far more than all others do, although its learning rate has not risen.
+
+    A weight is compared with its own past, as spikes of the loss are (OLMo's and PaLM's practice is to skip such a step).
+
+    Attributes:
+        factor: How many times the usual update ratio counts: the largest mean of the last windows and of this window's others.
+        peak: How many times the largest single update ratio of the last windows it must be as well.
+        least: Update ratio below which it is harmless.
+        rise: How many times the learning rate of earlier windows explains a larger update.
+    """
+
+    kind: ClassVar[str] = "update_spike"
+
+    factor: float = 20.0
+    peak: float = 3.0
+    least: float = 0.1
+    rise: float = 1.2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per weight, the one with the largest update first."""
+        if len(history) < 2:
+            return
+        ratios = weight_ratios(report)
+        tops = {name: report.parameters[name].update_ratio_max or 0.0 for name in ratios}
+        for name in sorted(ratios, key=lambda name: -tops[name]):
+            usual = self._usual(report, history, name)
+            if usual is not None and tops[name] > max(self.factor * usual, self.least):
+                yield self.alert(
+                    report, name, tops[name], self.factor * usual, "warning",
+                    f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
+                    f"{self.factor:g} times that), and its learning rate has not risen.",
+                    "Common causes: a batch of bad data, a gradient that is not clipped, or code of your own that writes the "
+                    "weight.",
+                )  # fmt: skip
+
+    def _usual(self, report: GradientFlowReport, history: Sequence[GradientFlowReport], name: str) -> float | None:
+        """The usual update ratio of a weight; None where it is not known, or where its largest one is explained."""
+        stats, rate = report.parameters[name], report.setups[name].lr
+        past = [earlier.parameters[name] for earlier in history[-3:] if name in earlier.parameters]
+        rates = [earlier.setups[name].lr or 0.0 for earlier in history[-3:] if name in earlier.setups]
+        means = [entry.update_ratio for entry in past if entry.update_ratio is not None]
+        top, mean = stats.update_ratio_max, stats.update_ratio
+        tops = [entry.update_ratio_max for entry in past if entry.update_ratio_max is not None]
+        if top is None or mean is None or len(means) < 2 or not rates or top <= self.peak * max(tops, default=0.0):
+            return None
+        if rate is None or rate > self.rise * max(rates):
+            return None
+        others = (mean * stats.steps - top) / (stats.steps - 1) if stats.steps > 1 else 0.0
+        return max(*means, others)
+
+
+def _nothing_moved(effect: Node, _: Node) -> bool:
+    return effect.value == 0.0
+
+
+__all__ = ["UpdateSpike", "UpdateTooLarge", "UpdateTooSmall"]
+
+KINDS = (
+    Kind(
+        "update_too_small", "Updates too small to learn from", group="Updates", rank=1400, limit=UpdateTooSmall().threshold,
+        meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
+        "gradient.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"
+        "               of a weight that started next to 0, |update| / the size of the optimizer's largest weight\n\n"
+        "alert if update_ratio < {UpdateTooSmall.threshold} for every weight of an optimizer\n"
+        "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
+        "{UpdateTooSmall.min_planned} or more,\n"
+        "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
+        "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
+        "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
+        severities="warning",
+        advice=("Raise the learning rate", "Find out why the gradients are so small"),
+        follows={
+            "missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always, "always_clipped": always,
+            "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always, "optimizer_settings": always,
+            "second_moment_stale": always,
+        },
+    ),
+    Kind(
+        "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
+        meaning="One step changes a weight by a large share of its size, or weight decay removes too much of every weight at each "
+        "step. What the model learned is overwritten.",
+        formula="update_ratio = |update| / |weight|, mean over the measured steps; without the largest of three or more\n"
+        "               under an optimizer like SGD where the median of all weights is below {UpdateTooLarge.usual};\n"
+        "               of two or more in the first window, if the loss falls in it\n\n"
+        "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
+        "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, a warm-up, or less weight decay", "Check its parameter group if only this weight is named",
+        ),
+        spreads=from_first(lambda node: node.number),  # the largest
+    ),
+    Kind(
+        "update_spike", "An update much larger than usual", group="Updates", rank=710,
+        meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
+        "model has learned may be lost in that step.",
+        formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
+        "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
+        "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
+        severities="warning",
+        advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
+        follows={"spike": always},
+    ),
+)  # fmt: skip
+
+RULES = (UpdateTooSmall(), UpdateTooLarge(), UpdateSpike())

@@ -1,0 +1,269 @@
+"""Gradients that do not arrive: they vanish in the backward pass, are exactly zero, or never come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
+from lightning_hooks.diagnostics.past import another_expert_learns, had_gradient, is_scale_free, only_the_first_step
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.diagnostics.setup.initial import role_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vanishing(Rule):
+    """Gradients that vanish in the backward pass.
+
+    Modules are compared with later ones that hold parameters: through a sigmoid or a decoder without weights, whose output the loss
+    takes a logarithm of, a gradient falls by any factor.
+
+    A module counts only if every module before it has lost its gradient too (the queries and keys of a healthy transformer get
+    very little, the layers before them much more), and not where later modules of the same role (the name within a block, such
+    as ``attention.q_proj``) get as little. The alert's site is the module through which most of the gradient is lost; where it is
+    lost gradually, the one nearest the loss that has lost it. The others are consequences. Nor does a module count whose weights
+    move by a usual share of their size at each step of an optimizer whose steps are as large as the gradient.
+
+    Attributes:
+        relative: RMS, and norm, over the largest among the modules after, below which the gradient has vanished. Healthy networks
+            have ratios down to 1e-2.
+        absolute: An RMS below which a gradient has vanished whatever the others are: a float32 update hardly carries less.
+        alike: RMS over the largest among later modules of the same role, above which it gets as much as they do.
+        learns: Update ratio from which on a weight learns all the same.
+    """
+
+    kind: ClassVar[str] = "vanishing"
+    superseded_by: ClassVar[tuple[type[Rule], ...]] = (Exploding,)  # compared with what explodes any gradient is small
+
+    relative: float = 1e-4
+    absolute: float = 1e-12
+    alike: float = 1e-2
+    learns: float = 1e-3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert where the gradient is lost, and one per module that has lost it; none where gradients are not finite."""
+        if any(stats.nonfinite_fraction > 0 for stats in report.modules.values()):
+            return
+        flow = GradientCourse(report)
+        holders = {name.rpartition(".")[0] for name in report.parameters}
+        counted = [not holders.intersection(flow.sites) or site in holders for site in flow.sites]
+        largest_after = _maxima_after([rms * counts for rms, counts in zip(flow.rms, counted, strict=True)])
+        largest_norm_after = _maxima_after([norm * counts for norm, counts in zip(flow.norm, counted, strict=True)])
+        alike = _largest_alike_after(flow)
+        before = norm_before = 0.0
+        lost = []
+        for place, (rms, norm) in enumerate(zip(flow.rms, flow.norm, strict=True)):
+            before, norm_before = max(before, rms), max(norm_before, norm)
+            after, norm_after = largest_after[place], largest_norm_after[place]
+            if rms > self.alike * alike[place] > self.absolute or self._learns(report, flow.sites[place]):
+                continue
+            if before < self.relative * after and norm_before < self.relative * norm_after:
+                what = f"{rms / after:.1e} times that of a layer after it (limit {self.relative:.0e})"
+                lost.append((place, rms / after, self.relative, what))
+            elif before < self.absolute:
+                lost.append((place, rms, self.absolute, f"below the limit of {self.absolute:.0e}"))
+        if not lost:
+            return
+        frontier, value, threshold, _ = lost[-1]
+        largest = max(range(frontier, len(flow.sites)), key=flow.norm.__getitem__)
+        course, culprit = flow.course(min(range(frontier + 1), key=flow.norm.__getitem__), largest)
+        course = f"It falls {course}. " if largest > frontier else ""
+        if culprit is not None and culprit not in flow.sites[: frontier + 1] and course:
+            yield self._found(report, culprit, value, threshold, "and almost nothing of it reaches the layers before", course)
+        for place, value, threshold, what in lost:
+            yield self._found(report, flow.sites[place], value, threshold, what, course)
+
+    def _learns(self, report: GradientFlowReport, site: str) -> bool:
+        setup, stats = report.setups.get(f"{site}.weight"), report.parameters.get(f"{site}.weight")
+        if setup is None or stats is None or stats.update_ratio is None or any(map(is_scale_free, setup.optimizers)):
+            return False
+        return bool(setup.optimizers) and setup.decay < self.learns / 2 and stats.update_ratio >= self.learns
+
+    def _found(self, report: GradientFlowReport, site: str, value: float, threshold: float, what: str, course: str) -> Alert:
+        return self.alert(
+            report, site, value, threshold, "warning",
+            f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}: it and the layers before hardly learn.",
+            f"{course}Common causes: saturating activations (sigmoid, tanh), a small initialisation, or depth without residual "
+            "connections.",
+        )  # fmt: skip
+
+
+def _maxima_after(values: Sequence[float]) -> list[float]:
+    """For each place the largest of the values after it; 0 for the last."""
+    maxima = list(accumulate(reversed(values[1:]), max, initial=0.0))
+    return maxima[::-1]
+
+
+def _largest_alike_after(flow: GradientCourse) -> list[float]:
+    """For each place the largest RMS among the later modules of its role; 0 where it has no role, or none is later."""
+    largest: dict[str, float] = {}
+    found = []
+    for site, rms in zip(flow.sites[::-1], flow.rms[::-1], strict=True):
+        role = _role_in_block(site)
+        found.append(largest.get(role, 0.0) if role else 0.0)
+        largest[role] = max(rms, largest.get(role, 0.0))
+    return found[::-1]
+
+
+def _role_in_block(site: str) -> str:
+    """A module's role, with the path to it from its numbered block on: each half of an adapter is called alike (``default``)."""
+    role, outer = role_of(site), site.rpartition(".")[0]
+    numbers = [match.end() for match in re.finditer(r"(?:^|\.)\d+(?:\.|$)", outer)]
+    return f"{outer[numbers[-1] :]}.{role}".lstrip(".") if role and numbers else role
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Zero(Rule):
+    """Gradients that arrive and are exactly zero everywhere.
+
+    It is an info for an expert that tokens may choose, and for the bias of a module whose weight has a gradient: then the loss does
+    not depend on an offset, as that of a critic in a Wasserstein GAN, which is a difference of its outputs. So it is for a small
+    part of a library's model, as the queries of a last block whose other outputs nothing reads, and where no parameter has a
+    gradient because the loss itself was 0 in these batches and is not in others: a hinge whose margin all samples keep.
+
+    Attributes:
+        threshold: Share of zero elements over the epoch at or above which it counts, in (0, 1].
+        part: Share of what trains that such a part is at most: a larger one is multiplied by zero, or its gates are shut.
+    """
+
+    kind: ClassVar[str] = "zero"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "part")
+
+    _CAUSES: ClassVar[str] = (
+        "Common causes: dead or saturated units after it, an output that is masked or multiplied by zero, an input of zeros, or an "
+        "expert that no token reached."
+    )
+
+    threshold: float = 1.0
+    part: float = 0.5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient is zero."""
+        if only_the_first_step(report):
+            return
+        small, met = self._share(report) <= self.part, _loss_is_met(report)
+        for site, gradient in report.parameters.items():
+            if gradient.zero_fraction >= self.threshold:
+                spare = report.setups[site].spare if small and site in report.setups else ""
+                why = f"This seems intended: it is {spare}." if spare else met or self._CAUSES
+                harmless = spare or met or another_expert_learns(report, site) or _weight_learns(report, site)
+                severity: Severity = "info" if harmless else "warning"
+                yield self.alert(
+                    report, site, gradient.zero_fraction, self.threshold, severity,
+                    f"{percent(gradient.zero_fraction)} of its gradient is exactly zero (limit {percent(self.threshold)}): it is "
+                    "connected to the loss but does not learn.",
+                    why,
+                )  # fmt: skip
+
+    def _share(self, report: GradientFlowReport) -> float:
+        """Of the numbers that train, those of parameters whose gradient is zero."""
+        trains = {name: setup.elements for name, setup in report.setups.items() if setup.trains}
+        zero = [name for name, gradient in report.parameters.items() if gradient.zero_fraction >= self.threshold]
+        return sum(trains.get(name, 0) for name in zero) / max(sum(trains.values()), 1)
+
+
+def _weight_learns(report: GradientFlowReport, site: str) -> bool:
+    """Whether a parameter is the bias of a module whose weight has a gradient."""
+    module, _, name = site.rpartition("bias")
+    weight = report.parameters.get(f"{module}weight")
+    return not name and weight is not None and bool(weight.steps) and weight.zero_fraction < 1
+
+
+def _loss_is_met(report: GradientFlowReport) -> str:
+    """What it says where no parameter has a gradient because the loss was exactly 0 in some batches; empty otherwise."""
+    measured = [gradient for gradient in report.parameters.values() if gradient.steps]
+    losses = report.loss.recent[-report.loss.count :] if report.loss is not None and report.loss.count else ()
+    zero = losses.count(0.0)
+    if zero == len(losses) or any(gradient.zero_fraction < 1 or gradient.steps > zero for gradient in measured):
+        return ""
+    return f"The loss itself was 0 in {zero} of {len(losses)} batches, as that of a hinge whose margin all samples keep."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Missing(Rule):
+    """Parameters that require gradients and never get one.
+
+    It is an info for unused branches of a library's model and for target networks, and a warning for a parameter of the user's own
+    model, for one that had a gradient in an earlier epoch, and for the body of a library's model: modules that run before all that
+    trains, hold most of the model, and whose outputs require a gradient, so that they do not run under ``no_grad``.
+    """
+
+    kind: ClassVar[str] = "missing"
+    judges: ClassVar[Judges] = "epoch"
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per parameter whose gradient was None at every measured step."""
+        for site, gradient in report.parameters.items():
+            if site in report.setups and report.setups[site].has_gradient:
+                continue  # at a step that was not sampled: a branch that is taken by chance
+            if gradient.missing_steps and not gradient.steps and not gradient.nonfinite_steps:
+                last = next((earlier.epoch for earlier in history[::-1] if had_gradient(earlier, site)), None)
+                spare = report.setups[site].spare if site in report.setups and last is None else ""
+                known = f"This seems intended: it is {spare}. " if spare else ""
+                known = f"It last had one in epoch {last}. " if last is not None else known
+                severity: Severity = "info" if spare or another_expert_learns(report, site) else "warning"
+                yield self.alert(
+                    report, site, gradient.missing_steps, 0.0, severity,
+                    "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend "
+                    "on it.",
+                    f"{known}Common causes: its layer is not used in forward, or a detach(), .item(), .data or no_grad() "
+                    "breaks the path.",
+                )  # fmt: skip
+
+
+__all__ = ["Missing", "Vanishing", "Zero"]
+
+KINDS = (
+    Kind(
+        "vanishing", "Vanishing gradients", group="Backward", rank=1140, urgency=1,
+        meaning="The gradient becomes very small on its way back to the first layers. These layers hardly learn.",
+        formula="g = rms of the gradient at the module's output;  n = its norm;  later = modules with parameters nearer to the "
+        "loss\n\n"
+        "alert if g < {Vanishing.relative} * max(g of later modules), and n < {Vanishing.relative} * max(n of later modules),\n"
+        "         here and at every module before\n"
+        "      or g < {Vanishing.absolute}, here and at every module before\n"
+        "not where g > {Vanishing.alike} * max(g of later modules of the same role), nor where gradients explode or are not "
+        "finite,\n"
+        "nor where the module's weight moves by at least {Vanishing.learns} of its size at each step of an optimizer like SGD",
+        severities="warning",
+        advice=("Try ReLU or GELU", "Use He initialisation", "Add normalisation layers or residual connections"),
+        follows={"dead": upstream, "saturated": upstream},
+        spreads=from_first(backward),
+    ),
+    Kind(
+        "zero", "Gradients that are exactly zero", group="Backward", rank=1150, measures="share",
+        meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
+        formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
+        "alert if zero_fraction >= {Zero.threshold}\n"
+        "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model,\n"
+        "unless more than {Zero.part} of what trains has none; and where no parameter has a gradient and the loss was 0 in as "
+        "many\n"
+        "batches as were measured, and not in all",
+        severities="warning; info for an expert, a bias whose weight learns, and in a library's model",
+        advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
+        follows={"labels_ignored": of_whole, "constant": of_whole, "dead": of_whole, "saturated": upstream, "vanishing": upstream},
+        spreads=in_a_row,
+    ),
+    Kind(
+        "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
+        meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
+        formula="alert if .grad is None at every measured step of the epoch",
+        severities="warning; info for an unused part of a library's model, unless it holds blocks that were called or is its "
+        "body, and for a copy that follows another module",
+        advice=(
+            "Use it in forward", "Remove what breaks the path to the loss",
+            "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        spreads=in_a_row,
+    ),
+)  # fmt: skip
+
+RULES = (Vanishing(), Zero(), Missing())

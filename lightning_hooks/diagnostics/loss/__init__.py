@@ -1,0 +1,1 @@
+"""The loss of every batch and of validations."""

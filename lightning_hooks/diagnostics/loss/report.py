@@ -1,0 +1,241 @@
+"""The loss over a window: its numbers, and the last of its values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+RECENT = 256
+"""Losses that a report holds one by one: those of the last training batches, of earlier windows too."""
+VALIDATIONS = 8
+"""Validations whose loss a report holds, those of earlier windows too."""
+LOSS_STATS = ("mean", "std", "min", "max", "last", "nonfinite_steps")
+"""What is logged as ``loss/<stat>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLoss:
+    """The loss of one validation.
+
+    Attributes:
+        loss: The metric that the user logs, such as ``val_loss``; the mean over ranks.
+        training: The mean loss of the training batches before it, of the last 256 at most.
+    """
+
+    loss: float
+    training: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossReport:
+    """The loss of a window's training batches, as ``training_step`` gave it; one value per batch, the mean over ranks.
+
+    Under manual optimisation it is the loss that ``training_step`` returns; where it returns none, and where a batch has several
+    backward passes, the mean over those. Statistics are over finite values, NaN where there were none.
+
+    Attributes:
+        count: Batches with a finite loss.
+        mean: Their mean.
+        std: Their population standard deviation.
+        min: The smallest.
+        max: The largest.
+        last: The last finite one.
+        nonfinite_steps: Batches whose loss was NaN or infinite, on any rank.
+        first_nonfinite_batch: The first of them, as index of the batch in the epoch; None if there were none.
+        first_nonfinite_step: The global step before it.
+        recent: The losses of the last 256 batches, oldest first, those of earlier windows too.
+        validations: The losses of the last 8 validations, oldest first.
+        start: Where the training's loss began: the median of its first 8 values; NaN before.
+        lowest: The lowest level so far: the smallest median of 32 values in a row; NaN before.
+        spike: The batches of this window whose loss was farthest above that of the batches before them.
+        optimized: Whether the training loop minimises this loss. Under manual optimisation it may be anything, as in a GAN.
+        scaled: Whether a loss scaler skips steps whose gradients are not finite.
+    """
+
+    count: int
+    mean: float
+    std: float
+    min: float
+    max: float
+    last: float
+    nonfinite_steps: int = 0
+    first_nonfinite_batch: int | None = None
+    first_nonfinite_step: int | None = None
+    recent: tuple[float, ...] = field(default=(), repr=False)
+    validations: tuple[ValidationLoss, ...] = ()
+    start: float = math.nan
+    lowest: float = math.nan
+    spike: LossSpike | None = None
+    optimized: bool = True
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossWindow:
+    """What a table holds of a window, on the host.
+
+    Attributes:
+        values: The loss of each batch of the window, of a long one the last; NaN where there was none.
+        weights: The number of ranks that gave it; 0 where there was none.
+        earlier: The losses of the batches before the window.
+        left_out: Of the batches of a long window before those: number, sum, sum of squares, number not finite (each rank counts),
+            largest, smallest.
+        first_nonfinite: Batch and step of the first loss that was not finite; infinite if there was none.
+        validations: Loss of each validation in the window, and how many of the ``values`` were before it.
+        earlier_validations: Those before the window.
+        course: ``start`` and ``lowest`` before the window.
+        first: The index in the epoch of the first of the ``values``.
+    """
+
+    values: Values
+    weights: Values
+    earlier: Values
+    left_out: tuple[float, ...]
+    first_nonfinite: tuple[float, float]
+    validations: list[tuple[float, int]]
+    earlier_validations: tuple[ValidationLoss, ...]
+    course: tuple[float, float]
+    first: int
+
+
+def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False) -> LossReport | None:
+    """Name the numbers of a window; None where no loss was seen.
+
+    Args:
+        window: The window.
+        optimized: As in the report.
+        scaled: As in the report.
+    """
+    there = window.weights > 0
+    finite = there & np.isfinite(window.values)
+    count, total, squares, nonfinite, largest, smallest = window.left_out
+    if not (there.any() or count or nonfinite):
+        return None
+    ranks = max(1.0, float(window.weights.max(initial=0.0)))
+    values, weights = window.values[finite], window.weights[finite]
+    number = count + float(weights.sum())
+    mean = (total + float(weights @ values)) / number if number else math.nan
+    spread = squares - 2 * mean * total + mean * mean * count + float(weights @ (values - mean) ** 2) if number else math.nan
+    batch, step = (None if math.isinf(first) else int(first) for first in window.first_nonfinite)
+    known = np.concatenate((window.earlier, window.values[there]))
+    begun, lowest = window.course
+    sound = known[np.isfinite(known)]
+    return LossReport(
+        count=len(values) + round(count / ranks),
+        mean=mean,
+        std=math.sqrt(max(spread, 0.0) / number) if number else math.nan,
+        min=min(smallest, float(values.min(initial=math.inf))) if number else math.nan,
+        max=max(largest, float(values.max(initial=-math.inf))) if number else math.nan,
+        last=float(values[-1]) if len(values) else math.nan,
+        nonfinite_steps=int((there & ~finite).sum()) + math.ceil(nonfinite / ranks),
+        first_nonfinite_batch=batch,
+        first_nonfinite_step=step,
+        recent=tuple(known[-RECENT:].tolist()),
+        validations=(*window.earlier_validations, *_validations(window))[-VALIDATIONS:],
+        start=start_of(sound) if math.isnan(begun) else begun,
+        lowest=float(np.fmin(lowest, lowest_level(sound))),
+        spike=_spike(window, finite) if optimized else None,
+        optimized=optimized,
+        scaled=scaled,
+    )
+
+
+def _spike(window: LossWindow, finite: npt.NDArray[np.bool_]) -> LossSpike | None:
+    """The largest spike of the window, with its batch."""
+    earlier = window.earlier[np.isfinite(window.earlier)]
+    found = largest_spike(np.concatenate((earlier, window.values[finite])), int(finite.sum()))
+    if found is None:
+        return None
+    place, spike = found
+    places = window.first + np.flatnonzero(finite)
+    ahead = place - len(earlier)
+    return replace(spike, batch=int(places[ahead]) if ahead >= 0 else int(places[0]) + ahead if len(places) else -1)
+
+
+def _validations(window: LossWindow) -> list[ValidationLoss]:
+    """The validations of the window, each with the training loss before it."""
+    found = []
+    for loss, place in window.validations:
+        known = np.concatenate((window.earlier, window.values[:place]))
+        known = known[np.isfinite(known)][-RECENT:]
+        found.append(ValidationLoss(loss, float(known.mean()) if len(known) else math.nan))
+    return found
+
+
+Values = npt.NDArray[np.float64]
+
+FIRST = 8
+"""Losses whose median is where a training began."""
+BLOCK = 32
+"""Losses in a row whose median is a level."""
+BEFORE = 128
+"""Losses before a batch that it is compared with, as OLMo-core does."""
+FEWEST_BEFORE = 64
+"""So many there must be, likewise."""
+LASTING = 3
+"""Batches in a row at which the loss must be too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpike:
+    """The batches in a row whose loss was farthest above that of the 128 batches before them.
+
+    Attributes:
+        batch: The first of them, as index of the batch in the epoch; of a window before this one if it is negative.
+        loss: The smallest of their losses.
+        mean: The mean loss of the batches before.
+        sigmas: Standard deviations of these between the two.
+        ratio: The same distance, over that from the mean to the largest loss of the batches before.
+        before: How many batches before were compared with.
+    """
+
+    batch: int
+    loss: float
+    mean: float
+    sigmas: float
+    ratio: float
+    before: int
+
+
+def start_of(losses: Values) -> float:
+    """Where a training began: the median of its first losses; NaN while there are too few."""
+    return float(np.median(losses[:FIRST])) if len(losses) >= FIRST else math.nan
+
+
+def lowest_level(losses: Values) -> float:
+    """The lowest median of losses in a row; NaN where there are too few."""
+    if len(losses) < BLOCK:
+        return math.nan
+    blocks = np.lib.stride_tricks.sliding_window_view(losses, BLOCK)[:: -(BLOCK // 4)]
+    return float(np.median(blocks, axis=1).min())
+
+
+def largest_spike(losses: Values, new: int) -> tuple[int, LossSpike] | None:
+    """The batches in a row that are farthest above those before them.
+
+    Args:
+        losses: Finite ones, in order.
+        new: How many of them, the last, were not looked at before.
+
+    Returns:
+        The place of the first among the losses, and the spike with batch 0; None where there are too few.
+    """
+    first = max(FEWEST_BEFORE, len(losses) - new - LASTING + 1)
+    if len(losses) < first + LASTING:
+        return None
+    runs = np.lib.stride_tricks.sliding_window_view(losses, LASTING).min(1)[first:]
+    padded = np.concatenate((np.full(BEFORE, np.nan), losses))  # of those before the first there are none
+    before = np.lib.stride_tricks.sliding_window_view(padded, BEFORE)[first : first + len(runs)]
+    mean, std, top = np.nanmean(before, 1), np.nanstd(before, 1), np.nanmax(before, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios, sigmas = (runs - mean) / (top - mean), (runs - mean) / std
+    ratios = np.where(runs > mean, ratios, -np.inf)
+    place = int(np.argmax(ratios))
+    if not ratios[place] > 0:
+        return None
+    number = min(BEFORE, first + place)
+    found = float(runs[place]), float(mean[place]), float(sigmas[place]), float(ratios[place])
+    return first + place, LossSpike(0, *found, number)

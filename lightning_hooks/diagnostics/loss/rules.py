@@ -1,0 +1,302 @@
+"""The training loss: NaN or infinite values, leaps, a rise, a wrong sign."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import FORWARD, Kind, Node
+from lightning_hooks.declare.links import not_later
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, LossReport
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+SITE = "loss"
+"""The site of alerts on the training loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossNonfinite(Rule):
+    """A loss that is NaN or infinite.
+
+    Lightning's ``EarlyStopping(check_finite=True)`` ends a training at such a value: the gradients are NaN, and so are all weights
+    after one step. Every batch is looked at, sampled or not, so the batch is exact. A loss scaler skips such a step: if the loss
+    is finite again at the end of the window, or is in half of its batches or more, the alert is an info.
+    """
+
+    kind: ClassVar[str] = "loss_nonfinite"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss of any batch was not finite."""
+        loss = report.loss
+        if loss is None or not loss.nonfinite_steps:
+            return
+        again = bool(loss.recent) and math.isfinite(loss.recent[-1])
+        skipped = loss.scaled and (again or loss.nonfinite_steps <= loss.count)
+        yield self.alert(
+            report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
+            f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
+            f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}.",
+            (
+                "The loss scaler skips such steps, and the loss is finite in others."
+                if skipped
+                else "One step with it makes all weights NaN. Common causes: log of 0 or division by 0 in the loss, a mean over an "
+                "empty mask, or outputs of the model that are not finite."
+            ),
+            since_step=loss.first_nonfinite_step,
+            batch=loss.first_nonfinite_batch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossSpiking(Rule):
+    """A loss that leaps far above that of the batches before, and stays there for several batches.
+
+    OLMo-core's ``SkipStepOptimizer`` calls a step an outlier if its loss is more than 6 standard deviations above the mean of the
+    128 steps before, after the first 64; PaLM (Chowdhery et al. 2022, section 5.1) went back to a checkpoint before each spike.
+    In small noisy batches one loss alone is often so large. So 3 in a row must be, each must exceed the largest before by
+    ``ratio`` times its distance from the mean, and they must undo a share ``lost`` of what the loss has fallen. In the healthy
+    trainings of the fault zoo, each carried on for 700 batches, the ratio of 3 in a row is at most 0.7 where the loss does not
+    leap and come back.
+
+    Attributes:
+        sigmas: Standard deviations above the mean of the batches before.
+        ratio: Distance from that mean, over that of the largest loss before.
+        lost: Share of the fall of the loss since training began.
+        settle: Batches at the start of an epoch in which a leap is not named: data may be others on purpose (a curriculum), or
+            layers unfrozen.
+    """
+
+    kind: ClassVar[str] = "loss_spike"
+    shares: ClassVar[tuple[str, ...]] = ("lost",)
+
+    sigmas: float = 6.0
+    ratio: float = 2.0
+    lost: float = 0.1
+    settle: int = 3
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss has leapt."""
+        spike = None if report.loss is None else report.loss.spike
+        if report.loss is None or spike is None or not (spike.sigmas > self.sigmas and spike.ratio > self.ratio):
+            return
+        if 0 <= spike.batch < self.settle or not spike.loss - spike.mean > self.lost * _fall(report.loss):
+            return
+        where = f"at training batch {spike.batch} of the epoch" if spike.batch >= 0 else "at the end of the epoch before"
+        yield self.alert(
+            report, SITE, spike.ratio, self.ratio, "warning",
+            f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard deviations "
+            f"above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as their largest "
+            f"(limit {self.ratio:.3g}).",
+            "Common causes: a learning rate that is too large, or a corrupt batch.",
+            batch=spike.batch if spike.batch >= 0 else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossDiverging(Rule):
+    """A loss that had fallen and rises again.
+
+    The trend is the rank test of Mann (1945) and Kendall (1975) over 16 means of 128 batches, which is the same on a linear
+    and a logarithmic scale. It says nothing about size, so a share ``lost`` of what the loss had fallen must be undone too,
+    clearly more than the difference between two batches, and the loss must not be falling again, as it does after harder data
+    have come. The last 256 losses are known whatever the window, so that every window is judged.
+
+    Attributes:
+        lost: Share of the fall since training began that is undone.
+        trend: The test's standard normal score.
+        noise: Rise over the noise from batch to batch.
+        min_steps: Batches that must be known.
+    """
+
+    kind: ClassVar[str] = "loss_diverging"
+    shares: ClassVar[tuple[str, ...]] = ("lost",)
+
+    lost: float = 0.3
+    trend: float = 2.5
+    noise: float = 3.0
+    min_steps: int = 64
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss rises."""
+        loss = report.loss
+        known = [] if loss is None else [value for value in loss.recent if math.isfinite(value)]
+        if loss is None or not loss.optimized or len(known) < self.min_steps:
+            return
+        now, fall, noise = statistics.median(known[-BLOCK:]), _fall(loss), _noise(known)
+        rise = now - loss.lowest
+        if not (fall > noise and rise > self.lost * fall and rise > self.noise * noise):
+            return
+        if rising(known[-BEFORE:]) > self.trend and rising(known[-2 * BLOCK :]) > -1:
+            yield self.alert(
+                report, SITE, rise / fall, self.lost, "warning",
+                f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
+                f"{loss.start:.3g} at the start.",
+                f"{percent(min(rise / fall, 1.0))} of the fall is undone (limit {percent(self.lost)}). Common causes: a learning "
+                "rate that is too large or grows, a part of the loss without a bound, or other data.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossMaximized(Rule):
+    """A distance of outputs from targets, such as a cross entropy, that is maximized: ``maximize=True``, or a minus before it.
+
+    Not under manual optimization, where an adversary may do so.
+    """
+
+    kind: ClassVar[str] = "loss_diverging"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that goes the wrong way."""
+        if report.loss is None or not report.loss.optimized or not report.loss_sign:
+            return
+        for name, stats in report.optimizers.items():
+            ways = {group.maximize for group in stats.groups}  # of both in a min-max problem
+            climbs = ways == {True}
+            if len(ways) == 1 and climbs == (report.loss_sign > 0):
+                how = f"{name} has maximize=True" if climbs else "there is a minus before it"
+                yield self.alert(
+                    report, SITE, float(report.loss_sign), 0.0, "warning",
+                    f"it is a distance of outputs from targets, and is maximized: {how}.",
+                    "Outputs get worse with every step. Common causes: a setting for rewards, the sign of a gain or of a "
+                    "log-likelihood on a loss.",
+                    advice=("Remove maximize=True" if climbs else "Remove the minus",),
+                )  # fmt: skip
+
+
+def _fall(loss: LossReport) -> float:
+    """How far the loss has fallen since training began; 0 if it has not, or that is not known."""
+    fall = loss.start - loss.lowest
+    return fall if fall > 0 else 0.0
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """The standard deviation from batch to batch, of differences of neighbours, which no trend enters."""
+    steps = [abs(later - earlier) for earlier, later in pairwise(losses)]
+    return 1.4826 * statistics.median(steps) / math.sqrt(2)
+
+
+def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
+    """Whether a loss is above its lowest level by so many times the noise from batch to batch.
+
+    Args:
+        loss: The loss, which the training loop minimises.
+        noise: How many times.
+        min_steps: Losses that must be known.
+    """
+    known = [value for value in loss.recent if math.isfinite(value)]
+    if not loss.optimized or len(known) < min_steps:
+        return False
+    return statistics.median(known[-BLOCK:]) - loss.lowest > noise * _noise(known)
+
+
+def rising(losses: Sequence[float], blocks: int = 16) -> float:
+    """The Mann-Kendall score of a rise: standard normal where there is no trend.
+
+    Args:
+        losses: In order; at least as many as ``blocks``.
+        blocks: Into so many means they are taken together: neighbours may depend on each other.
+    """
+    size = len(losses) // blocks
+    means = [statistics.fmean(losses[len(losses) - size * (block + 1) : len(losses) - size * block]) for block in range(blocks)][
+        ::-1
+    ]
+    pairs = [(means[i], means[j]) for i in range(blocks) for j in range(i + 1, blocks)]
+    score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
+    return score / math.sqrt(blocks * (blocks - 1) * (2 * blocks + 5) / 18)
+
+
+def _earlier(effect: Node, cause: Node) -> bool:
+    """At a batch before; both must be known."""
+    return cause.began < effect.began < math.inf
+
+
+def _loss_was_first(loss: Node, other: Node) -> bool:
+    """Whether what is not finite began in the loss.
+
+    The loss is seen at every batch, a module at sampled ones. A module that is found at a later batch may have been the first,
+    unless it was sampled in between and finite.
+    """
+    if loss.held != other.held:
+        return loss.held
+    if other.passing == FORWARD:
+        return loss.began <= other.batch - other.every and math.isfinite(other.batch)
+    return loss.began <= other.began
+
+
+def _from_loss(effect: Node, cause: Node) -> bool:
+    return _loss_was_first(cause, effect)
+
+
+def _before_loss(effect: Node, cause: Node) -> bool:
+    return not _loss_was_first(effect, cause)
+
+
+__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
+
+KINDS = (
+    Kind(
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940,
+        meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
+        "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
+        formula="alert if the loss of any training batch of the window is NaN or infinite\n"
+        "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
+        severities="critical; info where a loss scaler skips the step",
+        advice=(
+            "Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
+            "Set every_n_steps=1 to see which layer was first",
+        ),
+        follows={"nonfinite": _before_loss, "labels_ignored": not_later},
+        causes={"nonfinite": _from_loss},
+    ),
+    Kind(
+        "loss_spike", "A loss far above that before", group="Loss", rank=910,
+        meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
+        "is partly lost.",
+        formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a "
+        "row\n\n"
+        "alert if low > mean + {LossSpiking.sigmas} * std\n"
+        "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
+        "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
+        "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
+        "anything.",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
+            "Restart from a checkpoint before it if the loss does not come back",
+        ),
+        follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
+        causes={"spike": _earlier},
+    ),
+    Kind(
+        "loss_diverging", "A loss that rises again", group="Loss", rank=920, measures="share",
+        meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
+        "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it.",
+        formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
+        "lost = (now - lowest) / (loss at the start - lowest)\n\n"
+        "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
+        "     and the Mann-Kendall score of the last 128 losses > {LossDiverging.trend}, from {LossDiverging.min_steps} losses "
+        "on,\n"
+        "     and that of the last 64 > -1\n"
+        "or if the loss is a cross entropy, mse, smooth l1, huber or binary cross entropy, or a mean of them, and all groups of "
+        "an\n"
+        "   optimizer have maximize=True, or it is minus one of these and none has\n"
+        "Not under manual optimisation.",
+        severities="warning",
+        advice=(
+            "Try a lower learning rate, and check what its scheduler does",
+            "Check the sign and the weight of each term of the loss",
+        ),
+        follows={
+            "update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
+            "loss_spike": not_later,
+        },
+    ),
+)  # fmt: skip
+
+RULES = (LossNonfinite(), LossSpiking(), LossDiverging(), LossMaximized())

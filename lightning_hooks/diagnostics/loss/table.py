@@ -1,0 +1,288 @@
+"""The losses of a window on the device, one value per batch, and how they merge over ranks and windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, paired
+
+PAGE = 64
+"""Losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches."""
+SLOTS = 4096
+"""Batches of a window whose loss is kept one by one; of those before them, the moments are."""
+MOST_VALIDATIONS = 16
+"""Validations in a window whose loss is kept, the last ones."""
+N_MOMENTS = 4  # of the losses that have left their slot: number, sum, sum of squares, number not finite; each rank counts
+N_SUMS = N_MOMENTS + 2 * SLOTS + 2 * MOST_VALIDATIONS
+"""The first numbers of a packed table add up over ranks: moments, losses, their ranks, validations, their ranks."""
+N_BOUNDS = 4  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
+N_COUNTS = 7  # batches, index of the first in the epoch, validations, earlier losses, earlier validations; start and lowest so far
+N_KNOWN = N_COUNTS + MOST_VALIDATIONS + RECENT + 2 * VALIDATIONS
+"""What the host knows, the same on every rank."""
+N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN
+"""Of a packed table; of all after the sums ranks take the largest."""
+
+
+class LossTable:
+    """Takes up losses on the device, without waiting for it.
+
+    Batches are numbered in the window, from 0; their losses lie in slots, and ranks add theirs slot by slot.
+
+    Args:
+        device: Where the table lives.
+
+    Attributes:
+        step: The global step before the batch under way.
+        optimized: Whether the training loop minimises this loss.
+        scaled: Whether a loss scaler skips steps whose gradients are not finite.
+    """
+
+    _sums: Tensor
+    _bounds: Tensor
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._dtype, self._device = row_dtype(torch.device(device)), device
+        self._earlier: tuple[float, ...] = ()
+        self._earlier_validations: tuple[ValidationLoss, ...] = ()
+        self._course: tuple[float, ...] = (math.nan, math.nan)  # where the loss began, and its lowest level
+        self._latest: LossReport | None = None
+        self._passes: list[Tensor] = []
+        self._page: list[Tensor] = []
+        self._numbers: list[tuple[int, int, int]] = []  # of each loss of the page: batch in the window, in the epoch, step
+        self._validations: list[Tensor] = []
+        self._validated_at: list[int] = []  # batches of the window before each validation
+        self.step, self.optimized, self.scaled = 0, True, False
+        self.reset()
+
+    def add(self, loss: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> None:
+        """Take up the loss of a backward pass.
+
+        Args:
+            loss: As it goes into backward.
+            factor: What it is to be multiplied by, as it was divided for gradient accumulation.
+            scale: The loss scale in it.
+        """
+        value = loss.detach() if loss.dim() == 0 else loss.detach().mean()
+        self._passes.append(value * factor if scale is None else value / scale * factor)  # a copy: the loss may be changed in place
+
+    def end_batch(self, number: int, batch: int, returned: Tensor | None = None) -> None:
+        """A batch ends.
+
+        Args:
+            number: Of the batch in the window, from 0.
+            batch: Its index in the epoch.
+            returned: Its loss as ``training_step`` returned it, which goes before that of its backward passes.
+        """
+        passes = self._passes.copy()
+        self._passes.clear()
+        self._batches, self._first = number + 1, batch - number
+        if returned is not None:
+            loss = returned.detach().to(self._device, non_blocking=True).mean().clone()
+        elif passes:
+            loss = passes[0] if len(passes) == 1 else torch.stack(passes).mean()
+        else:
+            return
+        self._page.append(loss)
+        self._numbers.append((number, batch, self.step))
+        if len(self._page) == PAGE:
+            self._close_page()
+
+    def end_validation(self, loss: Tensor) -> None:
+        """A validation ends, with this loss."""
+        if len(self._validated_at) == MOST_VALIDATIONS:
+            del self._validated_at[0]
+            if len(self._validations) == MOST_VALIDATIONS:
+                del self._validations[0]
+            else:  # the first is of before a resumed run
+                values = self._sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
+                values.copy_(values.roll(-1, 1))
+        self._validations.append(loss.detach().to(self._device, self._dtype, non_blocking=True).mean().clone())
+        self._validated_at.append(self._batches)
+
+    def _close_page(self) -> None:
+        if not self._page:
+            return
+        losses = torch.stack(self._page).to(self._sums)
+        numbers = torch.tensor(self._numbers, dtype=losses.dtype).T.to(losses.device, non_blocking=True)
+        unknown = losses.new_full((1,), -math.inf)
+        self._bounds[2:] = torch.maximum(self._bounds[2:], torch.where(torch.isfinite(losses), unknown, -numbers[1:]).amax(1))
+        slots = numbers[0].long() % SLOTS
+        if self._numbers[-1][0] >= SLOTS:
+            self._leave(self._slots[:, slots])
+        self._slots[:, slots] = torch.stack((losses, torch.ones_like(losses)))
+        self._page.clear()
+        self._numbers.clear()
+
+    @property
+    def _slots(self) -> Tensor:
+        """Losses and their ranks, shape ``(2, SLOTS)``; a view."""
+        return self._sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)
+
+    def _leave(self, slots: Tensor) -> None:
+        """Add losses that leave their slot to the moments."""
+        moments, bounds = left_out(slots)
+        self._sums[:N_MOMENTS] += moments
+        self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
+
+    @property
+    def spans(self) -> Spans:
+        """How packed tables merge, over ranks and over windows."""
+        return (LOSS_SPAN,)
+
+    def pack(self) -> Tensor:
+        """The table, shape ``(n_loss_numbers,)``."""
+        self._close_page()
+        sums = self._sums.clone()
+        places = self._validated_at
+        if self._validations:
+            new = torch.stack(self._validations)
+            values = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
+            values[:, len(places) - len(new) : len(places)] = torch.stack((new, torch.ones_like(new)))
+        counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations), *self._course
+        pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
+        known = (*counts, *_filled(places, MOST_VALIDATIONS), *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
+        host = torch.tensor(known, dtype=sums.dtype).to(sums.device, non_blocking=True)
+        return torch.cat((sums, self._bounds, host))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge gave into the table of a new run."""
+        self._sums, self._bounds, known = (part.clone() for part in _parts(packed.to(self._sums)))
+        self._batches, self._first = (int(count) for count in known[:2].tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what every rank of a resumed run needs next to the packed table, in plain types."""
+        pairs = [(one.loss, one.training) for one in self._earlier_validations]
+        return {
+            "earlier": list(self._earlier),
+            "validations": pairs,
+            "validated_at": list(self._validated_at),
+            "course": self._course,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave."""
+        self._earlier = tuple(float(loss) for loss in state.get("earlier", ()))
+        self._earlier_validations = tuple(ValidationLoss(*pair) for pair in state.get("validations", ()))
+        self._validated_at = [int(place) for place in state.get("validated_at", ())]
+        self._course = tuple(state.get("course", self._course))
+
+    def read(self, packed: Tensor) -> LossReport | None:
+        """The report of a packed table on the host; None where no loss was seen."""
+        self._latest = loss_report(window_of(packed), self.optimized, self.scaled)
+        return self._latest
+
+    def reset(self) -> None:
+        """Start a new window, behind the one that was read last."""
+        if self._latest is not None:
+            self._earlier, self._earlier_validations = self._latest.recent, self._latest.validations
+            self._course = self._latest.start, self._latest.lowest
+        self._sums = torch.zeros(N_SUMS, device=self._device, dtype=self._dtype)
+        self._bounds = torch.full((N_BOUNDS,), -math.inf, device=self._device, dtype=self._dtype)
+        for kept in (self._passes, self._page, self._numbers, self._validations, self._validated_at):
+            kept.clear()
+        self._batches = self._first = 0
+
+
+def _filled(numbers: Sequence[float], length: int) -> list[float]:
+    return [*numbers, *[-math.inf] * (length - len(numbers))]
+
+
+def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments and bounds of losses that leave their slot.
+
+    Args:
+        slots: Their sums over ranks and the number of ranks, shape ``(2, k)``.
+
+    Returns:
+        Number, sum, sum of squares and number not finite; the largest and -smallest.
+    """
+    losses, ranks = slots[0] / slots[1].clamp_min(1), slots[1]
+    finite = torch.isfinite(losses) & (ranks > 0)
+    value, weight, unknown = torch.where(finite, losses, 0), torch.where(finite, ranks, 0), losses.new_full((1,), -math.inf)
+    moments = torch.stack((weight, weight * value, weight * value * value, ranks - weight)).sum(1)
+    signed = torch.stack((losses, -losses))
+    return moments, torch.where(finite, signed, unknown).amax(1)
+
+
+def _merged_over_ranks(own: Tensor, _among: TableIndex) -> Merging:
+    """The tables of all ranks."""
+    bounds = yield own[N_SUMS:]
+    sums = yield own[:N_SUMS]
+    yield own.new_empty(0)
+    return torch.cat((sums, bounds))
+
+
+def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
+    """Merge the tables of two windows in a row, on the host."""
+    sums, bounds, known = (torch.stack(two) for two in zip(_parts(earlier), _parts(later), strict=True))
+    batches, more = int(known[0, 0]), int(known[1, 0])
+    losses = torch.cat((_in_order(sums[0], batches), _in_order(sums[1], more)), 1)
+    moments, largest = left_out(losses[:, :-SLOTS]) if losses.shape[1] > SLOTS else (sums.new_zeros(N_MOMENTS), bounds[0, :2])
+    merged = sums.new_zeros(N_SUMS)
+    merged[:N_MOMENTS] = sums[:, :N_MOMENTS].sum(0) + moments
+    kept = losses[:, -SLOTS:]
+    slots = torch.arange(batches + more - kept.shape[1], batches + more) % SLOTS
+    merged[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)[:, slots] = kept
+    places, values = _validations(sums[0], known[0]), _validations(sums[1], known[1])
+    entries = [*places, *((place + batches, value, ranks) for place, value, ranks in values)][-MOST_VALIDATIONS:]
+    both = torch.tensor([[value, ranks] for _, value, ranks in entries], dtype=sums.dtype).view(-1, 2).T
+    merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, : len(entries)] = both
+    top = torch.cat((torch.stack((*bounds[:, :2], largest)).amax(0), bounds[:, 2:].amax(0)))
+    merged_known = known[0].clone()
+    merged_known[0], merged_known[2] = batches + more, len(entries)
+    merged_known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS] = torch.tensor(
+        _filled([place for place, _, _ in entries], MOST_VALIDATIONS), dtype=sums.dtype
+    )
+    return torch.cat((merged, top, merged_known))
+
+
+def window_of(packed: Tensor) -> LossWindow:
+    """What a packed table on the host holds."""
+    sums, bounds, known = _parts(packed.double())
+    batches, first, _, n_earlier, n_pairs = (int(count) for count in known[:5].tolist())
+    losses = _in_order(sums, batches)
+    _, _, earlier, pairs = torch.split(known, [N_COUNTS, MOST_VALIDATIONS, RECENT, 2 * VALIDATIONS])
+    before = batches - losses.shape[1]
+    ranks = losses[1].numpy()
+    values = np.where(ranks > 0, (losses[0] / losses[1].clamp_min(1)).numpy(), np.nan)
+    return LossWindow(
+        values=values,
+        weights=ranks,
+        earlier=earlier[:n_earlier].numpy(),
+        left_out=(*sums[:N_MOMENTS].tolist(), bounds[0].item(), -bounds[1].item()),
+        first_nonfinite=(-bounds[2].item(), -bounds[3].item()),
+        validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in _validations(sums, known)],
+        earlier_validations=tuple(ValidationLoss(*pair) for pair in pairs.view(-1, 2)[:n_pairs].tolist()),
+        course=(known[5].item(), known[6].item()),
+        first=first + before,
+    )
+
+
+def _parts(packed: Tensor) -> tuple[Tensor, ...]:
+    """Sums, bounds, and what the host knows."""
+    return torch.split(packed, [N_SUMS, N_BOUNDS, N_KNOWN])
+
+
+def _in_order(sums: Tensor, batches: int) -> Tensor:
+    """Losses and their ranks by batch, of the last batches of a window with so many."""
+    slots = torch.arange(max(0, batches - SLOTS), batches) % SLOTS
+    return sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)[:, slots]
+
+
+def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]]:
+    """Of each validation in a window: the batches before it, the sum of its losses over ranks, the number of ranks."""
+    values, ranks = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS).tolist()
+    count, places = int(known[2]), known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS].tolist()
+    return list(zip(places[:count], values[:count], ranks[:count], strict=True))
+
+
+LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))
+"""How packed tables merge, over ranks and over windows."""

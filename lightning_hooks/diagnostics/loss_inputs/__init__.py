@@ -1,0 +1,1 @@
+"""What losses are given: predictions, targets and labels."""

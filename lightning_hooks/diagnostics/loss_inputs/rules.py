@@ -1,0 +1,246 @@
+"""What losses are given: numbers that are no logits, targets out of reach, pairs, a second softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import always
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
+from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BOUNDS, KL_DIVERGENCE
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRange(Rule):
+    """Logits that cross entropy does not expect: probabilities, what a ReLU or tanh leaves, logarithms of probabilities.
+
+    Cross entropy takes any real numbers and applies a softmax to them. Of ``C`` numbers in [-1, 1] that softmax gives a class at
+    most ``e² / (e² + C - 1)``. Logarithms of probabilities are left as they are, which is harmless.
+
+    ``nll_loss`` takes logarithms of probabilities and applies nothing. Logits that it is given have numbers of both signs in a row,
+    while logarithms that are weighted (a focal loss, a reward) have one sign there.
+
+    Attributes:
+        share: Share of the rows that must be probabilities, or their logarithms.
+        mixed: Share of the rows with numbers of both signs from which on ``nll_loss`` is given logits.
+        zeros: Share of the logits that must be exactly 0 for a rectifier.
+        bound: Logits must come so close to both -1 and 1, and not pass them, for a tanh or a cosine.
+        min_logits: Logits below which a window is not judged.
+    """
+
+    kind: ClassVar[str] = "output_range"
+    shares: ClassVar[tuple[str, ...]] = ("share", "mixed", "zeros")
+
+    share: float = 0.99
+    mixed: float = 0.25
+    zeros: float = 0.05
+    bound: float = 0.01
+    min_logits: int = 256
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss that gets other numbers than logits."""
+        for site, stats in report.outputs.items():
+            if stats.classes < 2 or stats.rows * stats.classes < self.min_logits:
+                continue
+            low, high = stats.min_logit, stats.max_logit
+            if site.rpartition("/")[2].startswith("nll_loss"):
+                yield from self._of_logarithms(report, site, stats)
+            elif stats.probabilities >= self.share:
+                yield self.alert(
+                    report, site, stats.probabilities, self.share, "warning",
+                    f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum "
+                    "1.",
+                    "It applies a softmax itself, so that gradients are small and the loss cannot reach 0.",
+                )  # fmt: skip
+            elif stats.log_probabilities >= self.share and stats.max_logit <= 0:
+                yield self.alert(
+                    report, site, stats.log_probabilities, self.share, "info",
+                    "its input are logarithms of probabilities, as nll_loss expects them.",
+                    "Its own log_softmax leaves them as they are: nothing is wrong, but computed twice.",
+                    advice=("Use nll_loss, or remove the log_softmax before it",),
+                )  # fmt: skip
+            elif low == 0 and stats.zero_fraction >= self.zeros:
+                yield self.alert(
+                    report, site, stats.zero_fraction, self.zeros, "warning",
+                    f"no logit is below 0, and {percent(stats.zero_fraction)} of them are exactly 0 (limit {percent(self.zeros)}): "
+                    "a rectifier comes before the loss.",
+                    "It cannot make a class unlikely, and where all logits are 0 no gradient comes back.",
+                )  # fmt: skip
+            elif (
+                stats.classes > 2 and abs(low + 1) <= self.bound and abs(high - 1) <= self.bound and high <= 1 <= -low + self.bound
+            ):
+                yield self._bounded(report, site, stats)
+
+    def _of_logarithms(self, report: FeatureReport, site: str, stats: OutputStats) -> Iterator[Alert]:
+        if stats.probabilities >= self.share:
+            yield self.alert(
+                report, site, stats.probabilities, self.share, "warning",
+                f"its input are probabilities: {percent(stats.probabilities)} of its rows have no number below 0 and the sum 1.",
+                "It expects their logarithms, and takes none itself: it is minus the mean probability of the label, whose "
+                "gradient is smallest where the model is most wrong. Common cause: softmax instead of log_softmax.",
+                advice=("Use cross_entropy of the logits, or nll_loss of log_softmax",),
+            )  # fmt: skip
+        elif stats.mixed_signs >= self.mixed and stats.log_probabilities <= 1 - self.share:
+            yield self.alert(
+                report, site, stats.mixed_signs, self.mixed, "warning",
+                f"its input are no logarithms of probabilities: {percent(stats.mixed_signs)} of its rows have numbers both below "
+                f"and above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
+                "It applies no softmax: the loss falls without end as the label's number grows, whatever the others are. Common "
+                "cause: logits without a log_softmax.",
+                advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
+            )  # fmt: skip
+
+    def _bounded(self, report: FeatureReport, site: str, stats: OutputStats) -> Alert:
+        most = 7.389 / (7.389 + stats.classes - 1)
+        return self.alert(
+            report, site, stats.max_logit, 1.0, "warning",
+            f"its logits fill the range from {stats.min_logit:.3g} to {stats.max_logit:.3g} and do not leave it: of "
+            f"{stats.classes} classes none can get more than {percent(most)}.",
+            "Common causes: a tanh before the loss, cosines that are not divided by a temperature.",
+            advice=("Remove the tanh, or multiply by a scale such as 10 to 30",),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedTargets(Rule):
+    """A loss of outputs of shape ``(n, 1)`` and targets of shape ``(n,)``: both are expanded, and every output meets every target.
+
+    What is compared in pairs on purpose is not reduced by the loss itself, as in quantile regression.
+    """
+
+    kind: ClassVar[str] = "output_range"
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss that has compared pairs."""
+        for site, stats in report.targets.items():
+            if stats.paired:
+                yield self.alert(
+                    report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
+                    f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
+                    f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
+                    "with every target, and the best output is their mean.",
+                    "Common cause: outputs of shape (n, 1), targets of (n,).",
+                    advice=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1)",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreachableTargets(Rule):
+    """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
+
+    A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
+    logarithm of a probability is.
+
+    Attributes:
+        share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
+        min_targets: Fewer numbers are not judged.
+    """
+
+    kind: ClassVar[str] = "output_range"
+    shares: ClassVar[tuple[str, ...]] = ("share",)
+
+    share: float = 0.05
+    min_targets: int = 64
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per loss with such targets."""
+        for site, stats in report.targets.items():
+            if stats.bounded < self.min_targets or stats.outside <= self.share * stats.bounded:
+                continue
+            share = stats.outside / stats.bounded
+            if stats.bound == KL_DIVERGENCE:
+                yield self._of_divergence(report, site, share)
+                continue
+            low, high = BOUNDS[stats.bound]
+            values = "below 0" if high == math.inf else f"outside of {low:g} to {high:g}"
+            measured = f"{percent(share)} of its targets are {values} (limit {percent(self.share)}; {stats.bounded} were seen)"
+            if stats.bound == BINARY_CROSS_ENTROPY:
+                message = f"{measured}: it expects probabilities."
+                diagnosis = (
+                    "Outside of them it has no lowest value and falls without end. Common causes: labels of -1 and 1, class "
+                    "numbers, pictures that are standardised."
+                )
+                advice: tuple[str, ...] = ("Pass targets from 0 to 1, such as (labels + 1) / 2",)
+            else:
+                message = f"{measured}, and a {stats.bound} comes right before it."
+                diagnosis = "No weights reach these targets, and outputs are driven to its bound, where its gradient vanishes."
+                advice = (f"Remove the {stats.bound} before the loss", "Scale the targets to the range of the outputs")
+            yield self.alert(report, site, share, self.share, "warning", message, diagnosis, advice=advice)
+
+    def _of_divergence(self, report: FeatureReport, site: str, share: float) -> Alert:
+        return self.alert(
+            report, site, share, self.share, "warning",
+            f"{percent(share)} of the numbers of its input are above 0 (limit {percent(self.share)}), where logarithms of "
+            "probabilities never are.",
+            "It takes no logarithm itself: what it compares is no divergence and may be below 0. Common causes: softmax "
+            "instead of log_softmax, logits.",
+            advice=("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DoubleSoftmax(Rule):
+    """A softmax (or sigmoid) before a loss that applies one itself."""
+
+    kind: ClassVar[str] = "double_softmax"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss squashes what is squashed already."""
+        if report.squashed_twice:
+            yield self.alert(
+                report, report.squashed_twice, 2.0, 1.0, "warning",
+                "the loss applies a softmax or sigmoid to the output of another one (cross_entropy and "
+                "binary_cross_entropy_with_logits expect logits): gradients are small and the loss cannot reach 0.",
+            )  # fmt: skip
+
+
+__all__ = ["DoubleSoftmax", "OutputRange", "PairedTargets", "UnreachableTargets"]
+
+KINDS = (
+    Kind(
+        "output_range", "A loss given what it does not expect", group="Loss", rank=530,
+        meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
+        "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
+        "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
+        "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
+        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms.",
+        formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
+        "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
+        "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
+        "    (a tanh)\n"
+        "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
+        "nll_loss: alert if {OutputRange.share} of the rows are probabilities\n"
+        "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
+        "judged from {OutputRange.min_logits} logits on\n\n"
+        "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
+        "          alert if the shapes of input and target differ, and both are expanded\n"
+        "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh "
+        "or ReLU before it\n"
+        "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 "
+        "to 1\n"
+        "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0",
+        severities="warning; info for logarithms of probabilities",
+        advice=(
+            "Give cross_entropy the output of the last linear layer, without an activation",
+            "Give mse_loss and its like outputs and targets of the same shape",
+            "Give nll_loss the log_softmax of the logits, or log(p) of probabilities",
+        ),
+        follows={"double_softmax": always},
+    ),
+    Kind(
+        "double_softmax", "A softmax before a loss that applies one", group="Loss", rank=520, measures="nothing",
+        meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
+        "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
+        formula="alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
+        severities="warning",
+        advice=("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
+    ),
+)  # fmt: skip
+
+RULES = (OutputRange(), PairedTargets(), UnreachableTargets(), DoubleSoftmax())

@@ -1,0 +1,170 @@
+"""What a loss compares: whether shapes are expanded to pairs, targets differ between samples, and outputs can reach them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.diagnostics.calls.table import CallRows
+from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, same_rows
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
+
+COMPARED = 8
+"""Samples of a target that are compared with one another, evenly spaced."""
+SAMPLE = 1024
+"""Numbers of each of them, evenly spaced."""
+VARIED = 32
+"""Different numbers in a sample from which on it is compared: labels, masks and codes of few values may well be the same."""
+
+NEAR = 0.01
+"""How far a target may lie outside the bounds of the outputs that it is compared with: rounding, targets just above 1."""
+ROUNDING = 1e-6
+"""How far a logarithm of a probability may lie above 0."""
+BINARY_CROSS_ENTROPY = "binary cross entropy"
+KL_DIVERGENCE = "Kullback-Leibler divergence"
+BOUNDS = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, math.inf),
+    BINARY_CROSS_ENTROPY: (0.0, 1.0),
+    KL_DIVERGENCE: (-math.inf, 0.0),
+}
+"""Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStats:
+    """What the calls of one loss between numbers, such as ``mse_loss``, were given in the sampled batches of a window.
+
+    Attributes:
+        calls: How often it was called.
+        paired: Calls that compare more pairs than the input or the target has numbers.
+        inputs: Numbers of the input of such a call; the most.
+        targets: Numbers of its target; the most.
+        pairs: How many pairs it compares; the most.
+        compared: Calls whose target was compared with that of the call before: with two samples and more, each of two dimensions
+            and more and of at least 32 different numbers.
+        constant: Those of them whose samples all had the same target, and the same as before, to the bit.
+        bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
+            those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities.
+        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0.
+        bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
+        same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
+            targets differ.
+    """
+
+    calls: int
+    paired: int
+    inputs: int
+    targets: int
+    pairs: int
+    compared: int
+    constant: int
+    bounded: int = 0
+    outside: int = 0
+    bound: str = ""
+    same: int = 0
+
+
+class TargetColumn(Columns):
+    """What each number of a row holds, as :class:`TargetStats` has them."""
+
+    CALLS = SUM
+    PAIRED = SUM
+    COMPARED = SUM
+    CONSTANT = SUM
+    OUTSIDE = SUM
+    SAME = SUM
+    BOUNDED = SUM
+    INPUTS = MAXIMUM
+    TARGETS = MAXIMUM
+    PAIRS = MAXIMUM
+    BOUND = MAXIMUM  # the place of what bounds the output in BOUNDS, from 1
+
+
+class TargetTable(CallRows):
+    """A row for each loss between numbers.
+
+    Args:
+        n_rows: How many there can be.
+        device: Where the rows live.
+    """
+
+    columns: ClassVar[type[Columns]] = TargetColumn
+
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
+        self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
+
+    def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
+        """Take up a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
+
+        Args:
+            index: Of the loss.
+            given: Its input.
+            target: Its target.
+            reduced: Whether it takes the mean, or the sum, of what it compares.
+            bound: The loss, or the function that computed its input; either may be one of :data:`BOUNDS`.
+        """
+        row = self.row(index)
+        row[TargetColumn.CALLS] += 1
+        if reduced and given.shape != target.shape:
+            shape: torch.Size = torch.broadcast_shapes(given.shape, target.shape)  # type: ignore[no-untyped-call]
+            sizes = given.numel(), target.numel(), math.prod(shape)
+            if sizes[2] > max(sizes[:2]):
+                row[TargetColumn.PAIRED] += 1
+                measured = slice(TargetColumn.INPUTS, TargetColumn.PAIRS + 1)
+                row[measured] = map(max, row[measured], map(float, sizes))
+        if given.shape == target.shape and given.dim() > 1 and len(given) >= FEWEST_COMPARED and given[0].numel() > 1:
+            self._look_for_same(index, given, target)
+        if bound == KL_DIVERGENCE:
+            self._bounded(index, given, bound, near=ROUNDING)
+        elif bound in BOUNDS:
+            self._bounded(index, target, bound)
+        if target.dim() > 2 and len(target) > 1 and target[0].numel() >= VARIED and target.is_floating_point():
+            self._compare(index, target)
+
+    def _bounded(self, index: int, numbers: Tensor, bound: str, near: float = NEAR) -> None:
+        """Count the numbers that are not within some bounds, nor near them."""
+        row, (low, high) = self.row(index), BOUNDS[bound]
+        row[TargetColumn.BOUNDED] += numbers.numel()
+        row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
+        outside = ((numbers < low - near) | (numbers > high + near)).sum()
+        self.rows[index, TargetColumn.OUTSIDE] += outside.to(self.rows.device, self.rows.dtype)
+
+    def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
+        """Count a call whose input is the same for all samples, while its target is not."""
+        inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
+        counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+        same = same_rows(inputs, counts) & (targets != targets[:1]).any()
+        self.rows[index, TargetColumn.SAME] += same.to(self.rows.device, self.rows.dtype)
+
+    def _compare(self, index: int, target: Tensor) -> None:
+        """Compare the samples of a target with one another, and the first one with that of the call before."""
+        samples = _sampled(target)
+        first, before = samples[0].clone(), self._before.get(index)
+        self._before[index] = first
+        if before is None or before.shape != first.shape or before.device != first.device:
+            return
+        varied = (first.sort().values.diff() != 0).sum() + 1 >= VARIED
+        constant = varied & (samples == before).all()
+        found = torch.stack((varied, constant)).to(self.rows.device, self.rows.dtype)
+        self.rows[index, TargetColumn.COMPARED : TargetColumn.OUTSIDE] += found
+
+
+def _sampled(samples: Tensor) -> Tensor:
+    """Some numbers of some samples, both evenly spaced, shape ``(samples, numbers)``."""
+    some = samples[:: -(-len(samples) // COMPARED)].flatten(1)
+    return some[:, :: -(-some.shape[1] // SAMPLE)]
+
+
+def target_stats(row: Sequence[float]) -> TargetStats:
+    """Name the numbers of a row."""
+    calls, paired, compared, constant, outside, same, bounded, inputs, targets, pairs, bound = map(int, row)
+    return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound], same)

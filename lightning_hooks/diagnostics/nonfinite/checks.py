@@ -1,0 +1,242 @@
+"""Checks between the ends of windows: values that are not finite are found, and passed on, within some batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.early import Early
+from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from lightning_hooks.diagnostics.nonfinite.watch import Moment, NonfiniteWatch
+from lightning_hooks.hooks import guarded
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.host_copies import HostCopies
+from lightning_hooks.statistics.rows import Column
+
+LINES = 32
+"""Steps whose norms are kept on an accelerator before they are sent, where checks are less frequent."""
+
+Look = Callable[[], bool]
+"""Apply the urgent rules; return whether the fit is to stop."""
+
+
+class StepChecks:
+    """Checks the norms of the gradients of every optimizer step.
+
+    On the CPU they are on the host already, and each step is looked at before its update. On an accelerator they are kept there,
+    sent to the host every ``every`` steps, and looked at when they have come: at the next check at the latest, and under several
+    ranks exactly then.
+
+    Several ranks look at the largest norms of any of them: one collective of one number per parameter and step. Gradients at the
+    optimizer step are most often the same on every rank, but not under local SGD or ``no_sync``; to look further is a collective,
+    which all ranks must come to or none.
+
+    Args:
+        early: The monitor's part in the checks.
+        names: The parameters that have a place among the norms.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+        device: Where the model is.
+        on_fault: As for :class:`~lightning_hooks.hooks.guarded`: where a rank cannot read its norms, it takes part with zeros.
+    """
+
+    def __init__(
+        self,
+        early: Early,
+        names: Sequence[str],
+        world_size: int,
+        look: Look,
+        device: torch.device | str = "cpu",
+        on_fault: Callable[[str, Exception], None] | None = None,
+    ) -> None:
+        self._norms = guarded(Step.norms, "optimizer step (norms for checks)", on_fault)
+        self._early, self._names, self._look = early, names, look
+        self._several, self._device = world_size > 1, torch.device(device)
+        self._copies = HostCopies(polls=world_size == 1)
+        self._watches: dict[int, NonfiniteWatch] = {}
+        self._before: dict[int, Tensor] = {}
+        self._pages: dict[int, tuple[Tensor, list[Moment]]] = {}
+        self._steps = 0
+        self._seen: set[tuple[int, int]] = set()  # optimizer and parameter
+        self._stopping = False
+
+    def follow(self, kept: Kept) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self._send()
+        self._take(wait=True)
+        self._pages.clear()
+        self._before = {now: self._before[old] for now, old in enumerate(kept) if old in self._before}
+        self._watches = {now: self._watches[old] for now, old in enumerate(kept) if old in self._watches}
+        for watch in self._watches.values():
+            watch.grow(len(self._names))
+
+    def gradients(self, step: Step) -> None:
+        """Gradients are ready and not clipped."""
+        if self._several:
+            if step.late:  # the collective has been, when backward ended
+                return
+            self._before[step.optimizer] = self._of_all_ranks(step)
+            return
+        if step.indices:
+            self._before[step.optimizer] = step.norms()
+
+    def _of_all_ranks(self, step: Step) -> Tensor:
+        """The largest norm of each parameter's gradient on any rank; infinite where one is not finite. No host sync."""
+        found = self._norms(step)
+        found = torch.zeros(step.n_parameters) if found is None else found
+        norms = found.to(self._device, row_dtype(self._device), non_blocking=True)
+        largest = norms.nan_to_num(nan=math.inf, posinf=math.inf)  # what the maximum of a NaN is depends on the backend
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return largest
+
+    def skipped(self, step: Step) -> None:
+        """The optimizer will not step."""
+        self._before.pop(step.optimizer, None)
+
+    def stepping(self, step: Step, batch: int) -> None:
+        """The optimizer is about to step.
+
+        Args:
+            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, it is withheld.
+            batch: The index of its training batch in the epoch.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        norms = self._before.pop(step.optimizer, None)
+        if norms is None:
+            return
+        # Where a rank's loss scaler skips a step, another's may not: none of them counts it.
+        forgiven = step.skips_nonfinite or (self._several and step.loss_scale is not None)
+        moment = Moment(step.global_step, batch, forgiven)
+        self._steps += 1
+        if self.on_host(norms):
+            broken = self._watch(step.optimizer).add(norms.numpy(), moment)
+            self._judge()
+            step.withheld = broken and self._stopping
+            return
+        page, moments = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
+        page[len(moments), : norms.shape[0]].copy_(norms)
+        moments.append(moment)
+        due = self._steps % self._early.every == 0
+        if due:
+            self._take(wait=True)
+        if due or len(moments) == LINES:
+            self._send()
+        self._take()
+        self._judge()
+
+    @staticmethod
+    def on_host(norms: Tensor) -> bool:
+        """Whether norms can be read now, without waiting."""
+        return norms.is_cpu
+
+    def _watch(self, optimizer: int) -> NonfiniteWatch:
+        return self._watches.setdefault(optimizer, NonfiniteWatch(len(self._names)))
+
+    def _send(self) -> None:
+        for optimizer, (page, moments) in self._pages.items():
+            if moments:
+                self._copies.send(page[: len(moments)], (optimizer, tuple(moments)))
+                moments.clear()
+
+    def _take(self, wait: bool = False) -> None:
+        for lines, (optimizer, moments) in self._copies.arrived(wait):
+            for norms, moment in zip(lines, moments, strict=True):
+                self._watch(optimizer).add(norms, moment)
+
+    def _judge(self) -> None:
+        if self._has_news():
+            self._stopping |= self._look()
+
+    def _has_news(self) -> bool:
+        """Whether something is wrong that was not before in this window."""
+        found = {(optimizer, index) for optimizer, watch in self._watches.items() for index in watch.first}
+        fresh = found - self._seen
+        self._seen |= found
+        return bool(fresh) and "nonfinite" not in self._early.reported
+
+    def last_look(self) -> bool:
+        """The window ends: take what is still under way. Return whether something is wrong that was not looked at."""
+        self._send()
+        self._take(wait=True)
+        return self._has_news()
+
+    def parameters(self) -> dict[str, ParameterGradientStats]:
+        """What every step says of the parameters that something is wrong with."""
+        return {self._names[index]: stats for watch in self._watches.values() for index, stats in watch.parameters().items()}
+
+    def dated(self, alerts: Iterable[Alert]) -> tuple[Alert, ...]:
+        """Those that are about values that are not finite, each with the step and batch at which it began, where that is known."""
+        places = {name: index for index, name in enumerate(self._names)}
+        moments = [moment for watch in self._watches.values() for moment in watch.first.values()]
+        steps = {moment.batch: moment.step for moment in sorted(moments, key=lambda moment: -moment.step)}
+        dated = []
+        for alert in (alert for alert in alerts if alert.kind == "nonfinite"):
+            known = (watch.first.get(places.get(alert.site, -1)) for watch in self._watches.values())
+            first = min((moment for moment in known if moment is not None), key=lambda moment: moment.step, default=None)
+            if first is not None:
+                alert = dataclasses.replace(alert, since_step=first.step, batch=first.batch)
+            elif alert.batch in steps:  # a module's, known by the batch
+                alert = dataclasses.replace(alert, since_step=steps[alert.batch])
+            dated.append(alert)
+        return tuple(dated)
+
+    def reset(self) -> None:
+        """A new window starts."""
+        self._seen.clear()
+        for watch in self._watches.values():
+            watch.reset()
+
+
+class BatchChecks:
+    """Looks at how many modules have put out values that are not finite, every so many batches.
+
+    Each rank sees its own batches, so ranks agree by one collective of one number per check.
+
+    Args:
+        early: The monitor's part in the checks.
+        world_size: How many ranks there are.
+        look: What to do when something is wrong.
+    """
+
+    def __init__(self, early: Early, world_size: int, look: Look) -> None:
+        self._early, self._world_size, self._look = early, world_size, look
+        self._copies = HostCopies(polls=world_size == 1)
+        self._affected = 0
+
+    def batch_end(self, rows: Tensor, batches: int) -> None:
+        """A training batch ends.
+
+        Args:
+            rows: The table of the window so far, ``(n_sites, n_columns)``.
+            batches: How many batches the window has had.
+
+        Raises:
+            AlertError: As :func:`look`.
+        """
+        if batches % self._early.every == 0:
+            self._take(wait=True)
+            affected = (rows[:, Column.NONFINITE] > 0).sum(0, keepdim=True).to(row_dtype(rows.device))
+            if self._world_size > 1:
+                torch.distributed.all_reduce(affected, torch.distributed.ReduceOp.MAX)
+            self._copies.send(affected)
+        self._take()
+
+    def _take(self, wait: bool = False) -> None:
+        affected = max((int(counts[0]) for counts, _ in self._copies.arrived(wait)), default=0)
+        if affected > self._affected:
+            self._affected = affected
+            if "nonfinite" not in self._early.reported:
+                self._look()
+
+    def reset(self) -> None:
+        """A new window: what is still under way is in the report."""
+        self._copies.forget()
+        self._affected = 0

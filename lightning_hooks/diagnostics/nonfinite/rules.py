@@ -1,0 +1,145 @@
+"""NaN and infinite values: in outputs, in gradients, and at steps that were taken with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport
+
+
+def _batch(stats: FeatureStats, report: FeatureReport) -> str:
+    """Where it was first seen, and how exact that is."""
+    sampled = "" if report.every_n_steps == 1 else f" (one batch in {report.every_n_steps} is sampled)"
+    return f"training batch {stats.first_nonfinite_batch} of the epoch{sampled}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NonfiniteFeatures(Rule):
+    """NaN or infinite outputs.
+
+    Attributes:
+        threshold: Share of a module's values above which it counts, in [0, 1].
+    """
+
+    kind: ClassVar[str] = "nonfinite"
+    shares: ClassVar[tuple[str, ...]] = ("threshold",)
+    urgent: ClassVar[bool] = True
+
+    threshold: float = 0.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per module that put out values that are not finite, in model order."""
+        for site, stats in report.sites.items():
+            if stats.nonfinite_fraction > self.threshold:
+                yield self.alert(
+                    report, site, stats.nonfinite_fraction, self.threshold, "critical",
+                    f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in "
+                    f"{_batch(stats, report)}.",
+                    "Common causes: such values in the input, weights that have diverged, or an operation with an invalid "
+                    "argument (log of 0, division by 0, overflow in half precision).",
+                    batch=stats.first_nonfinite_batch,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NonfiniteGradients(Rule):
+    """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
+
+    kind: ClassVar[str] = "nonfinite"
+    advice: ClassVar[tuple[str, ...]] = (
+        "Check the inputs and the loss for such operations and add an eps inside them",
+        "Try a lower learning rate",
+    )
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per module and parameter with such gradients."""
+        for site, stats in report.modules.items():
+            if stats.nonfinite_fraction > 0:
+                batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
+                first = "" if batch is None else f", first in training batch {batch} of the epoch"
+                yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
+        for site, gradient in report.parameters.items():
+            if gradient.nonfinite_steps:
+                steps, since = gradient.nonfinite_steps, gradient.first_nonfinite_step
+                first = "" if since is None else f", first at step {since}"
+                yield self._found(
+                    report, site, steps, f"at {steps} measured step{'s' * (steps > 1)} the gradient", first, since_step=since
+                )
+
+    def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
+        return self.alert(
+            report, site, value, 0.0, "critical",
+            f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN.",
+            "Common causes: a loss or an operation with an invalid argument (log or sqrt of 0, division by 0, overflow), or "
+            "weights that have diverged.",
+            **when,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NonfiniteSteps(Rule):
+    """Steps that were taken with a NaN or infinite gradient; every step is checked, so the batch is exact."""
+
+    kind: ClassVar[str] = "nonfinite"
+    urgent: ClassVar[bool] = True
+
+    def __call__(self, report: ClipReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer that took such a step.
+
+        Where only some gradients were finite, the backward pass fails between the last parameter that is not and those after it:
+        the site is that parameter. Where none was, the loss or the forward pass failed: the site is the optimizer.
+        """
+        for site, events in report.events.items():
+            if events.first_nonfinite_batch is None:
+                continue
+            where = f"at training batch {events.first_nonfinite_batch} of the epoch"
+            if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters:
+                last = events.first_nonfinite_parameters[-1]
+                yield self.alert(
+                    report, last, events.nonfinite_share, 0.0, "critical",
+                    f"{where} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
+                    "backward pass fails between this layer and the next.",
+                    "Common cause: an operation with an infinite slope but a finite value (sqrt at 0, norm of zeros, power below "
+                    "1, division).",
+                    advice=("Add an eps inside it",),
+                    batch=events.first_nonfinite_batch,
+                )  # fmt: skip
+            else:
+                yield self.alert(
+                    report, site, events.nonfinite_share, 0.0, "critical",
+                    f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
+                    "pass before it.",
+                    "The weights are lost from this step on.",
+                    advice=(
+                        "Check that batch and the arguments of the loss (log of 0, division by 0)",
+                        "Check the steps before for a learning rate that is too large",
+                    ),
+                    batch=events.first_nonfinite_batch,
+                )  # fmt: skip
+
+
+__all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps"]
+
+KINDS = (
+    Kind(
+        "nonfinite", "NaN or infinite values", group="Forward", rank=930, urgency=4,
+        meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
+        "optimizer step with such a gradient ruins the weights.",
+        formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"
+        "alert if a measured step of a parameter had a gradient that is not finite\n"
+        "alert if any optimizer step, sampled or not, was taken with such a gradient",
+        severities="critical",
+        advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
+        spreads=from_first(lambda node: (node.moment, node.number)),
+    ),
+)  # fmt: skip
+
+RULES = (NonfiniteFeatures(), NonfiniteGradients(), NonfiniteSteps())

@@ -1,0 +1,1 @@
+"""What each optimizer does."""

@@ -1,0 +1,123 @@
+"""What the loss says of learning: a training loss that stands still, a validation loss that rises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.loss.rules import SITE
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+VALIDATION_SITE = "validation loss"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossPlateau(Rule):
+    """A loss that stays near where it began.
+
+    Over this window and the three before, its mean changes by less than a share of the loss at the start, as PyTorch's
+    ``ReduceLROnPlateau`` judges (a relative ``threshold``), while the largest part of that is still there. A loss that has
+    fallen far and stands still may have converged, and is not named.
+
+    Attributes:
+        threshold: Range of the means over the loss at the start.
+        remains: Lowest loss over the loss at the start.
+        min_steps: Batches that the four windows must have.
+    """
+
+    kind: ClassVar[str] = "loss_plateau"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "remains")
+
+    threshold: float = 0.01
+    remains: float = 0.8
+    min_steps: int = 200
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport]) -> Iterator[Alert]:
+        """Yield an alert if the loss stands still."""
+        losses = [one.loss for one in (*history[-3:], report) if one.loss is not None and math.isfinite(one.loss.mean)]
+        if len(losses) < 4 or sum(loss.count for loss in losses) < self.min_steps or not losses[-1].optimized:
+            return
+        means, loss = [one.mean for one in losses], losses[-1]
+        spread = max(means) - min(means)
+        if loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
+            yield self.alert(
+                report, SITE, spread / loss.start, self.threshold, "info",
+                f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
+                f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}.",
+                "Common causes: a learning rate that is far too small or too large, or labels that do not belong to their inputs.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overfitting(Rule):
+    """A validation loss that rises while the training loss falls.
+
+    Early stopping by successive rises (Prechelt 1998, "Early Stopping - But When?", criterion UP): the validation loss is larger
+    than at the validation before, ``rises`` times in a row. The metric is one that the user logs, with ``val`` and ``loss`` in
+    its name.
+
+    Attributes:
+        rises: Validations in a row, each with a larger loss.
+        threshold: Rise over the first of these losses, in all.
+    """
+
+    kind: ClassVar[str] = "overfitting"
+    judges: ClassVar[Judges] = "epoch"
+
+    rises: int = 3
+    threshold: float = 0.02
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the validation loss rises."""
+        last = () if report.loss is None else report.loss.validations[-self.rises - 1 :]
+        if len(last) <= self.rises or not all(one.loss < other.loss for one, other in pairwise(last)):
+            return
+        first, now = last[0], last[-1]
+        rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
+        if rise > self.threshold and now.training < first.training:
+            yield self.alert(
+                report, VALIDATION_SITE, rise, self.threshold, "info",
+                f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
+                f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
+                "The model learns the training samples by heart.",
+            )  # fmt: skip
+
+
+__all__ = ["LossPlateau", "Overfitting"]
+
+KINDS = (
+    Kind(
+        "loss_plateau", "A loss that stands still", group="Loss", rank=1440, measures="share",
+        meaning="The loss stays near the value that it began with. The model hardly learns.",
+        formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
+        "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
+        "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
+        severities="info",
+        advice=(
+            "Try a learning rate ten times larger, and one ten times smaller",
+            "Check that labels belong to their inputs, on one batch that the model should learn by heart",
+        ),
+    ),
+    Kind(
+        "overfitting", "Validation loss that rises", group="Loss", rank=1450, measures="share",
+        meaning="The validation loss rises from validation to validation while the training loss falls. The metric is one that "
+        "you log with `val` and `loss` in its name.",
+        formula="alert if the validation loss rose {Overfitting.rises} times in a row, by more than {Overfitting.threshold} in "
+        "all,\n"
+        "     while the mean training loss before the validations fell",
+        severities="info",
+        advice=(
+            "Stop here, with EarlyStopping, and keep the best checkpoint",
+            "Use more data, augmentation, dropout or weight decay, or a smaller model",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (LossPlateau(), Overfitting())

@@ -1,0 +1,274 @@
+"""Optimizers: learning rates near zero, second moments below eps, settings that are hardly meant."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import always
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings
+from lightning_hooks.diagnostics.past import has_converged, is_scale_free
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondMomentStale(Rule):
+    """Second moments so small that Adam's eps, not the gradient, decides the size of its steps.
+
+    Then it is plain gradient descent with the learning rate over eps. Updates vanish as the gradient's root mean square comes near
+    eps (Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023, section 3.4). It is no
+    alert where training has converged.
+
+    Attributes:
+        threshold: Share of the second moments, where the gradient is not 0, above which it counts.
+        at_once: The same in training's first window: behind a layer scale of 1e-5 gradients grow as the scale does.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "second_moment_stale"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "at_once", "converged")
+
+    threshold: float = 0.5
+    at_once: float = 0.9
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        if has_converged(report, history, self.converged):
+            return
+        limit = self.threshold if history else self.at_once
+        for name, stats in report.optimizers.items():
+            if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
+                continue
+            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            yield self.alert(
+                report, name, stats.stale_fraction, limit, "warning",
+                f"{percent(stats.stale_fraction)} of its second moments are below eps² (eps is {eps:.1e}; limit "
+                f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
+                "the learning rate says.",
+                "Common causes: gradients that are tiny (a loss that is divided twice), or a large eps.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LrZero(Rule):
+    """Learning rates of zero, or next to it, long before training ends.
+
+    All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
+    short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. It
+    then counts to the end of training, unless the rate rises again: few steps that are left do not undo those that were lost. How
+    long training will be must be known (``max_steps`` or ``max_epochs``). It is no alert where training has converged. The limits
+    are a cosine's: it is below 1e-4 of its peak in its last 0.6 %.
+
+    Attributes:
+        left: Share of the planned steps that must be left when the rate has been low for ``held``.
+        held: Share of the planned steps for which the rate must have been below 1e-4 of its peak.
+        initial: Share of ``initial_lr``, or of the ``max_lr`` of a cycle, that a warm-up must have reached after half of the
+            planned steps.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "lr_zero"
+    shares: ClassVar[tuple[str, ...]] = ("left", "held", "initial", "converged")
+
+    left: float = 0.1
+    held: float = 0.05
+    initial: float = 0.1
+    converged: float = 1e-2
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        planned, first = report.planned_steps, history[0] if history else report
+        if has_converged(report, history, self.converged):
+            return
+        for name, stats in report.optimizers.items():
+            groups = [group for group in stats.groups if group.lr is not None]
+            if not groups:
+                continue
+            rate, peak = (max(each or 0.0 for each in rates) for rates in zip(*((g.lr, g.lr_peak) for g in groups), strict=True))
+            if peak == 0.0 and not any(group.lr_initial for group in groups):
+                yield self.alert(
+                    report, name, 0.0, 0.0, "info",
+                    "its learning rate is 0 and has never been above: it changes nothing.",
+                    advice=("Set a learning rate, unless that is meant",),
+                )  # fmt: skip
+            elif planned and self._fell_early(groups, report.step, planned):
+                yield self.alert(
+                    report, name, rate, 1e-4 * peak, "warning",
+                    f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
+                    f"{planned} planned steps, and is {rate:.1e} now.",
+                    "Common causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the "
+                    "training.",
+                )  # fmt: skip
+            elif planned and report.step > planned / 2 and self._never_rose(name, groups, first):
+                initial = max(group.lr_initial or 0.0 for group in groups)
+                yield self.alert(
+                    report, name, rate, self.initial * initial, "warning",
+                    f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
+                    f"is made for, after {percent(report.step / planned)} of the planned {planned} steps.",
+                    "Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch.",
+                )  # fmt: skip
+
+    def _fell_early(self, groups: Sequence[GroupSettings], step: int, planned: int) -> bool:
+        """Whether all rates have been low for long enough, and already were when enough steps were left."""
+        held, low = max(self.held * planned, 1), min(group.low_steps for group in groups)
+        return all(group.lr_peak for group in groups) and low >= held and step - low + held < (1 - self.left) * planned
+
+    def _never_rose(self, name: str, groups: Sequence[GroupSettings], first: GradientFlowReport) -> bool:
+        """Whether all groups are still at the foot of their warm-up: rising, or at zero since the start."""
+        before = first.optimizers[name].lr if name in first.optimizers else ()
+        if len(before) != len(groups):
+            return False
+        return all(
+            group.lr_initial
+            and (group.lr_peak or 0.0) < self.initial * group.lr_initial
+            and (not group.lr_peak or (group.lr or 0.0) > 1.01 * earlier)
+            for group, earlier in zip(groups, before, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerSettings(Rule):
+    """Settings of an optimizer that are hardly meant.
+
+    Weight decay that removes too much of a weight at each step is :class:`UpdateTooLarge`'s.
+
+    Attributes:
+        eps: eps of an Adam-like optimizer from which it counts (torch's default is 1e-8). Large ones are published practice too
+            (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
+        stale: Share of the second moments below eps² from which it is a warning.
+        momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
+    """
+
+    kind: ClassVar[str] = "optimizer_settings"
+    shares: ClassVar[tuple[str, ...]] = ("stale", "momentum")
+
+    eps: float = 1e-2
+    stale: float = 0.5
+    momentum: float = 0.999
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per optimizer and setting."""
+        for name, stats in report.optimizers.items():
+            eps = max((group.eps for group in stats.groups if group.eps is not None), default=0.0)
+            if eps >= self.eps and is_scale_free(name):
+                known = stats.stale_fraction
+                decides = known is not None and known > self.stale
+                measured = "" if known is None else f"{percent(known)} of its second moments are below eps². "
+                yield self.alert(
+                    report, name, eps, self.eps, "warning" if decides else "info",
+                    f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual).",
+                    f"{measured}Where it is above the size of the gradients, it sets the step, which is then that of plain "
+                    "gradient descent.",
+                    advice=("Set eps=1e-8, unless that is meant",),
+                )  # fmt: skip
+            # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
+            pairs = [group.betas for group in stats.groups if len(group.betas) == 2 and "adam" in name.lower()]
+            for one, two in [pair for pair in pairs if pair[0] > pair[1]][:1]:
+                yield self.alert(
+                    report, name, one, two, "warning",
+                    f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
+                    "are divided by the size of other gradients than they are made of.",
+                    "Common cause: betas in the wrong order.",
+                    advice=("Set betas=(0.9, 0.999)",),
+                )  # fmt: skip
+            momentum = max((group.momentum for group in stats.groups if group.momentum is not None), default=0.0)
+            if momentum >= self.momentum:
+                yield self.alert(
+                    report, name, momentum, self.momentum, "warning",
+                    f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
+                    "thousand steps.",
+                    "Common cause: the decay rate of an average, passed as momentum.",
+                    advice=("Set momentum=0.9",),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecayDominates(Rule):
+    """Weight decay that Adam adds to the gradient (L2), many times as large as the gradient of the loss.
+
+    Adam divides both by their size, so that a large decay does not shrink weights faster: it takes the loss's place (Loshchilov and
+    Hutter 2019, "Decoupled weight decay regularization"). It is no alert where training has converged and gradients are small.
+
+    Attributes:
+        decay: A smaller weight decay is not judged: gradients that vanish are another fault.
+        factor: Weight decay times the root mean square of a weight, over that of its gradient, as the median of the matrices that
+            an optimizer holds, above which it counts.
+        converged: Share of the first epoch's total gradient norm below which training has converged.
+    """
+
+    kind: ClassVar[str] = "optimizer_settings"
+    shares: ClassVar[tuple[str, ...]] = ("converged",)
+
+    decay: float = 0.01
+    factor: float = 2.0
+    converged: float = 0.1
+
+    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per optimizer."""
+        for name in report.optimizers:
+            decayed = [
+                (setup.l2, report.parameters[site])
+                for site, setup in report.setups.items()
+                if setup.optimizers == (name,) and setup.l2 >= self.decay and setup.dimensions > 1 and site in report.parameters
+            ]
+            ratios = [decay * m.weight_rms / m.rms for decay, m in decayed if m.weight_rms is not None and m.rms > 0]
+            ratio = statistics.median(ratios) if ratios else 0.0
+            if ratio > self.factor and not has_converged(report, history, self.converged):
+                yield self.alert(
+                    report, name, ratio, self.factor, "warning",
+                    f"its weight decay of {max(decay for decay, _ in decayed):g} is added to the gradient, of which it is "
+                    f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
+                    "not the loss.",
+                    "Common cause: a weight_decay that was meant for AdamW, which does not add it to the gradient.",
+                    advice=("Use AdamW", "Try weight_decay=1e-4"),
+                )  # fmt: skip
+
+
+__all__ = ["DecayDominates", "LrZero", "OptimizerSettings", "SecondMomentStale"]
+
+KINDS = (
+    Kind(
+        "second_moment_stale", "Second moments below eps", group="Updates", rank=1330, measures="share",
+        meaning="Adam divides the gradient by the root of its second moment plus eps. Most second moments are below eps², so eps "
+        "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
+        formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
+        "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
+        severities="warning",
+        advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
+        follows={"optimizer_settings": always},
+    ),
+    Kind(
+        "lr_zero", "A learning rate next to zero", group="Updates", rank=620,
+        meaning="The learning rate is zero or almost zero while much of the training is still to come, or a warm-up has hardly "
+        "begun when half of it is over. The remaining steps change nothing.",
+        formula="alert if the learning rate was below 1e-4 of its peak for {LrZero.held} of the planned steps,\n"
+        "      with more than {LrZero.left} of them left\n"
+        "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its "
+        "warm-up",
+        severities="warning; info for a rate that has always been 0",
+        advice=(
+            "Step the scheduler as often as it was made for (interval='epoch' or 'step')",
+            "Make the schedule as long as the training: T_max, total_steps, num_training_steps",
+        ),
+    ),
+    Kind(
+        "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,
+        meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
+        "or a weight decay that Adam adds to the gradient and that outweighs it.",
+        formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "
+        "{OptimizerSettings.momentum}\n"
+        "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
+        "> {DecayDominates.factor}, median of the matrices\n"
+        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
+        severities="warning; info for a large eps that does not decide the steps",
+        advice=("Check the arguments of the optimizer",),
+    ),
+)  # fmt: skip
+
+RULES = (SecondMomentStale(), LrZero(), OptimizerSettings(), DecayDominates())

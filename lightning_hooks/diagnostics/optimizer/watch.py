@@ -1,0 +1,161 @@
+"""What each optimizer does: its learning rates and settings, the size of its updates, and its second moments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.optimizer.second_moments import second_moments
+from lightning_hooks.diagnostics.optimizer.table import OptimizerTable
+from lightning_hooks.hooks.values import as_number, read_number
+
+LOW = 1e-4
+"""Share of its peak below which a learning rate counts as low."""
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class _Rate:
+    """The learning rate of a parameter group so far."""
+
+    peak: float | None = None
+    low_since: int | None = None  # the global step at which it was first seen to be low, and has been since
+
+    def see(self, rate: float | None, step: int) -> None:
+        """Record the rate at a step."""
+        if rate is None:
+            return
+        self.peak = rate if self.peak is None else max(self.peak, rate)
+        if not rate < LOW * self.peak:
+            self.low_since = None
+        elif self.low_since is None:
+            self.low_since = step
+
+
+class OptimizerWatch:
+    """Follows the optimizers of a fit.
+
+    Args:
+        context: Its part of the session.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._host = context, context.host
+        self._names = context.steps.optimizer_names
+        self.table = OptimizerTable(len(self._names), context.host.setup.device)
+        self._rates: dict[tuple[int, int], _Rate] = {}  # of each parameter group, by the places of its optimizer and its own
+        self._settings: list[tuple[GroupSettings, ...]] = []
+        self._read_moments = context.guard(second_moments, "an optimizer's second moments")
+
+    def _groups(self) -> Iterator[tuple[tuple[int, int], Mapping[str, Any]]]:
+        for place, optimizer in enumerate(self._host.optimizers):
+            for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+                yield (place, number), group
+
+    def batch_start(self) -> None:
+        """A sampled batch starts: note the rates in force."""
+        step = self._host.position.global_step
+        for place, group in self._groups():
+            self._rates.setdefault(place, _Rate()).see(as_number(group.get("lr")), step)
+
+    def updated(self, step: Step, parameters: Sequence[Tensor], updates: Tensor, valid: Tensor | None) -> None:
+        """A measured step was taken.
+
+        Args:
+            step: The step.
+            parameters: Those that it updated.
+            updates: The norms of their updates.
+            valid: 0-d boolean: False if the optimizer itself skipped the step after all.
+        """
+        optimizer = self._host.optimizers[step.optimizer]
+        detailed = self._context.details.detailed
+        moments = self._read_moments(optimizer, {id(parameter) for parameter in parameters}) if detailed else None
+        self.table.add(step.optimizer, updates, sum(parameter.numel() for parameter in parameters), moments, valid)
+
+    def rounding(self, step: Step, parameters: Sequence[Tensor]) -> list[int]:
+        """The places of the parameters into which an update is written with few digits, so that it can be lost in rounding.
+
+        Those in half precision under torch's own optimizers: others may keep precise copies, add up what is lost, or round at
+        random.
+        """
+        places = [place for place, parameter in enumerate(parameters) if parameter.dtype in HALF]
+        optimizer = self._host.optimizers[step.optimizer]
+        if not places or not type(optimizer).__module__.startswith("torch.optim"):
+            return []
+        groups = [group for group in optimizer.param_groups if as_number(group.get("lr")) == 0.0]
+        still = {id(parameter) for group in groups for parameter in group["params"]}
+        return [place for place in places if id(parameters[place]) not in still and _is_dense(parameters[place].grad)]
+
+    def follow(self, kept: Kept) -> None:
+        """There are other optimizers than before."""
+        if kept == [*range(len(kept))] and len(kept) == len(self.table.rows):
+            return
+        self.table.follow(kept)
+        self._rates = {}  # those were others' schedules
+        self._names = self._context.steps.optimizer_names
+
+    def window_end(self) -> None:
+        """A window ends: read settings, from lists on the host."""
+        groups: dict[int, list[GroupSettings]] = {}
+        step = self._host.position.global_step
+        for (place, number), group in self._groups():
+            rate = self._rates.setdefault((place, number), _Rate())
+            settings = _settings(group)
+            rate.see(settings.lr, step)
+            low = 0 if rate.low_since is None else step - rate.low_since
+            groups.setdefault(place, []).append(dataclasses.replace(settings, lr_peak=rate.peak, low_steps=low))
+        self._settings = [tuple(groups.get(place, ())) for place in range(len(self._names))]
+
+    def read(self, packed: Tensor) -> dict[str, OptimizerStats]:
+        """Name the numbers of a packed table, next to the settings at the window's end."""
+        return {
+            name: OptimizerStats(
+                lr=tuple(_known(group.lr) for group in groups),
+                lr_peak=tuple(_known(group.lr_peak) for group in groups),
+                **numbers._asdict(),
+                groups=groups,
+            )
+            for name, groups, numbers in zip(self._names, self._settings, self.table.read(packed), strict=False)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed fit goes on from, in plain types."""
+        return {"rates": [(*place, rate.peak, rate.low_since) for place, rate in self._rates.items()]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the :meth:`state` of an earlier run."""
+        self._rates = {(place, number): _Rate(peak, low) for place, number, peak, low in state.get("rates", ())}
+
+
+def _settings(group: Mapping[str, Any]) -> GroupSettings:
+    """The settings of a group. Between windows a device may be waited for."""
+    betas = group.get("betas")
+    known = [read_number(beta) for beta in betas] if isinstance(betas, tuple | list) else []
+    made_for = [rate for rate in map(read_number, (group.get("initial_lr"), group.get("max_lr"))) if rate is not None]
+    return GroupSettings(
+        lr=read_number(group.get("lr")),
+        lr_initial=max(made_for, default=None),
+        eps=read_number(group.get("eps")),
+        betas=tuple(beta for beta in known if beta is not None),
+        momentum=read_number(group.get("momentum")),
+        weight_decay=read_number(group.get("weight_decay")),
+        maximize=group.get("maximize") is True,
+    )
+
+
+def _known(rate: float | None) -> float:
+    return math.nan if rate is None else rate
+
+
+def _is_dense(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.layout == torch.strided

@@ -1,0 +1,103 @@
+"""The range of what every layer puts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.declare.collector import Collector, Context
+from lightning_hooks.diagnostics.reports import RangeReport
+from lightning_hooks.hooks import OutputRecorder
+from lightning_hooks.quantization import RangeTable
+from lightning_hooks.statistics.tables import Tables
+from lightning_hooks.statistics.units import most_units
+from lightning_hooks.trackers import Table, some
+
+LOGGED = ("min", "max", "scale", "zero_point")
+NewTable = Callable[[Sequence[str], torch.device, int], RangeTable]
+
+
+class RangeCollector(Collector[RangeReport]):
+    """The range of every module's output, and the scale and zero point that quantise it.
+
+    Args:
+        context: Its part of the session.
+        state: As for :class:`Collector`.
+        new_table: Makes the table, of the names of the sites, the device, and how many channels to make room for.
+        levels: ``dtype`` and ``scheme``, as for :class:`~lightning_hooks.ActivationRangeObserver`.
+        by_channel: Whether ranges are found for each channel too.
+        method: How a range is chosen, for the summary.
+    """
+
+    prefix: ClassVar[str] = "ranges"
+
+    def __init__(
+        self,
+        context: Context,
+        state: Mapping[str, Any],
+        *,
+        new_table: NewTable,
+        levels: tuple[str, str],
+        by_channel: bool,
+        method: str,
+    ) -> None:
+        super().__init__(context, state)
+        sites = context.select()
+        self._levels, self._method = levels, method
+        capacity = most_units(context.host.model) if context.host.setup.world_size > 1 and by_channel else 0
+        self.table = new_table([name for name, _ in sites], context.host.setup.device, capacity)
+        for index, (name, module) in enumerate(sites):
+            context.listen(name, module, RangeRecorder(self.table, index))
+        self.tables = Tables(context.host.setup.device, ranges=self.table)
+
+    @override
+    def silent_sites(self) -> list[str]:
+        return [name for name, calls in zip(self.table.names, self.table.counters[:, 0].tolist(), strict=True) if not calls]
+
+    @property
+    @override
+    def names(self) -> list[str]:
+        return self.table.names
+
+    @override
+    def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> RangeReport:
+        sites, silent = self.table.read(packed["ranges"], *self._levels)
+        return RangeReport(epoch, step, sites, silent, self.context.sampled_batches, self.context.batches)
+
+    @override
+    def scalars(self, report: RangeReport) -> dict[str, float]:
+        return {
+            f"{self.prefix}/{name}/{stat}": float(getattr(report.sites.get(name), stat, math.nan))
+            for name in self.names
+            for stat in LOGGED
+        }
+
+    @override
+    def summary_lines(self, report: RangeReport) -> list[str]:
+        total = len(report.sites) + len(report.silent)
+        lines = [
+            f"Activation ranges ({', '.join((self._method, *self._levels))}), epoch {report.epoch}: {len(report.sites)} of {total} "
+            f"modules recorded, in {report.sampled_batches} of {report.batches} batches."
+        ]
+        if report.silent:
+            lines.append(f"  Silent: {some(report.silent)}")
+        header = ("module", "min", "max", "scale", "zero point", "smallest", "largest")
+        widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
+        rows = [(name, r.min, r.max, r.scale, r.zero_point, r.smallest, r.largest) for name, r in widest]
+        return [*lines, Table(header, rows)]
+
+
+class RangeRecorder(OutputRecorder):
+    """Forward hook of one site."""
+
+    def __init__(self, table: RangeTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Record the output."""
+        self.table.add(self.index, output)

@@ -1,0 +1,202 @@
+"""What each monitor reports, once per window.
+
+All reports have these attributes:
+
+- ``epoch``: The epoch, from 0.
+- ``window``: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
+- ``step``: The trainer's ``global_step`` at the end of the window.
+- ``alerts``: What the rules found, root causes first.
+- ``overhead``: What the monitor added to the training batches, as a share of their time without it (0.01 is 1 %), on this rank;
+  None where it is not known.
+- ``every_n_steps``: The sampling in force at the end of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lightning_hooks.clipping.stats import ClipStats
+from lightning_hooks.clipping.watch import StepEvents
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.diagnostics.attention.report import AttentionReport
+from lightning_hooks.diagnostics.calls.precision import PrecisionStats
+from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
+from lightning_hooks.diagnostics.features.stats import FeatureStats
+from lightning_hooks.diagnostics.features.table_ids import MissedRow
+from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.loss.report import LossReport
+from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.optimizer.report import OptimizerStats
+from lightning_hooks.diagnostics.ranks.table import RankDifference
+from lightning_hooks.diagnostics.representations.table import RepresentationStats
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
+from lightning_hooks.diagnostics.routers.report import RouterReport
+from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.diagnostics.setup.report import ModelSetup
+from lightning_hooks.quantization import ActivationRange
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FeatureReport(PlainReport):
+    """Feature statistics of one window.
+
+    Attributes:
+        sites: Module name, or name of a functional call, to its statistics, in the order of their first call; only what was called.
+        silent: Selected modules whose hook never ran in a sampled batch, on any rank.
+        unmeasured: Of these, the modules that were called and whose output holds no floating-point number, on any rank.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
+        order: The selected modules in the order in which they were first called in this fit; those never called come last.
+        inputs: ``training`` and ``validation`` to the statistics of the model's inputs, in the sampled training batches and
+            in the first validation batches of the window; empty where batches hold no floating-point tensor.
+        input_place: Where in a batch that was found, such as ``[0]``.
+        images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
+        same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
+        initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
+            fan-in.
+        initial_rms: The same, without the fan-in.
+        initial_roles: Module name to what it is in its block, by its type and the last part of its name; not of heads and of layers
+            that no other is like.
+        functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
+        shared: Modules that one parent holds under several names: the first name to the others.
+        of_libraries: The modules with an output that hardly varies (by 1 % of its size) that a class of an installed library holds.
+        residual: Block name to the residual stream behind it, in the order of depth; blocks are the modules of one class in
+            one list, such as a transformer's layers, whose output has the shape of their input.
+        outputs: Calls of ``cross_entropy`` and ``nll_loss`` (``cross_entropy``, ``loss/nll_loss``) to what they were given.
+        targets: Calls of ``mse_loss``, ``l1_loss``, ``smooth_l1_loss`` and ``huber_loss`` to what they compared.
+        representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
+            only modules with the samples along the first dimension of their output.
+        softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
+        dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
+        id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
+        precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, FeatureStats]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+    inputs: dict[str, FeatureStats] = field(default_factory=dict)
+    input_place: str = ""
+    images: bool = False
+    same_samples: bool | None = None
+    initial_gains: dict[str, float] = field(default_factory=dict)
+    initial_rms: dict[str, float] = field(default_factory=dict)
+    initial_roles: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
+    of_libraries: tuple[str, ...] = ()
+    functions: dict[str, str] = field(default_factory=dict)
+    residual: dict[str, ResidualStats] = field(default_factory=dict)
+    outputs: dict[str, OutputStats] = field(default_factory=dict)
+    representations: dict[str, RepresentationStats] = field(default_factory=dict)
+    softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
+    dropout: dict[str, DropoutUse] = field(default_factory=dict)
+    precision: PrecisionStats | None = None
+    id_out_of_range: MissedRow | None = None
+    targets: dict[str, TargetStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GradientFlowReport(PlainReport):
+    """Gradient flow of one window.
+
+    Attributes:
+        modules: Module name to the gradient at its output, in the order in which modules were first called; only where one arrived.
+        parameters: Parameter name to its gradient at the optimizer step, in the order in which their modules were first called;
+            only where one was measured or missing.
+        total_norm: Mean over measured optimizer steps of the L2 norm over all the optimizer's gradients; with several
+            optimizers the root of the summed squares of their means; NaN if none was finite.
+        silent: Selected modules at whose output no gradient arrived in a sampled batch, on any rank: frozen, detached,
+            unused, or never called.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
+        order: The selected modules in the order in which gradients first arrived in this fit; those without one come last.
+        setups: Parameter name to how it is set up: whether it trains, which optimizers hold it, its learning rate.
+        loss: The loss of the window's batches; None where none is known.
+        optimizers: Optimizer name (``0-Adam``) to what it did and how it is set.
+        planned_steps: The ``step`` at which training ends if nothing ends it before; None where that is not known.
+        ranks_differ: Parameters that differ between ranks, though each is to hold them alike; None where they do not, and where
+            that is not known: one rank, shards, local SGD.
+        squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
+        loss_aligns: Whether the loss sums over alignments of labels with outputs, as CTC does.
+        loss_sign: 1 if the loss is a distance of outputs from targets, such as a cross entropy, -1 if it is minus one, else 0.
+        model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
+    """
+
+    epoch: int
+    step: int
+    modules: dict[str, GradientStats]
+    parameters: dict[str, ParameterGradientStats]
+    total_norm: float
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    order: tuple[str, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+    setups: dict[str, ParameterSetup] = field(default_factory=dict)
+    squashed_twice: str = ""
+    loss: LossReport | None = None
+    model_setup: ModelSetup = field(default_factory=ModelSetup)
+    optimizers: dict[str, OptimizerStats] = field(default_factory=dict)
+    planned_steps: int | None = None
+    ranks_differ: RankDifference | None = None
+    loss_aligns: bool = False
+    loss_sign: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClipReport(PlainReport):
+    """What clipping did in one window.
+
+    Attributes:
+        optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
+        events: Optimizer name to what happened at single steps of it.
+    """
+
+    epoch: int
+    step: int
+    optimizers: dict[str, ClipStats]
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+    events: dict[str, StepEvents] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RangeReport(PlainReport):
+    """Activation ranges of one epoch, or of one calibration.
+
+    Attributes:
+        sites: Module name to the range of its output, in model order; only modules that were called.
+        silent: Selected modules whose hook never ran in a sampled batch, on any rank, or put out no floating-point tensor.
+        sampled_batches: Batches that were sampled, on this rank.
+        batches: Batches of the epoch, on this rank.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, ActivationRange]
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+
+
+Report = FeatureReport | GradientFlowReport | ClipReport | RangeReport | AttentionReport | RouterReport

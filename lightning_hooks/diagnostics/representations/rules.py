@@ -1,0 +1,188 @@
+"""How much the samples of a batch differ in what a model puts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.links import always, downstream_of_whole, forward, from_first
+from lightning_hooks.declare.rule import Judges, Rule
+from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
+from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.reports import FeatureReport
+
+_CAUSES = (
+    "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
+    "that do not depend on the input."
+)
+
+
+_OF_CLASSES = (
+    "A classifier that has learnt only how frequent labels are does so for a while, or for good if inputs say nothing of them."
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepresentationCollapse(Rule):
+    """Outputs that have become the same for all samples of a batch, though they differed when training started.
+
+    Samples are compared by their direction (:class:`~lightning_hooks.alerts.RepresentationStats`). Only the end of the model, or of
+    a part of it (``generator``, ``encoder``), is judged, and what comes before it: gates, masks and queries inside may be the same
+    for all samples on purpose. An end of fewer than 8 numbers a sample is not judged. In healthy trainings without a cross entropy
+    the ratio stays above 0.002; some self-supervised methods pass through a low at their start, so that it must last for two
+    reports, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
+
+    With a cross entropy it is an info: a classifier first learns how frequent the labels are, whatever the input. A healthy HuBERT
+    came down to 1e-7 in its second epoch, and was at 0.03 in its eighth.
+
+    Attributes:
+        threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
+        started: The ratio of some batch of an earlier report that it must have fallen from.
+        at_once: At or below it in ``batches`` sampled batches, all of them, one report is enough.
+        batches: The fewest for that.
+    """
+
+    kind: ClassVar[str] = "representation_collapse"
+    judges: ClassVar[Judges] = "epoch"
+
+    threshold: float = 5e-4
+    started: float = 0.01
+    at_once: float = 1e-7
+    batches: int = 3
+
+    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+        """Yield an alert where it begins, per part of the model whose end has collapsed and is so for sure."""
+        for part in _parts([site for site in report.sites if site not in report.functions]):
+            end = part[-1]
+            if not (self._collapsed(report, end, history) and self._lasts(report, end, history)):
+                continue
+            site = end
+            for earlier in reversed(part):
+                if earlier in report.representations and not self._collapsed(report, earlier, history):
+                    break
+                site = earlier if earlier in report.representations else site
+            ratio = report.representations[site].ratio
+            severity: Severity = "info" if report.outputs else "warning"
+            yield self.alert(
+                report, site, ratio, self.threshold, severity,
+                f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
+                f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
+                f"{self._first(report, site, history):.2g}.",
+                _OF_CLASSES if report.outputs else _CAUSES,
+            )  # fmt: skip
+
+    def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
+        stats = report.representations.get(site)
+        return stats is not None and stats.ratio <= self.threshold and self._first(report, site, history) >= self.started
+
+    def _lasts(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
+        """Whether it was so in the report before, or whether all samples are the same but for roundings."""
+        now = report.representations[site]
+        before = history[-1].representations.get(site) if history else None
+        surely = now.calls >= self.batches and now.largest_ratio <= self.at_once
+        return surely or (before is not None and before.ratio <= self.threshold)
+
+    def _first(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> float:
+        """The largest ratio of any batch so far."""
+        return max(r.representations[site].largest_ratio for r in (*history, report) if site in r.representations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameOutputs(Rule):
+    """A loss that is given the same numbers for all samples, though the samples differ, and their targets.
+
+    A classifier that first learns how frequent the labels are, or that starts at zero, comes near to it. Exactly the same numbers
+    mean that a layer before discards the input: a norm over single numbers, whose bias is left, a mean over what was normalised to
+    mean 0, a mask that hides all of it.
+
+    Attributes:
+        calls: The fewest sampled calls, all of which must be so.
+        ratio: Variance over the samples of a batch over that within a sample, at or below which a layer before is named.
+    """
+
+    kind: ClassVar[str] = "representation_collapse"
+
+    calls: int = 3
+    ratio: float = 1e-9
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert at the first of the last layers whose outputs are all the same; else at the loss."""
+        given: list[tuple[str, OutputStats | TargetStats]] = [*report.outputs.items(), *report.targets.items()]
+        for loss, stats in given:
+            if report.same_samples or not self.calls <= stats.calls == stats.same:
+                continue
+            measured = [site for site in report.sites if site in report.representations]
+            same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, reversed(measured)))
+            yield self.alert(
+                report, same[-1] if same else loss, float(stats.same), float(self.calls), "warning",
+                f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not depend "
+                "on the input.",
+                "Common causes: a norm over single numbers, a mean over what a norm has set to mean 0, a state that "
+                "is read after the padding, a mask that hides the input.",
+                advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),
+            )  # fmt: skip
+
+
+def _parts(sites: Sequence[str]) -> list[list[str]]:
+    """The sites of each part of a model, in the order of their calls.
+
+    Parts are the submodules of the innermost module that holds all sites. Lists of numbered blocks are no parts, and what is not in
+    a part is one with them: the model as a whole.
+    """
+    shared = _shared_prefix(sites)
+    parts: dict[str, list[str]] = {}
+    for site in sites:
+        name, _, inner = site.removeprefix(shared).partition(".")
+        in_list = "." in inner and inner.partition(".")[0].isdigit()
+        parts.setdefault(name if inner and not in_list else "", []).append(site)
+    named = [found for name, found in parts.items() if name]
+    last = sites[-1] if sites else ""
+    if "" in parts or len(named) == 1:  # the whole model, whose end is what is called last
+        return [list(sites), *(found for found in named if found[-1] != last)]
+    return named
+
+
+def _shared_prefix(sites: Sequence[str]) -> str:
+    """The names of the modules around all sites, with a dot at the end."""
+    shared = ""
+    while sites:
+        first, dot, _ = sites[0].removeprefix(shared).partition(".")
+        if not dot or not all(site.startswith(f"{shared}{first}.") for site in sites):
+            break
+        shared += f"{first}."
+    return shared
+
+
+__all__ = ["RepresentationCollapse", "SameOutputs"]
+
+KINDS = (
+    Kind(
+        "representation_collapse", "Outputs that are the same for every sample", group="Forward", rank=1110,
+        meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
+        "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "
+        "have one image for every noise.",
+        formula="y = outputs of up to 8 samples, each divided by its root mean square; up to 128 elements of each\n"
+        "ratio = variance of y over the samples / variance of y within a sample, each a mean\n\n"
+        "alert if ratio <= {RepresentationCollapse.threshold} at the end of the model or of a part of it, in two reports in a "
+        "row,\n"
+        "      or ratio <= {RepresentationCollapse.at_once} in each of {RepresentationCollapse.batches} and more batches of one "
+        "report,\n"
+        "      and ratio >= {RepresentationCollapse.started} in a batch before\n"
+        "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} "
+        "sampled calls;\n"
+        "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
+        severities="warning; info if a cross entropy is computed",
+        advice=(
+            "Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
+            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate",
+        ),
+        follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
+        spreads=from_first(forward),
+    ),
+)  # fmt: skip
+
+RULES = (RepresentationCollapse(), SameOutputs())

@@ -1,0 +1,157 @@
+"""How much the outputs of a site differ from sample to sample, against how much they vary within one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
+from lightning_hooks.statistics.rows import fixed
+
+MOST_SAMPLES = 8
+"""Samples of a batch that are compared, evenly spaced."""
+MOST_ELEMENTS = 128
+"""Elements of a sample that are compared, on an evenly spaced grid."""
+TINY = 1e-60
+"""A sample whose mean square is smaller counts as 0."""
+LEAST_WITHIN = 1e-9
+"""With a smaller variance within samples, of mean square 1, an output is constant but for roundings, and says nothing."""
+FEWEST_SAMPLES = 4
+FEWEST_ELEMENTS = 8
+"""With fewer of either, a site is not measured: one spread of two is by chance much smaller than the other."""
+MOST_VIEWS = 8
+"""Views of each sample that come in one call, at most: self-supervised learning concatenates two to eight crops."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentationStats:
+    """How much the outputs of a site differ between the samples of a batch; over the first sampled batches of a window.
+
+    Each sample is divided by its root mean square first: samples that differ in size only count as the same, as they do for losses
+    that compare directions.
+
+    Attributes:
+        calls: How often that was measured.
+        between: Variance over the samples of a batch, mean over elements and calls, in [0, 1].
+        within: Variance over the elements of a sample, mean over samples and calls, in [0, 1].
+        ratio: ``between / within``: 0 where all samples of a batch give the same, about 1 where numbers are independent.
+        largest_ratio: The largest of a single call.
+    """
+
+    calls: int
+    between: float
+    within: float
+    ratio: float
+    largest_ratio: float
+
+
+class RepresentationColumn(Columns):
+    """What each number of a row holds."""
+
+    CALLS = SUM
+    BETWEEN = SUM  # over calls, of the mean over elements of the variance over samples
+    WITHIN = SUM  # over calls, of the mean over samples of the variance over elements; above 0 where CALLS is
+    LARGEST = MAXIMUM  # BETWEEN / WITHIN of a call
+
+
+class RepresentationTable(RowTable):
+    """A row for each site. What is taken up is a small copy; its variances are computed for all sites at once.
+
+    Args:
+        n_rows: How many sites.
+        device: Where the rows live.
+    """
+
+    columns: ClassVar[type[Columns]] = RepresentationColumn
+
+    def __init__(self, n_rows: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(n_rows, device)
+        self._waiting: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
+        self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
+
+    def add(self, index: int, values: Tensor) -> None:
+        """Take up the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
+        grid = self._grids.get(tuple(values.shape))
+        if grid is None:
+            grid = self._grids[tuple(values.shape)] = sample_grid(values.shape)
+        taken = values[grid].to(torch.float32, copy=True)  # a later operation may write into the output
+        self._waiting.setdefault(tuple(taken.shape), []).append((index, taken))
+
+    def finish(self) -> None:
+        """Compute the variances of what was taken up. No host sync."""
+        for entries in self._waiting.values():
+            stacked = torch.stack([taken.flatten(1) for _, taken in entries]).to(self.rows.device, self.rows.dtype)
+            squares = stacked.square().mean(2)
+            scale = squares.clamp_min(TINY).rsqrt()
+            # Of samples with mean square 1 a variance is 1 minus a squared mean, exact enough in float64: these are of that size.
+            size = (squares * scale.square()).mean(1)
+            between = size - (scale[:, None] @ stacked).squeeze(1).div(stacked.shape[1]).square().mean(1)
+            within = size - (scale * stacked.mean(2)).square().mean(1)
+            usable = (between.isfinite() & (within > LEAST_WITHIN)).to(between.dtype)
+            between, within = (numbers.nan_to_num(0.0, 0.0, 0.0).clamp_min(0.0) * usable for numbers in (between, within))
+            ratio = between / within.clamp_min(LEAST_WITHIN)
+            found = torch.stack((usable, between, within), 1)
+            lines = fixed(tuple(index for index, _ in entries)).to(self.rows.device, non_blocking=True)
+            self.rows[:, : RepresentationColumn.LARGEST].index_add_(0, lines, found)
+            self.rows[:, RepresentationColumn.LARGEST].scatter_reduce_(0, lines, ratio, "amax")
+        self._waiting.clear()
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._waiting.clear()
+
+
+def representation_stats(row: list[float]) -> RepresentationStats:
+    """Name the numbers of a row.
+
+    Args:
+        row: As Python numbers; its CALLS are not 0.
+    """
+    calls, between, within, most = row
+    return RepresentationStats(int(calls), between / calls, within / calls, between / within, most)
+
+
+def sample_grid(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Slices that take an evenly spaced grid of a tensor: a view, whatever its memory looks like.
+
+    Args:
+        shape: Samples first.
+
+    Returns:
+        A slice for each dimension: at most ``MOST_SAMPLES`` samples, and of these at most ``MOST_ELEMENTS`` elements.
+    """
+    left, slices = MOST_ELEMENTS, {0: _evenly(shape[0], MOST_SAMPLES)}
+    inner = sorted(range(1, len(shape)), key=lambda dim: shape[dim])
+    for position, dim in enumerate(inner):  # what a small dimension does not use is left to the larger ones
+        allowed = max(1, int(left ** (1 / (len(inner) - position)) + 1e-9))
+        slices[dim] = _evenly(shape[dim], allowed)
+        left //= max(1, len(range(shape[dim])[slices[dim]]))
+    return tuple(slices[dim] for dim in range(len(shape)))
+
+
+def _evenly(size: int, most: int) -> slice:
+    return slice(None, None, max(1, -(-size // most)))
+
+
+def samples_in(output: Tensor, batch_size: int) -> bool:
+    """Whether the samples of a batch lie along the first dimension of an output, and there is enough of them to compare.
+
+    Args:
+        output: Of a module.
+        batch_size: Samples of the batch. Several views of each may come in one call: up to ``MOST_VIEWS``.
+    """
+    samples = output.shape[0] if output.dim() > 1 else 0
+    enough = samples >= FEWEST_SAMPLES and output.numel() >= FEWEST_ELEMENTS * samples
+    return enough and samples % batch_size == 0 and samples <= MOST_VIEWS * batch_size
+
+
+def batch_size_of(batch: Any) -> int | None:
+    """The number of samples in a batch: the size of the first dimension of all its tensors; None where they differ, or are 0."""
+    sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()}
+    return (sizes.pop() or None) if len(sizes) == 1 else None

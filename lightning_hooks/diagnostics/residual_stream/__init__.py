@@ -1,0 +1,1 @@
+"""The residual stream of a model that is a stack of blocks."""

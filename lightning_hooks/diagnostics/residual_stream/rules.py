@@ -1,0 +1,205 @@
+"""The residual stream: channels far larger than the others, and a stream that grows from block to block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
+
+NEAR = 0.25
+"""Share of the largest number of its type above which a stream is about to overflow: two bits are left."""
+
+
+CARRIED = 0.25
+"""How much of its input a block's output holds at least, as the median of its blocks, where there is a residual stream."""
+
+
+def stacks(report: FeatureReport) -> list[dict[str, ResidualStats]]:
+    """The blocks of each stack, in the order of depth."""
+    found: dict[str, dict[str, ResidualStats]] = {}
+    for name, stats in report.residual.items():
+        found.setdefault(stats.stream, {})[name] = stats
+    return [*found.values()]
+
+
+def streams(report: FeatureReport) -> Iterator[dict[str, ResidualStats]]:
+    """The blocks of each residual stream; blocks that hand on something unrelated are none."""
+    for blocks in stacks(report):
+        carried = [stats.carried for stats in blocks.values() if stats.carried is not None]
+        if not carried or median(carried) >= CARRIED:  # an input by keyword is not known
+            yield blocks
+
+
+def overflowing(blocks: Mapping[str, ResidualStats]) -> str:
+    """The first block whose output is about to overflow its type, or has overflowed; empty if there is none."""
+    return next((name for name, stats in blocks.items() if _is_near(stats)), "")
+
+
+def _is_near(stats: ResidualStats) -> bool:
+    return stats.nonfinite_fraction > 0 or stats.largest > NEAR * stats.limit
+
+
+def _room(stats: ResidualStats) -> str:
+    if stats.nonfinite_fraction > 0:
+        return "It has values that are NaN or infinite."
+    return f"Its largest value is {stats.largest:.3g}, and its type ends at {stats.limit:.3g}: it is about to overflow."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActivationOutliers(Rule):
+    """One channel of the residual stream that is far larger than the others.
+
+    Trained language models have such channels, and rely on them (Sun et al., "Massive Activations in Large Language Models", 2024,
+    arXiv 2402.17762): it is an info. They cost precision where activations are quantised or in half precision, and in float16
+    they overflow: then it is a warning.
+
+    Attributes:
+        threshold: RMS of the largest channel over that of the median one, above which it counts.
+    """
+
+    kind: ClassVar[str] = "activation_outliers"
+
+    threshold: float = 100.0
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stream, at its first block with such a channel."""
+        for blocks in streams(report):
+            found = {name: stats for name, stats in blocks.items() if stats.channel_ratio > self.threshold}
+            if not found:
+                continue
+            near = overflowing(found)
+            name = near or next(iter(found))
+            stats = found[name]
+            others = f"So it is behind {len(found)} of {len(blocks)} blocks. " if len(found) > 1 else ""
+            yield self.alert(
+                report, name, stats.channel_ratio, self.threshold, "warning" if near else "info",
+                f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
+                f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g}).",
+                f"{others}{_room(stats) if near else 'Language models often have such channels; quantisation loses the others.'}",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualGrowth(Rule):
+    """A residual stream that is far larger behind the last blocks than behind the first.
+
+    Each block of a pre-norm model adds something of about the same size, so that the stream grows as the root of the depth; a
+    thousandfold growth means that blocks multiply it. Blocks then hardly change the stream that they are given, and in float16 it
+    overflows: that is a warning, everything else an info.
+
+    Attributes:
+        threshold: RMS behind a block over the RMS behind the first one, above which it counts.
+        min_blocks: Blocks below which a stack is not judged.
+    """
+
+    kind: ClassVar[str] = "residual_growth"
+
+    threshold: float = 100.0
+    min_blocks: int = 3
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stream, at the first block where it is too large."""
+        for blocks in streams(report):
+            first = next(iter(blocks.values()))
+            if len(blocks) < self.min_blocks or not first.rms > 0:
+                continue
+            found = {name: stats for name, stats in blocks.items() if stats.rms > self.threshold * first.rms}
+            if not found:
+                continue
+            near = overflowing(found)
+            name = near or next(iter(found))
+            stats = found[name]
+            last = next(reversed(blocks.values()))
+            yield self.alert(
+                report, name, stats.rms / first.rms, self.threshold, "warning" if near else "info",
+                f"the residual stream behind it has an RMS of {stats.rms:.3g}, {stats.rms / first.rms:.3g} times that behind the "
+                f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is {last.rms:.3g}.",
+                "Common causes: branches without a normalisation, or whose last layer starts too large. "
+                f"{_room(stats) if near else ''}".rstrip(),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualDoubling(Rule):
+    """What blocks are given grows by about the same factor from each block to the next.
+
+    A block that adds something of its own makes the stream longer by it: with He's initialisation and no norm by a factor of
+    ``sqrt(2)``. A larger one at every block means that the stream is added more than once, or multiplied.
+
+    Attributes:
+        factor: Median over the blocks of the RMS of a block's input over that of the block before, above which it counts.
+        threshold: RMS of the last block's input over the first one's, above which it counts.
+        min_blocks: Blocks below which a stack is not judged.
+    """
+
+    kind: ClassVar[str] = "residual_growth"
+
+    factor: float = 1.8
+    threshold: float = 100.0
+    min_blocks: int = 6
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield an alert per stack, at its second block."""
+        for stack in stacks(report):
+            blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
+            sizes = [*blocks.values()]
+            if len(sizes) < self.min_blocks or not all(0 < size < math.inf for size in sizes):
+                continue
+            factor, growth = median(later / earlier for earlier, later in pairwise(sizes)), sizes[-1] / sizes[0]
+            if factor > self.factor and growth > self.threshold:
+                yield self.alert(
+                    report, [*blocks][1], factor, self.factor, "warning",
+                    f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "
+                    f"limit {self.factor:g}), from {sizes[0]:.3g} to {sizes[-1]:.3g} in all: every block multiplies what is handed "
+                    "on.",
+                    "Common causes: a block's input that is added twice, an initialisation that is too large, no norm.",
+                    advice=("Add the input of a block once", "Normalise the input of each block"),
+                )  # fmt: skip
+
+
+__all__ = ["ActivationOutliers", "ResidualDoubling", "ResidualGrowth"]
+
+KINDS = (
+    Kind(
+        "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
+        rank=1000,
+        meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
+        "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
+        "float16 it may overflow.",
+        formula="growth = rms of a block's output / rms of the first block's output\n\n"
+        "alert if growth > {ResidualGrowth.threshold}, in a stack of at least {ResidualGrowth.min_blocks} blocks\n"
+        "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last "
+        "one's\n"
+        "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
+        severities="info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
+        "doubles it",
+        advice=(
+            "Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
+            "In float16, train in bfloat16",
+        ),
+    ),
+    Kind(
+        "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
+        rank=1010,
+        meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
+        "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
+        formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
+        "alert if channel_ratio > {ActivationOutliers.threshold}",
+        severities="info; warning where the block's largest value is above a quarter of what its type holds",
+        advice=(
+            "Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
+            "Before quantising, give such channels a scale of their own",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (ActivationOutliers(), ResidualGrowth(), ResidualDoubling())

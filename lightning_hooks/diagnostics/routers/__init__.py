@@ -1,0 +1,1 @@
+"""What routers of experts and quantisers with a codebook choose."""

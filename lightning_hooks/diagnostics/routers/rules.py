@@ -1,0 +1,202 @@
+"""Routers and codebooks: choices that are always the same, experts that get no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import at_the_same_site
+from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.routers.report import RouterReport
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeadExperts(Rule):
+    """Experts of a mixture that get next to no tokens: their weights do not train.
+
+    Shazeer et al. (arXiv 1701.06538) describe how a router without a loss for balance comes to favour a few experts, which then
+    learn faster and are favoured more; Fedus et al. (arXiv 2101.03961) give the loss that is usual now.
+
+    Attributes:
+        threshold: Load of an expert at or below which it is dead, as a share of an even load, in [0, 1].
+        share: Share of the experts from which it is a warning; of fewer it is an info, as the others have room for what they do.
+        min_choices: Choices that each expert would have had at an even load, below which a router is not judged.
+        min_batches: Training batches, in windows in a row, in all of which they got so little, where they are half of the experts
+            or more.
+        of_few: The same where they are fewer: in a healthy training one expert of four gets nothing for 24 batches, and is found
+            again.
+    """
+
+    kind: ClassVar[str] = "dead_experts"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "share")
+
+    threshold: float = 0.01
+    share: float = 0.25
+    min_choices: int = 100
+    min_batches: int = 20
+    of_few: int = 40
+
+    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
+        """Yield an alert per router with such experts."""
+        for site, stats in report.routers.items():
+            dead = self._dead(report, site)
+            needed = self.min_batches if 2 * len(dead) >= stats.experts else self.of_few
+            if dead and _batches_in_a_row(report, history, partial(self._lasts, site, dead)) >= needed:
+                shown = ", ".join(map(str, sorted(dead)[:8])) + (", …" if len(dead) > 8 else "")
+                share = len(dead) / stats.experts
+                yield self.alert(
+                    report, site, share, self.share, "warning" if share >= self.share else "info",
+                    f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
+                    f"of {stats.tokens} tokens, so that they do not train.",
+                    "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, a "
+                    "router that started far from even.",
+                )  # fmt: skip
+
+    def _lasts(self, site: str, dead: set[int], window: RouterReport) -> bool:
+        return dead <= self._dead(window, site)
+
+    def _dead(self, report: RouterReport, site: str) -> set[int]:
+        stats = report.routers.get(site)
+        if stats is None or not _is_judged(stats, self.min_choices):
+            return set()
+        return {number for number, share in enumerate(stats.load) if share * stats.experts <= self.threshold}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterCollapse(Rule):
+    """A router, or a quantiser, that makes the same few choices for everything.
+
+    The effective number of choices is the exponential of the entropy of their shares. A router's is at least ``top_k``, as each
+    token gets so many experts; what is judged is where it lies between that (0) and the number of experts (1). A codebook's is at
+    least 1.
+
+    Attributes:
+        threshold: Where a router's effective number of experts lies, in [0, 1], at or below which it has collapsed.
+        codes: The same of a codebook, of which few codes are used in health too.
+        min_choices: Choices that each expert would have had at an even load, or that are made of codes in all, below which nothing
+            is judged.
+        least_codes: Codes below which a codebook is not judged.
+        min_batches: Training batches, in windows in a row, in all of which it must have collapsed: a router may start from few
+            choices.
+    """
+
+    kind: ClassVar[str] = "router_collapse"
+    judges: ClassVar[Judges] = "epoch"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "codes")
+
+    threshold: float = 0.1
+    codes: float = 0.01
+    min_choices: int = 100
+    least_codes: int = 16
+    min_batches: int = 20
+
+    def __call__(self, report: RouterReport, history: Sequence[RouterReport] = ()) -> Iterator[Alert]:
+        """Yield a warning per router and quantiser that has collapsed."""
+        for site, stats in report.routers.items():
+            if _batches_in_a_row(report, history, partial(self._of_window, site)) >= self.min_batches:
+                yield self._of_router(report, site, stats)
+        for site, book in report.codebooks.items():
+            if _batches_in_a_row(report, history, partial(self._book_of_window, site)) >= self.min_batches:
+                yield self._of_book(report, site, book)
+
+    def _of_window(self, site: str, window: RouterReport) -> bool:
+        return self._router(window.routers.get(site))
+
+    def _book_of_window(self, site: str, window: RouterReport) -> bool:
+        return self._book(window.codebooks.get(site))
+
+    def _router(self, stats: RouterStats | None) -> bool:
+        return stats is not None and _is_judged(stats, self.min_choices) and stats.experts**stats.balance <= self._least(stats)
+
+    def _least(self, stats: RouterStats) -> float:
+        return stats.top_k + self.threshold * (stats.experts - stats.top_k)
+
+    def _book(self, book: CodebookStats | None) -> bool:
+        if book is None or book.size < self.least_codes:
+            return False
+        return book.codes >= max(self.min_choices, 10 * self._fewest(book)) and book.perplexity <= self._fewest(book)
+
+    def _fewest(self, book: CodebookStats) -> float:
+        return 1 + self.codes * (book.size - 1)
+
+    def _of_router(self, report: RouterReport, site: str, stats: RouterStats) -> Alert:
+        effective = stats.experts**stats.balance
+        return self.alert(
+            report, site, effective, self._least(stats), "warning",
+            f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {effective:.3g} experts in "
+            f"effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+            "Common causes: no loss for balance or one that weighs too little, a learning rate too high for the router, "
+            "inputs to it that are alike.",
+        )  # fmt: skip
+
+    def _of_book(self, report: RouterReport, site: str, book: CodebookStats) -> Alert:
+        return self.alert(
+            report, site, book.perplexity, self._fewest(book), "warning",
+            f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
+            "Common causes: codes far from what they are to stand for, none that are started again when they are not used, "
+            "a learning rate too high.",
+            advice=(
+                "Start codes that are not used again from outputs of the encoder",
+                "Learn the codebook by moving averages, or codes of fewer dimensions",
+                "Initialise it by k-means of a batch",
+            ),
+        )  # fmt: skip
+
+
+def _batches_in_a_row(report: RouterReport, history: Sequence[RouterReport], holds: Callable[[RouterReport], bool]) -> int:
+    """The training batches of the last windows in a row in which something holds."""
+    return sum(window.batches for window in takewhile(holds, (report, *reversed(history))))
+
+
+def _is_judged(stats: RouterStats, min_choices: int) -> bool:
+    """Whether there is a choice between experts, and enough of them were made."""
+    return stats.experts > stats.top_k and stats.tokens * stats.top_k >= min_choices * stats.experts
+
+
+__all__ = ["DeadExperts", "RouterCollapse"]
+
+KINDS = (
+    Kind(
+        "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams", rank=1200,
+        meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
+        "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
+        "much smaller one.",
+        formula="effective = exp(entropy of the load of experts) = experts ^ balance, from top_k to the number of experts\n\n"
+        "alert if effective - top_k <= {RouterCollapse.threshold} * (experts - top_k)\n"
+        "      or of a codebook perplexity - 1 <= {RouterCollapse.codes} * (codes - 1), with at least "
+        "{RouterCollapse.least_codes} codes\n"
+        "in windows in a row of at least {RouterCollapse.min_batches} batches, each of at least {RouterCollapse.min_choices} "
+        "choices for each expert\n"
+        "at an even load",
+        severities="warning",
+        advice=(
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Try a lower learning rate for the router, noise on its logits, or a z-loss", "Normalise what it reads",
+        ),
+    ),
+    Kind(
+        "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", rank=1210, measures="share",
+        meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
+        "do not train the router has no reason to choose them.",
+        formula="alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"
+        "warning, not info, if they are >= {DeadExperts.share} of all experts\n"
+        "in windows in a row of at least {DeadExperts.min_batches} batches ({DeadExperts.of_few} for less than half of the "
+        "experts),\n"
+        "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
+        severities="warning; info for less than a quarter of the experts",
+        advice=(
+            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts",
+        ),
+        follows={"router_collapse": at_the_same_site},
+    ),
+)  # fmt: skip
+
+RULES = (DeadExperts(), RouterCollapse())

@@ -1,0 +1,1 @@
+"""How a model and its training are set up."""

@@ -1,0 +1,228 @@
+"""Checks of how a model and its data are set up: what is collected for the rules, in the sampled batches of a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_hooks.declare.collector import Context
+from lightning_hooks.diagnostics.batches.hashes import N_PAIRS, BatchHashes, same_on_all
+from lightning_hooks.diagnostics.loss_inputs.labels import IGNORED, LabelTable, label_tensors
+from lightning_hooks.diagnostics.setup.first_weights import first_weights
+from lightning_hooks.diagnostics.setup.module_modes import (
+    AS_MADE,
+    ModuleModes,
+    stages_not_frozen,
+    unusual_settings,
+    values_per_channel,
+)
+from lightning_hooks.diagnostics.setup.report import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.hooks import Recorder
+from lightning_hooks.hooks.attributes import in_training_mode, stored
+from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules, unregistered_tensors
+from lightning_hooks.hooks.values import as_number
+from lightning_hooks.statistics.reduction import largest
+from lightning_hooks.statistics.tables import HostNumbers, Tables
+
+FEW_VALUES = 16
+"""Values per channel below which a batch norm is named in the report."""
+MOST_UNREGISTERED = 8
+"""Attributes with modules or tensors that are registered nowhere, at most."""
+
+
+class SetupChecks(Tables):
+    """Collects what :class:`~lightning_hooks.diagnostics.setup.report.ModelSetup` holds.
+
+    Args:
+        context: Of the collector.
+    """
+
+    def __init__(self, context: Context) -> None:
+        host, model, device = context.host, context.host.model, context.host.setup.device
+        self._ranks, self._device = host.setup.data_parallel_size, device
+        self._modes = ModuleModes(model, device)
+        self._host, self._settings, self._first = host, unusual_settings(model), first_weights(model)
+        self._stages: dict[str, dict[str, float]] | None = None  # of the first sampled batch: a validation may freeze them
+        tensors = unregistered_tensors(model) if context.steps.shards is None else {}  # shards are kept so by FSDP
+        modules = unregistered_modules(model)
+        hidden: dict[str, list[nn.Module]] = {**modules, **{name: [] for name in tensors if name not in modules}}
+        self._hidden = dict(list(hidden.items())[:MOST_UNREGISTERED])
+        self._hidden_parameters: dict[str, list[Tensor]] = {
+            name: [parameter for module in modules for parameter in own_parameters(module, model)] or tensors[name]
+            for name, modules in self._hidden.items()
+        }
+        self._reached: set[str] = set()
+        self._decay: dict[str, VectorDecay] = {}
+        self._optimized: set[str] = set()
+        self._hashes, self._of_batches, self._of_losses = BatchHashes(device), LabelTable(device), LabelTable(device)
+        super().__init__(
+            device,
+            losses=self._of_losses,
+            batches=self._of_batches,
+            hashes=self._hashes,
+            reached=HostNumbers(self._flags_of_reached, largest, load=self._load_reached),
+            modes=self._modes,
+        )
+        self._take_batch = context.guard(self._hashes.add, "the batch (whether it is repeated)")
+        self._take_labels = context.guard(self._count_labels, "the batch's labels")
+        for name, module in model.named_modules():
+            if isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss):
+                context.listen(clean_name(name), module, _TargetRecorder(self._of_losses))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed window needs next to the table."""
+        return {"before": self._hashes.before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of an earlier run."""
+        before = state.get("before")
+        self._hashes.before = None if before is None else before.to(self._device)
+
+    # Events.
+
+    def batch_start(self, batch: Any, sampled: bool, detailed: bool) -> None:
+        """A training batch starts."""
+        self._take_batch(batch, detailed)
+        if sampled:
+            if self._stages is None:
+                self._stages = stages_not_frozen(self._host.model)
+            self._modes.batch_start()
+        if detailed:
+            self._take_labels(batch)
+
+    def _count_labels(self, batch: Any) -> None:
+        self._of_batches.add(label_tensors(batch), IGNORED)
+
+    def before_backward(self, sampled: bool) -> None:
+        """Backward starts."""
+        if sampled:
+            self._modes.before_backward()
+
+    def after_backward(self, inputs: Set[int]) -> None:
+        """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
+        for name, parameters in self._hidden_parameters.items():
+            if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
+                self._reached.add(name)
+
+    def window_end(self, optimizers: Sequence[Any]) -> None:
+        """The window ends: note what the optimizers hold."""
+        held = {id(p) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        self._optimized = {name for name, parameters in self._hidden_parameters.items() if any(id(p) in held for p in parameters)}
+        self._decay = {
+            f"{place}-{type(optimizer).__name__}": found
+            for place, optimizer in enumerate(optimizers)
+            if (found := _vector_decay(getattr(optimizer, "param_groups", ()))) is not None
+        }
+
+    # The tables.
+
+    def _flags_of_reached(self) -> list[float]:
+        names = [*self._hidden, *[""] * MOST_UNREGISTERED][:MOST_UNREGISTERED]
+        return [float(name in self._reached) for name in names]
+
+    def _load_reached(self, flags: list[float]) -> None:
+        self._reached.update(name for name, found in zip(self._hidden, flags, strict=False) if found)
+
+    def hidden(self) -> set[int]:
+        """The identities of the parameters and tensors that the model holds without knowing them."""
+        return {id(parameter) for parameters in self._hidden_parameters.values() for parameter in parameters}
+
+    def read(self, packed: Tensor, model: nn.Module, modules: Mapping[str, Any], temporary: Mapping[str, int]) -> ModelSetup:
+        """Name what is out of the ordinary in a table on the host.
+
+        Args:
+            packed: The table of all ranks.
+            model: The model.
+            modules: Site to the statistics of the gradient at its output.
+            temporary: Module to how many numbers have the parameters that it uses and that were gone after the first step.
+        """
+        parts = self.split(packed)
+        hashes = parts["hashes"]
+        levels, moved = self._modes.read(parts["modes"])
+        updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
+        compared, repeated = map(int, hashes[:N_PAIRS].tolist())
+        found = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
+        return ModelSetup(
+            eval_modes={name: level for name, level in levels.items() if level},
+            unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
+            constant_weights=dict(self._first.constant),
+            one_sign_weights=dict(self._first.one_sign),
+            untrained=self._first.untrained,
+            updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
+            values_per_channel=values_per_channel(self._modes, levels, modules, FEW_VALUES),
+            settings={**self._settings, **(self._stages or {})},
+            unregistered={
+                **{name: self._unregistered(name, found[name]) for name in self._hidden},
+                **{name: UnregisteredModules(0, size, reached=True, held=False) for name, size in temporary.items() if size},
+            },
+            vector_decay=self._decay,
+            labels=_label_counts(parts["losses"]) or _label_counts(parts["batches"]),
+            batches=BatchCounts(compared, repeated, self._ranks, *(same_on_all(hashes) if self._ranks > 1 else ())),
+        )
+
+    def _unregistered(self, name: str, reached: bool) -> UnregisteredModules:
+        modules = self._hidden[name]
+        elements = sum(0 if nn.parameter.is_lazy(p) else p.numel() for p in self._hidden_parameters[name])
+        training = not modules or any(in_training_mode(module) for module in modules)
+        return UnregisteredModules(len(modules), elements, reached, training, name in self._optimized)
+
+    @override
+    def reset(self) -> None:
+        super().reset()
+        self._reached = set()
+
+
+class _TargetRecorder(Recorder):
+    """Forward hook of a loss module. In a compiled graph it records nothing: the batch's labels are counted there too."""
+
+    def __init__(self, table: LabelTable) -> None:
+        self._table = table
+
+    @override
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        loss, inputs = args[0], args[1]
+        ignored = stored(loss, "ignore_index")
+        if len(inputs) > 1 and isinstance(inputs[1], Tensor) and isinstance(ignored, int):
+            self._table.add([inputs[1]], ignored)
+
+    @override
+    def trace(self, number: Tensor, *args: Any) -> None: ...
+
+
+def _label_counts(row: Tensor) -> LabelCounts | None:
+    counts = LabelCounts(*map(int, row.tolist()))
+    return counts if counts.batches else None
+
+
+def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> VectorDecay | None:
+    """The weight decay on the biases and norms of an optimizer that holds weights too."""
+    decays: list[float] = []
+    weights = False
+    for group in groups:
+        decay = as_number(group.get("weight_decay"))
+        vectors = [p for p in group["params"] if not nn.parameter.is_lazy(p) and p.dim() < 2]
+        weights = weights or len(vectors) < len(group["params"])
+        if decay is not None and decay > 0:
+            decays += [decay] * len(vectors)
+    return VectorDecay(max(decays), len(decays)) if decays and weights else None
+
+
+def _in_frozen_parts(names: Sequence[str], model: nn.Module) -> list[str]:
+    """The modules none of whose parameters requires a gradient. One without any is as the innermost part that has some."""
+    counts: Counter[str] = Counter()
+    trains: set[str] = set()
+    for raw, parameter in model.named_parameters() if names else ():
+        around = outwards(clean_name(raw).rpartition(".")[0])
+        counts.update(around)
+        trains.update(around if parameter.requires_grad else ())
+    found = []
+    for name in names:
+        part = next((outer for outer in outwards(name) if counts[outer]), name)
+        if part not in trains:
+            found.append(name)
+    return found

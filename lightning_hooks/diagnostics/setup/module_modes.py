@@ -1,0 +1,246 @@
+"""In which mode dropouts, batch norms and spectral norms run, and how far the running statistics of batch norms move."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # the classes have no public base
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from lightning_hooks.hooks.attributes import contents, in_training_mode, stored, stored_count
+from lightning_hooks.hooks.selection import clean_name, outwards
+from lightning_hooks.hooks.values import as_number, has_values, stored_tensor
+from lightning_hooks.statistics.columns import row_dtype
+from lightning_hooks.statistics.reduction import Span, Spans, largest
+
+UNSEEN = 1e6
+"""The number of modules in eval mode around a module that no sampled batch has shown yet."""
+LAST = 3
+"""Sampled batches at the end of a window in which a module must be in eval mode that was in training mode before."""
+FRESH = -1.0
+"""How far running statistics have moved that were never trained before this fit."""
+AS_MADE = -2.0
+"""The same of those that still are as they were made: 0 and 1."""
+
+_RUNNING = ("running_mean", "running_var")
+
+
+class ModuleModes:
+    """Follows the mode of each dropout and batch norm in the sampled batches.
+
+    A module is in eval mode in a batch if it is when the batch starts and when backward starts: a part that is switched for a
+    moment within ``training_step`` is not. It is in eval mode in a window if it is in all of its sampled batches, or in its last
+    three: somebody called ``eval()`` in between. What is switched within the first sampled batch of training does not count in that
+    batch: the model's own hooks at its start run after the monitors'.
+
+    Args:
+        model: The model.
+        device: Where the numbers live.
+
+    Attributes:
+        names: The modules whose result depends on the mode: dropouts that drop something, norms with running statistics, spectral
+            norms; and attributes that are a share to drop, which a module passes to a function (``net.attention_dropout``).
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._device, self._dtype = device, row_dtype(device)
+        modules = {clean_name(name): module for name, module in model.named_modules()}
+        dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
+        own = {f"{name}.{share}" if name else share: module for name, module in modules.items() for share in _own_shares(module)}
+        self.names = [*dependent, *own]
+        self._chains = [[modules[outer] if outer in modules else own[outer] for outer in outwards(name)] for name in self.names]
+        self._levels = [UNSEEN] * len(self.names)
+        self._at_start = self._levels
+        self._last: deque[list[float]] = deque(maxlen=LAST)
+        self._first = True
+        self.norms = {name: module for name, module in dependent.items() if isinstance(module, _NormBase)}
+        self._known = [module for module in self.norms.values() if _channels(module)]  # others are lazy
+        of = {id(module): place for place, module in enumerate(self.norms.values())}
+        self._sizes = {id(module): _channels(module) for module in self._known}
+        owners = [of[id(module)] for module in self._known for _ in range(self._sizes[id(module)])]
+        self._owners = torch.tensor(owners, dtype=torch.int64, device=device)
+        self._mean, self._std = self._running()
+        self._trained = self._per_norm((self._mean != 0) | (self._std != 1))
+
+    # Modes.
+
+    def batch_start(self) -> None:
+        """A sampled batch starts."""
+        self._at_start = self._now()
+
+    def before_backward(self) -> None:
+        """Backward of a sampled batch starts."""
+        now = self._now() if self._first or any(self._at_start) else self._at_start
+        levels = [min(pair) for pair in zip(self._at_start, now, strict=True)]
+        if self._first:
+            levels = [UNSEEN if now[place] > level == 0 else level for place, level in enumerate(levels)]
+            self._first = False
+        self._levels = [min(pair) for pair in zip(self._levels, levels, strict=True)]
+        self._last.append(levels)
+
+    def _now(self) -> list[float]:
+        """Of each module, how many are in eval mode from it outwards."""
+        return [0.0 if in_training_mode(chain[0]) else _in_eval_mode(chain) for chain in self._chains]
+
+    def reset(self) -> None:
+        """Start a new window."""
+        self._levels = [UNSEEN] * len(self.names)
+        self._last.clear()
+
+    # The table, whose maximum is taken over ranks and windows.
+
+    @property
+    def spans(self) -> Spans:
+        """How packed numbers merge."""
+        return (Span(len(self.names) + len(self.norms), largest),)
+
+    def pack(self) -> Tensor:
+        """The negative levels of each module, and how far the statistics of each norm have moved since training started."""
+        last = [min(levels) for levels in zip(*self._last, strict=True)] if len(self._last) == LAST else self._levels
+        found = [max(pair) for pair in zip(self._levels, last, strict=True)]
+        levels = torch.tensor([-level for level in found], dtype=self._dtype).to(self._device, non_blocking=True)
+        mean, std = self._running()
+        # The 2-Wasserstein distance of two normal distributions, over the standard deviation of the first; no mean has no distance.
+        distance = (((mean - self._mean) / self._std) ** 2 + (std / self._std - 1) ** 2).nan_to_num()
+        counts = self._per_norm(torch.ones_like(self._mean)).clamp_min(1)
+        unchanged = self._per_norm((mean != 0) | (std != 1)) == 0
+        moved = torch.where(self._trained > 0, (self._per_norm(distance) / counts).sqrt(), torch.where(unchanged, AS_MADE, FRESH))
+        return torch.cat((levels, moved))
+
+    def unpack(self, packed: Tensor) -> None:
+        """Load what :meth:`pack` or a merge returned."""
+        self._levels = [-level for level in packed[: len(self.names)].tolist()]
+
+    def read(self, packed: Tensor) -> tuple[dict[str, int], dict[str, float]]:
+        """Name packed numbers on the host.
+
+        Returns:
+            Each module that was in a sampled batch to its number of levels, and each norm to how far its statistics have moved:
+            ``FRESH`` where they were not trained before, ``AS_MADE`` where they have not been since either.
+        """
+        levels, moved = packed[: len(self.names)].tolist(), packed[len(self.names) :].tolist()
+        return (
+            {name: int(-level) for name, level in zip(self.names, levels, strict=True) if -level < UNSEEN},
+            dict(zip(self.norms, moved, strict=True)),
+        )
+
+    def _running(self) -> tuple[Tensor, Tensor]:
+        """The running means and standard deviations of all norms, one after the other."""
+        if not self._known:
+            return torch.zeros(0, dtype=self._dtype, device=self._device), torch.ones(0, dtype=self._dtype, device=self._device)
+        mean, var = (torch.cat([self._buffer(norm, name) for norm in self._known]).to(self._dtype) for name in _RUNNING)
+        return mean, var.sqrt()
+
+    def _buffer(self, norm: nn.Module, name: str) -> Tensor:
+        """A norm's buffer, as long as it was at the start; zeros where it is gone."""
+        buffer, size = stored_tensor(norm, name), self._sizes[id(norm)]
+        if buffer is None or buffer.numel() != size:
+            return torch.zeros(size, device=self._device)
+        return buffer.detach().to(self._device)
+
+    def _per_norm(self, values: Tensor) -> Tensor:
+        """The sum over the channels of each norm."""
+        empty = torch.zeros(len(self.norms), dtype=self._dtype, device=self._device)
+        return empty.index_add(0, self._owners, values.to(self._dtype))
+
+
+def _in_eval_mode(chain: Sequence[nn.Module]) -> float:
+    """How many modules are in eval mode, from the first one on."""
+    return float(next((level for level, module in enumerate(chain) if in_training_mode(module)), len(chain)))
+
+
+def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
+    """Module to its unusual settings, as :class:`~.ModelSetup` has them. Reads the device."""
+    found: dict[str, dict[str, float]] = {}
+    for name, module in model.named_modules():
+        unusual: dict[str, float] = {}
+        share = _share_dropped(module)
+        if share > 0.5:
+            unusual["p"] = share
+        eps = as_number(stored(module, "eps", stored(module, "variance_epsilon")))  # of RMSNorm in transformers
+        if "norm" in type(module).__name__.lower() and eps is not None and eps > 0.01:
+            unusual["eps"] = eps
+        if isinstance(module, _NormBase) and as_number(stored(module, "momentum")) == 0 and _untrained(module):
+            unusual["momentum"] = 0.0
+        if unusual:
+            found[clean_name(name)] = unusual
+    return found
+
+
+def _share_dropped(module: nn.Module) -> float:
+    """The share that a dropout, or a stochastic depth, drops; 0 for other modules."""
+    # Stochastic depth is in timm, transformers and torchvision.
+    if isinstance(module, _DropoutNd) or type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):
+        return as_number(stored(module, "drop_prob", stored(module, "p"))) or 0.0
+    return 0.0
+
+
+def stages_not_frozen(model: nn.Module) -> dict[str, dict[str, float]]:
+    """Module to its ``frozen_stages``, OpenMMLab's name for how many stages are not to train, where all its parameters train."""
+    found = {}
+    for name, module in model.named_modules():
+        stages = stored_count(module, "frozen_stages")
+        if stages:
+            trains = [parameter.requires_grad for parameter in module.parameters()]
+            if trains and all(trains):
+                found[clean_name(name)] = {"frozen_stages": float(stages)}
+    return found
+
+
+def values_per_channel(modes: ModuleModes, levels: Mapping[str, int], stats: Mapping[str, Any], below: float) -> dict[str, float]:
+    """The values from which each batch norm in training mode computed a mean, where those are few.
+
+    Args:
+        modes: The norms.
+        levels: Module to its levels; 0 in training mode.
+        stats: Site to the statistics of the gradient at its output, which has as many numbers.
+        below: How many are few.
+    """
+    found = {}
+    for name, norm in modes.norms.items():
+        # Numbers that are not finite are not counted.
+        whole = name in stats and stats[name].calls and not stats[name].nonfinite_fraction
+        if levels.get(name) == 0 and whole and _over_the_batch(norm) and (size := _channels(norm)):
+            values = stats[name].count / stats[name].calls / size
+            if values < below:
+                found[name] = values
+    return found
+
+
+def _over_the_batch(norm: nn.Module) -> bool:
+    """Whether its means are over this rank's batch: an instance norm's are over a sample, a synchronised one's over all ranks."""
+    return isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return _share_dropped(module) > 0
+    if isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
+        return True  # its power iteration runs in training mode only
+    if not isinstance(module, _NormBase):
+        return False
+    running = [stored(module, name) for name in _RUNNING]
+    return all(isinstance(buffer, Tensor) and (has_values(buffer) or nn.parameter.is_lazy(buffer)) for buffer in running)
+
+
+def _channels(norm: nn.Module) -> int:
+    """How many running means a norm has; 0 while they are lazy."""
+    mean = stored_tensor(norm, "running_mean")
+    return 0 if mean is None else mean.numel()
+
+
+def _own_shares(module: nn.Module) -> list[str]:
+    """The attributes of a module that are a share to drop, as of attention and nn.LSTM: passed on with the module's mode."""
+    return [name for name, value in contents(module).items() if "dropout" in name and isinstance(value, float) and 0 < value < 1]
+
+
+def _untrained(norm: nn.Module) -> bool:
+    """Whether running statistics are as they were made; where they are not, momentum 0 keeps them on purpose."""
+    mean = stored_tensor(norm, "running_mean")
+    return mean is not None and not mean.any()

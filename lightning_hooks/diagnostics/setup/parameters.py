@@ -1,0 +1,177 @@
+"""How each parameter is set up: whether it trains and had a gradient, which optimizers hold it, with what learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.diagnostics.setup.initial import starting_at_zero
+from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.hooks.selection import clean_name
+from lightning_hooks.hooks.spare import of_libraries, spare_parts
+from lightning_hooks.hooks.values import as_number
+
+DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
+"""Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
+
+L2 = ("Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+"""Optimizers of torch that add weight decay to the gradient, unless it is decoupled, and divide by its size."""
+
+
+class SetupWatch:
+    """Follows, over a window, what is done with the parameters. Reads lists on the host only.
+
+    Args:
+        names: The parameters, as the steps number them.
+        model: The model at the start of training, whose weights at zero are noted; None where training goes on from a checkpoint.
+    """
+
+    def __init__(self, names: Sequence[str], model: nn.Module | None) -> None:
+        self._names = names
+        named = [] if model is None else [(clean_name(name), parameter) for name, parameter in model.named_parameters()]
+        self._at_zero: Set[str] = starting_at_zero(named)
+        self._peaks: dict[int, float] = {}  # of each parameter group, by number, the largest learning rate so far
+        self._unheld: dict[str, nn.Parameter] | None = None
+        self._reached: set[str] = set()
+        self._steps: dict[str, int] = {}
+        self._unzeroed: dict[str, int] = {}
+        self._never: dict[int, set[int]] = {}  # optimizer -> parameters without a gradient at any step so far
+
+    def batch_start(self, optimizers: Sequence[Any], model: nn.Module) -> None:
+        """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
+        groups = _groups(optimizers)
+        for number, (*_, group) in enumerate(groups):
+            known = [self._peaks.get(number), *(as_number(group.get(name)) for name in ("lr", "initial_lr", "max_lr"))]
+            if rates := [rate for rate in known if rate is not None]:
+                self._peaks[number] = max(rates)
+        if self._unheld is None:
+            held = {id(parameter) for *_, group in groups for parameter in group["params"]}
+            self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
+
+    def follow(self, kept: Kept) -> None:
+        """There are new parameters, or other optimizers than before."""
+        self._unheld = None
+        if kept != [*range(len(kept))]:
+            self._peaks = {}  # those were others' schedules
+            self._never = {now: self._never[old] for now, old in enumerate(kept) if old in self._never}
+
+    def after_backward(self) -> None:
+        """Gradients are there now; at the window's end they are not, since validation zeroes them."""
+        for name, parameter in (self._unheld or {}).items():
+            if parameter.grad is not None:
+                self._reached.add(name)
+
+    def step_taken(self, step: Step, optimizer: str) -> None:
+        """An optimizer has stepped, sampled or not."""
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        self._unzeroed[optimizer] = self._unzeroed.get(optimizer, 0) + step.unzeroed
+        never = self._never.get(step.optimizer)
+        if never is None:
+            self._never[step.optimizer] = {*step.missing}
+        elif never:
+            never.intersection_update(step.missing)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed fit goes on from, in plain types."""
+        return {
+            "peaks": dict(self._peaks),
+            "reached": sorted(self._reached),
+            "steps": dict(self._steps),
+            "unzeroed": dict(self._unzeroed),
+            "at_zero": sorted(self._at_zero),
+            "never": {place: sorted(missing) for place, missing in self._never.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the :meth:`state` of an earlier run."""
+        self._peaks, self._steps = dict(state.get("peaks", {})), dict(state.get("steps", {}))
+        self._reached = set(state.get("reached", ()))
+        self._unzeroed, self._at_zero = dict(state.get("unzeroed", {})), {*self._at_zero, *state.get("at_zero", ())}
+        self._never = {place: set(missing) for place, missing in state.get("never", {}).items()}
+
+    def window_end(self, optimizers: Sequence[Any], model: nn.Module) -> dict[str, ParameterSetup]:
+        """The setup of every parameter of the model, by its name, as this rank knows it; a tied one once. Starts a new window.
+
+        Why one without a gradient may be meant to have none is left open: see :func:`with_reasons`.
+        """
+        groups = _groups(optimizers)
+        held: dict[int, list[_Held]] = {}
+        for number, (name, decay, l2, group) in enumerate(groups):
+            holder = _Held(name, decay, as_number(group.get("lr")), self._peaks.get(number), l2)
+            for parameter in group["params"]:
+                held.setdefault(id(parameter), []).append(holder)
+        never = {self._names[index] for missing in self._never.values() for index in missing}
+        setups: dict[str, ParameterSetup] = {}
+        for raw, parameter in model.named_parameters():
+            name, holders = clean_name(raw), held.get(id(parameter), [])
+            steps = max((self._steps.get(holder.optimizer, 0) for holder in holders), default=0)
+            setups[name] = ParameterSetup(
+                elements=0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
+                dimensions=0 if nn.parameter.is_lazy(parameter) else parameter.dim(),
+                trains=parameter.requires_grad,
+                has_gradient=name not in never and steps > 0 if holders else raw in self._reached,
+                optimizers=tuple(holder.optimizer for holder in holders),
+                steps=steps,
+                lr=max((holder.lr for holder in holders if holder.lr is not None), default=None),
+                lr_peak=max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
+                decay=max((holder.decay for holder in holders), default=0.0),
+                l2=max((holder.l2 for holder in holders), default=0.0),
+                unzeroed_steps=max((self._unzeroed.get(holder.optimizer, 0) for holder in holders), default=0),
+                starts_at_zero=name in self._at_zero,
+            )
+        self._unheld = None
+        self._reached, self._steps, self._unzeroed, self._never = set(), {}, {}, {}
+        return setups
+
+
+def with_gradients(setups: dict[str, ParameterSetup], found: Mapping[str, bool]) -> dict[str, ParameterSetup]:
+    """The setups, with whether a parameter had a gradient on any rank."""
+    changed = {name: setup for name, setup in setups.items() if found.get(name, setup.has_gradient) != setup.has_gradient}
+    return {**setups, **{name: dataclasses.replace(setup, has_gradient=found[name]) for name, setup in changed.items()}}
+
+
+def with_reasons(
+    setups: dict[str, ParameterSetup], model: nn.Module, called: Sequence[str], recording: Set[str], zeros: Sequence[str]
+) -> dict[str, ParameterSetup]:
+    """The setups, with the reason where a parameter may be meant to have no gradient, or one of zeros.
+
+    Args:
+        setups: Of all ranks together: from one rank's alone, one rank could warn where another gives an info.
+        model: The model.
+        called: The modules that were called, in the order of their first calls.
+        recording: Those of them whose output required a gradient.
+        zeros: The parameters whose gradient is exactly zero.
+    """
+    named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
+    without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
+    of_zeros = of_libraries(model, [name for name in zeros if name in setups])
+    reasons = of_zeros | {without[raw]: why for raw, why in spare_parts(model, without.keys(), called, recording).items()}
+    return {**setups, **{name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}}
+
+
+class _Held(NamedTuple):
+    """One optimizer's hold on a parameter."""
+
+    optimizer: str
+    decay: float
+    lr: float | None
+    lr_peak: float | None
+    l2: float
+
+
+def _groups(optimizers: Sequence[Any]) -> list[tuple[str, float, float, dict[str, Any]]]:
+    """Each parameter group, with its optimizer's name, what decoupled weight decay takes of a weight at each step, and L2's."""
+    found = []
+    for place, optimizer in enumerate(optimizers):
+        kind = type(optimizer).__name__
+        for group in getattr(optimizer, "param_groups", ()):
+            decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
+            weight_decay = as_number(group.get("weight_decay")) or 0.0
+            decay = (as_number(group.get("lr")) or 0.0) * weight_decay if decoupled else 0.0
+            l2 = weight_decay if kind in L2 and not decoupled else 0.0
+            found.append((f"{place}-{kind}", decay, l2, group))
+    return found

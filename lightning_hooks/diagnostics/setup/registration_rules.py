@@ -1,0 +1,213 @@
+"""What the optimizers and the model hold: parameters without an optimizer, unregistered modules, one layer in several places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.links import from_first
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.past import had_gradient
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotOptimized(Rule):
+    """Parameters that get a gradient and that no optimizer holds, optimizers of frozen parameters only, and no optimizer at all.
+
+    Attributes:
+        most: Share of the elements that require a gradient from which on the diagnosis adds how many no optimizer holds.
+    """
+
+    kind: ClassVar[str] = "not_optimized"
+    shares: ClassVar[tuple[str, ...]] = ("most",)
+
+    most: float = 0.5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning per parameter that has a gradient, an info per one that only requires it."""
+        held: dict[str, list[str]] = {}
+        for name, setup in report.setups.items():
+            for optimizer in setup.optimizers:
+                held.setdefault(optimizer, []).append(name)
+        # Lightning's stand-in for no optimizer has no learning rate.
+        others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
+        if report.setups and not held and others:
+            yield self.alert(
+                report, "the model", float(len(others)), 0.0, "warning",
+                f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
+                "Common causes: an optimizer made for a copy of the model, or before its layers were replaced.",
+                advice=("Create the optimizer from self.parameters() in configure_optimizers",),
+            )  # fmt: skip
+            return
+        if report.setups and not held:
+            elements = sum(setup.elements for setup in report.setups.values() if setup.trains)
+            yield self.alert(
+                report, "the model", float(elements), 0.0, "info",
+                "there is no optimizer: parameters change only where your own code changes them, and update ratios and clipping "
+                "are not measured.",
+                advice=("Return an optimizer from configure_optimizers to have them measured",),
+            )  # fmt: skip
+            return
+        for optimizer, names in held.items():
+            if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
+                yield self.alert(
+                    report, optimizer, float(len(names)), 0.0, "warning",
+                    f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
+                    "Common causes: a layer that was frozen after the optimizer was created, or the wrong part of the model "
+                    "passed to it.",
+                    advice=("Unfreeze what it holds, or give it the parameters that train",),
+                )  # fmt: skip
+        left_out = {name: setup for name, setup in report.setups.items() if setup.trains and not setup.optimizers}
+        total = sum(setup.elements for setup in report.setups.values() if setup.trains)
+        share = sum(setup.elements for setup in left_out.values() if setup.has_gradient) / max(total, 1)
+        most = f" So {percent(share)} of what trains is in no optimizer." if share >= self.most else ""
+        for name, setup in left_out.items():
+            yield self.alert(
+                report, name, float(setup.elements), 0.0, "warning" if setup.has_gradient else "info",
+                "it requires a gradient, but no optimizer holds it: it does not change.",
+                "Common causes: configure_optimizers that passes only a part of the parameters, or a layer that was unfrozen "
+                f"after the optimizer was created.{most}",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenHead(Rule):
+    """A last layer that is frozen as it was initialised while layers before it train.
+
+    That a layer has not been trained is known where its bias is exactly 0, or its weights and bias are uniform within the bounds
+    of PyTorch's default; a head without a bias that was initialised otherwise is not judged.
+    """
+
+    kind: ClassVar[str] = "not_optimized"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert at the layer nearest the loss."""
+        site = next((site for site in report.order if f"{site}.weight" in report.setups), "")
+        if site not in report.model_setup.untrained or had_gradient(report, f"{site}.weight"):
+            return
+        trains = [name for name, setup in report.setups.items() if setup.trains and setup.optimizers and setup.has_gradient]
+        if trains:
+            yield self.alert(
+                report, site, 0.0, 0.0, "warning",
+                f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
+                f"parameters before it train ({trains[0]}, …): its output is a random combination that never gets better.",
+                "Common causes: a new head that was frozen with the rest of a pretrained model, or is missing in peft's "
+                "modules_to_save.",
+                advice=("Call requires_grad_(True) on it, and give it to the optimizer",),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unregistered(Rule):
+    """Modules and tensors that the loss reaches, and that the model does not know: in a plain list, or created in ``forward``.
+
+    PyTorch's documentation of ModuleList: only modules in it are "properly registered, and will be visible by all Module methods".
+    Modules without a gradient, in eval mode or frozen are hidden on purpose; so is a tensor that an optimizer holds (an image that
+    is learned, codes), of which an info says that no checkpoint holds it. An input of a module (coordinates) does not count.
+    A parameter that is gone after the first step was created on the way to its loss, as a layer in ``forward`` is, and what it
+    learns goes with it. Under manual optimization it may be a copy whose gradients are used, as in first-order MAML.
+    """
+
+    kind: ClassVar[str] = "unregistered"
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per attribute."""
+        for site, held in report.model_setup.unregistered.items():
+            if not held.held:
+                if report.loss is not None and report.loss.optimized:
+                    yield self.alert(
+                        report, site, float(held.elements), 0.0, "warning",
+                        f"it uses parameters ({held.elements} numbers) that no module and no optimizer holds, and that were gone "
+                        "after the first step: each step creates them, and they never learn.",
+                        "Common causes: a layer or nn.Parameter that is created in forward, a copy of a module that gets the "
+                        "gradients.",
+                        advice=("Create it once, in __init__, and assign it to self",),
+                    )  # fmt: skip
+            elif held.reached and not held.modules:
+                yield self.alert(
+                    report, site, float(held.elements), 0.0, "info" if held.optimized else "warning",
+                    f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
+                    "parameters.",
+                    f"parameters(), state_dict() and to() leave them out{'' if held.optimized else ', no optimizer holds them'}, "
+                    "and checkpoints do not hold them.",
+                    advice=("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",),
+                )  # fmt: skip
+            elif held.reached and held.training:
+                trained = "" if held.optimized else ", no optimizer holds them"
+                yield self.alert(
+                    report, site, float(held.elements), 0.0, "warning",
+                    f"it is a plain list or dictionary whose modules ({held.modules}, with {held.elements} parameters) get "
+                    "gradients, but the model does not know them.",
+                    f"parameters(), state_dict() and to() leave them out{trained}, and checkpoints do not hold them.",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared(Rule):
+    """One layer under several names, as ``[layer] * 4`` makes it."""
+
+    kind: ClassVar[str] = "shared"
+
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
+        """Yield a warning per module that a list holds several times; an info where it has several names, as by design."""
+        for site, others in report.shared.items():
+            listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
+            numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
+            yield self.alert(
+                report, site, len(others) + 1, 1, "warning" if numbered else "info",
+                f"{listed} {'is' if len(others) == 1 else 'are'} the same module, with the same weights.",
+                "Common cause: a list that was multiplied ([layer] * n repeats one layer).",
+            )  # fmt: skip
+
+
+__all__ = ["FrozenHead", "NotOptimized", "Shared", "Unregistered"]
+
+KINDS = (
+    Kind(
+        "not_optimized", "Parameters that no optimizer holds", group="Set-up", rank=540, measures="nothing",
+        meaning="A parameter gets a gradient and no optimizer holds it, or an optimizer holds frozen parameters only, or there is "
+        "no optimizer; or the last layer is frozen as it was initialised, while layers before it train.",
+        formula="alert if requires_grad and in no parameter group of any optimizer\n"
+        "or if there are optimizers, and none holds a parameter of the model\n"
+        "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
+        "±1/sqrt(fan_in)",
+        severities="warning; info while the parameter gets no gradient, or without any optimizer",
+        advice=(
+            "Give it to an optimizer (optimizer.add_param_group)", "Freeze it with requires_grad_(False) if it is not to learn",
+        ),
+        spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
+    ),
+    Kind(
+        "unregistered", "Modules that the model does not know", group="Set-up", rank=210, measures="nothing",
+        meaning="The loss depends on modules in a plain Python list, tuple or dictionary, or on a tensor with `requires_grad` "
+        "that is no parameter. The model does not know them: no optimizer gets them from `parameters()`, and no checkpoint holds "
+        "them. Or it depends on parameters that each step creates again, as a layer in `forward` is: they never learn.",
+        formula="alert if a module in a list, tuple, set or dict is not in model.modules(), is in training mode,\n"
+        "      and a parameter of it that is not in model.parameters() gets a gradient\n"
+        "or if a tensor that is an attribute, or in such a container, requires a gradient, is no parameter, and gets one\n"
+        "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after the "
+        "step",
+        severities="warning; info for a tensor that an optimizer holds",
+        advice=(
+            "Put them in an nn.ModuleList or nn.ModuleDict",
+            "Freeze them with requires_grad_(False) if they are hidden on purpose",
+        ),
+    ),
+    Kind(
+        "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
+        meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
+        formula="alert if one module object is registered under two or more names of one parent",
+        severities="warning in a numbered list; info for modules with names of their own",
+        advice=(
+            "Make each its own: [make_layer() for _ in range(n)]",
+            "Where weights are shared on purpose, mute this with rules=['-shared']",
+        ),
+    ),
+)  # fmt: skip
+
+RULES = (NotOptimized(), FrozenHead(), Unregistered(), Shared())

@@ -1,0 +1,307 @@
+"""How modules and parameter groups are set: modes, running statistics, settings, weight decay, optimizers that share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.past import had_gradient
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+from lightning_hooks.hooks.selection import outwards
+
+THE_MODEL = "the model"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvalMode(Rule):
+    """Dropout, batch norm or spectral norm in eval mode while the part around it trains.
+
+    Lightning keeps the mode that each module has when fit starts (since 2.2; Lightning's issue 20216), and ``from_pretrained`` of
+    transformers returns models in eval mode. A part that is frozen, or gets no gradient (a teacher), is in eval mode on purpose. A
+    single batch norm in eval mode within a module in training mode was switched by itself, as detection recipes do
+    (``norm_eval=True``): that is an info, unless its running statistics are still the 0 and 1 that it was made with. Then it
+    normalises nothing.
+
+    Attributes:
+        trains: Share of the elements around a module that must train, in [0, 1].
+    """
+
+    kind: ClassVar[str] = "eval_mode"
+    shares: ClassVar[tuple[str, ...]] = ("trains",)
+
+    trains: float = 0.5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning per outermost module in eval mode, and an info for modules that were switched one by one."""
+        modes = report.model_setup.eval_modes
+        elements, trained = _elements(report) if modes else (Counter[str](), Counter[str]())
+        parts: dict[str, list[str]] = {}
+        single = []
+        for site, levels in modes.items():
+            around = next((outer for outer in outwards(site)[1:] if elements[outer] > elements[site]), "")
+            if not trained[around] or trained[around] < self.trains * elements[around]:
+                continue
+            if levels > 1:
+                parts.setdefault(outwards(site)[levels - 1], []).append(site)
+            else:
+                single.append(site)
+        for part, sites in parts.items():
+            yield self.alert(
+                report, part or THE_MODEL, len(sites), 0, "warning",
+                f"it trains in eval mode: {_listed(sites)} {'behave' if len(sites) > 1 else 'behaves'} as in validation.",
+                "Dropout drops nothing there, and batch norm does not update its statistics. Common causes: a pretrained model, "
+                "which is loaded in eval mode, or an eval() that no train() undoes.",
+                advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
+            )  # fmt: skip
+        unestimated = [site for site in report.model_setup.unestimated if site in single]
+        if unestimated:
+            more = f"So has {_listed(unestimated[1:])}. " if len(unestimated) > 1 else ""
+            yield self.alert(
+                report, unestimated[0], len(unestimated), 0, "warning",
+                "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing.",
+                f"{more}Common causes: norm_eval=True or an eval() on a net that was not pretrained, a checkpoint without buffers.",
+                advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
+            )  # fmt: skip
+            single = [site for site in single if site not in unestimated]
+        if single:
+            yield self.alert(
+                report, single[0], len(single), 0, "info",
+                f"{_listed(single)} {'are' if len(single) > 1 else 'is'} in eval mode within modules in training mode.",
+                "Common cause: an eval() in a hook of the model, such as on_train_batch_start, that no train() undoes.",
+                advice=("Call train() on it, unless its statistics are kept on purpose",),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenStatistics(Rule):
+    """Batch norm whose running statistics change in a part that is frozen: requires_grad does not stop them.
+
+    Keras runs a frozen batch norm in inference mode for that reason ("Transfer learning and fine-tuning" of its guides), and
+    Lightning's ``BaseFinetuning.freeze_module`` sets ``track_running_stats`` to False.
+
+    Attributes:
+        threshold: How far the statistics may move from those that the frozen weights were trained with, in their standard
+            deviations. New data of the same kind moved them by less than 0.3 in healthy runs; below, it is an info.
+    """
+
+    kind: ClassVar[str] = "frozen_statistics"
+
+    threshold: float = 0.5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per frozen part, or per frozen batch norm within a part that trains."""
+        updating = report.model_setup.updating
+        _, trained = _elements(report) if updating else ({}, Counter[str]())
+        parts: dict[str, list[str]] = {}
+        for site in updating:
+            frozen = [outer for outer in outwards(site) if not trained[outer]]
+            if frozen:  # else it trains in turn with others
+                parts.setdefault(frozen[-1], []).append(site)
+        for part, sites in parts.items():
+            farthest = max(sites, key=updating.__getitem__)
+            moved = updating[farthest]
+            yield self.alert(
+                report, part or THE_MODEL, moved, self.threshold, "warning" if moved > self.threshold else "info",
+                f"it is frozen, but {_listed(sites)} {'are' if len(sites) > 1 else 'is'} in training mode and "
+                f"{'update their' if len(sites) > 1 else 'updates its'} running statistics: those of {farthest} have moved by "
+                f"{moved:.2g} standard deviations (limit {self.threshold:.2g}).",
+                "In validation it computes something else than its weights were trained for. requires_grad_(False) does not stop "
+                "batch norm.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleSettings(Rule):
+    """Settings with which a module hardly lets anything through, or whose statistics mean nothing.
+
+    Attributes:
+        values: Values from which a batch norm computes a mean, below which it is noise (Wu and He 2018 find errors to grow from
+            batches of 16 down to 2).
+        dropout: Share that a dropout drops. Its paper (Srivastava et al. 2014) finds 0.4 to 0.8 of units kept to be best.
+        eps: What a norm adds to the variance; PyTorch's is 1e-5, and activations have a variance of about 1.
+    """
+
+    kind: ClassVar[str] = "settings"
+    shares: ClassVar[tuple[str, ...]] = ("dropout",)
+
+    values: float = 4.0
+    dropout: float = 0.9
+    eps: float = 1.0
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert per setting and value, at the first module that has it."""
+        setup = report.model_setup
+        few = {site: values for site, values in setup.values_per_channel.items() if values < self.values}
+        if few:
+            least = min(few.values())
+            yield self._alert(
+                report, [*few], least, self.values,
+                f"batch norm has {least:.3g} values per channel and batch (limit {self.values:.3g}): its mean and variance are "
+                "noise, and unlike those of validation.",
+                "Common cause: very small batches.",
+                ("Use larger batches", "Use GroupNorm or LayerNorm in its place"),
+            )  # fmt: skip
+        known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
+        for setting, limit in (("p", self.dropout), ("eps", self.eps)):
+            by_value: dict[float, list[str]] = {}
+            for site, values in known.items():
+                if values.get(setting, 0.0) >= limit:
+                    by_value.setdefault(values[setting], []).append(site)
+            for value, sites in by_value.items():
+                yield self._alert(report, sites, value, limit, *_EXTREME[setting](value, limit))
+        still = [site for site, values in known.items() if "momentum" in values]
+        if still:
+            yield self._alert(
+                report, still, 0.0, 0.0,
+                "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are.",
+                "Validation uses them. Common cause: the momentum of another framework, where 1 means PyTorch's 0.",
+                ("Set momentum=0.1, PyTorch's default",),
+            )  # fmt: skip
+
+        train = [site for site, values in known.items() if "frozen_stages" in values]
+        if train:
+            stages = known[train[0]]["frozen_stages"]
+            yield self._alert(
+                report, train, stages, 1.0,
+                f"its frozen_stages is {stages:.0f}, but all its parameters require a gradient: no stage is frozen.",
+                "Common cause: a backbone that freezes its stages in train(), which Lightning does not call when fit starts.",
+                ("Call train() on it in on_train_start", "Set frozen_stages=-1 if all of it is to learn"),
+            )  # fmt: skip
+
+    def _alert(
+        self,
+        report: GradientFlowReport,
+        sites: list[str],
+        value: float,
+        limit: float,
+        message: str,
+        diagnosis: str,
+        advice: tuple[str, ...],
+    ) -> Alert:
+        more = f"The same: {_listed(sites[1:])}. " if len(sites) > 1 else ""
+        return self.alert(report, sites[0], value, limit, "warning", message, more + diagnosis, advice=advice)
+
+
+def _dropout(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
+    return (
+        f"dropout, or stochastic depth, drops {percent(value)} of its input (limit {percent(limit)}): little of it is left.",
+        "Common cause: the share to keep was given, where PyTorch takes the share to drop.",
+        ("Set p between 0.1 and 0.5",),
+    )
+
+
+def _eps(value: float, limit: float) -> tuple[str, str, tuple[str, ...]]:
+    return (
+        f"eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations.",
+        "What it normalises becomes small. Common causes: a typing error such as 1e5 for 1e-5, arguments in another order.",
+        ("Set eps=1e-5",),
+    )
+
+
+_EXTREME = {"p": _dropout, "eps": _eps}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerChoices(Rule):
+    """Weight decay on biases and norms, and parameters that several optimizers hold: infos.
+
+    Recipes leave biases and the scales of norms out of weight decay (He et al. 2019, "Bag of tricks", section 3.1; GPT-2 and its
+    successors), with little effect at small decays.
+
+    Attributes:
+        weight_decay: Weight decay up to which it is not worth a remark: the default of AdamW.
+    """
+
+    kind: ClassVar[str] = "settings"
+    weight_decay: float = 0.01
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an info per optimizer that decays biases and norms, and one for parameters that two optimizers hold."""
+        for optimizer, decay in report.model_setup.vector_decay.items():
+            if decay.weight_decay > self.weight_decay:
+                yield self.alert(
+                    report, optimizer, decay.weight_decay, self.weight_decay, "info",
+                    f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
+                    "which most recipes leave out.",
+                    advice=("Put parameters of one dimension into a group with weight_decay=0",),
+                )  # fmt: skip
+        shared = {name: setup.optimizers for name, setup in report.setups.items() if len(set(setup.optimizers)) > 1}
+        if shared:
+            first = next(iter(shared))
+            yield self.alert(
+                report, first, len(shared), 0, "info",
+                f"{_listed([*shared])} {'are' if len(shared) > 1 else 'is'} held by several optimizers "
+                f"({', '.join(dict.fromkeys(shared[first]))}): each updates what the other has set.",
+                advice=("Give each parameter to one optimizer, unless they take turns on purpose",),
+            )  # fmt: skip
+
+
+def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
+    """Of each module, the elements of its parameters, and of those that an optimizer holds and that had a gradient."""
+    elements: Counter[str] = Counter()
+    trained: Counter[str] = Counter()
+    for name, setup in report.setups.items():
+        for outer in outwards(name.rpartition(".")[0]):
+            elements[outer] += setup.elements
+            if setup.optimizers and ((setup.trains and setup.has_gradient) or had_gradient(report, name)):
+                trained[outer] += setup.elements
+    return elements, trained
+
+
+def _listed(sites: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(sites[:most])
+    return f"{shown} and {len(sites) - most} more" if len(sites) > most else shown
+
+
+__all__ = ["EvalMode", "FrozenStatistics", "ModuleSettings", "OptimizerChoices"]
+
+KINDS = (
+    Kind(
+        "eval_mode", "Training in eval mode", group="Set-up", rank=220, measures="nothing",
+        meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
+        "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
+        formula="alert if a dropout (or a module with a share to drop), batch norm or spectral norm and the module around it are "
+        "in eval mode, at the start\n"
+        "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
+        "{EvalMode.trains} of the elements next to it train and have a gradient\n"
+        "or if a batch norm alone is, with a running mean and variance of 0 and 1",
+        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1",
+        advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
+    ),
+    Kind(
+        "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", rank=310,
+        meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
+        "data, and validation uses them with the old weights.",
+        formula="d = mean over channels of (change of the running mean / std)² + (std now / std - 1)²,\n"
+        "    since training started, in the running std of that time\n\n"
+        "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
+        "{FrozenStatistics.threshold}",
+        severities="warning; info while the statistics have moved little",
+        advice=(
+            "Call eval() on the frozen part in on_train_epoch_start",
+            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does",
+        ),
+    ),
+    Kind(
+        "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,
+        meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
+        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, stages named as frozen that train, weight "
+        "decay on biases and norms.",
+        formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
+        "      or momentum = 0 in a batch norm that has not been trained before\n"
+        "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
+        "      or a norm's eps >= {ModuleSettings.eps}\n"
+        "      or frozen_stages >= 1 in a module all of whose parameters require a gradient\n"
+        "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
+        "     or two optimizers hold one parameter",
+        severities="warning; info for weight decay on biases and norms, and for parameters that two optimizers hold",
+        advice=("Set it as the diagnosis says", "Where it is on purpose, mute this with rules=['-settings']"),
+    ),
+)  # fmt: skip
+
+RULES = (EvalMode(), FrozenStatistics(), ModuleSettings(), OptimizerChoices())
