@@ -16,7 +16,7 @@ from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
 from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
 from lightning_hooks.callbacks.models.router_monitor import RouterMonitor
-from lightning_hooks.callbacks.monitors import monitors
+from lightning_hooks.callbacks.monitor_list import monitors
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 
 __all__ = [

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import SessionCallback
-from lightning_hooks.callbacks.monitors import monitors
+from lightning_hooks.callbacks.monitor_list import monitors
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
