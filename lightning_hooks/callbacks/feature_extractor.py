@@ -233,7 +233,7 @@ class FeatureExtractor(HookedCallback):
         if self._store is None or stage != self.stage or trainer.sanity_checking:
             return
         with torch.inference_mode(False), torch.no_grad():
-            sites, fields, seen = merge_ranks(self._store, trainer.world_size, self._site_fault)
+            sites, fields, seen = merge_ranks(self._store, self._site_fault)
         self._store.reset()
         found = _in_model_order(sites, self._sites)
         silent = tuple(name for name in self._sites if name not in found)
