@@ -93,8 +93,8 @@ class HookDebugger(HookedCallback):
 
     def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
         chosen = select_modules(model, self.modules if self.modules is not None else _observable)
-        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults)
-        self._tracer = Tracer(chosen, self.statistics, stop, PHASES[self.break_in])
+        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in])
+        self._tracer = Tracer(chosen, self.statistics, stop)
         self._tracer.attach(chosen, hooks, self.faults)
         return self._tracer
 

@@ -86,9 +86,9 @@ class StepTracer:
         """Hook (site, name, module), where there is a module, by ``register(name, module, hook, kind, **options)``."""
         for site, name, module in sites:
             if module is not None:
-                register(name, module, _Enter(self, site), "forward_pre")
+                register(name, module, StepHook(self, "enter", site), "forward_pre")
                 # The first forward hook, which also runs if the module raises, as it does under checkpointing.
-                register(name, module, _Leave(self, site), "forward", prepend=True, always_call=True)
+                register(name, module, StepHook(self, "leave", site), "forward", prepend=True, always_call=True)
 
     # One step.
 
@@ -136,7 +136,7 @@ class StepTracer:
 
     # Called by the hooks.
 
-    def enter(self, site: int) -> None:
+    def enter(self, site: int, *_: object) -> None:
         """Begin a module's call; site -1 is the model itself, whose time is that outside every module."""
         self.clock.pause()
         phase = RECOMPUTE if self._in_backward else FORWARD
@@ -158,7 +158,7 @@ class StepTracer:
         known = ((*place[:depth], site) for depth in range(len(place), -1, -1))
         return next((found for found in known if found in self._places), (*place, site))
 
-    def leave(self, site: int, output: Any) -> None:
+    def leave(self, site: int, module: nn.Module, args: Any, output: Any) -> None:
         """End a module's call; ``output`` is None if it raised."""
         if not any(frame.site == site for frame in self._stack):
             return
@@ -178,7 +178,7 @@ class StepTracer:
             self._nodes.claim([tensor.grad_fn for tensor in tensors_in(output) if tensor.requires_grad])
         self.clock.resume()
 
-    def node(self, place: Place) -> None:
+    def node(self, place: Place, gradients: Any) -> None:
         """Begin a node of the graph, unless the time is that of its place already."""
         if self.now == (place, BACKWARD):
             return
@@ -201,39 +201,26 @@ class StepTracer:
 
     def _hook_for(self, place: Place) -> Callable[..., Any]:
         if place not in self._marks:
-            self._marks[place] = guarded(_Node(self, place), "backward", self._faults)
+            self._marks[place] = guarded(StepHook(self, "node", place), "backward", self._faults)
         return self._marks[place]
 
 
-class _StepHook(Listener):
-    """A hook of traced steps, at a site or at the nodes of a place."""
+class StepHook(Listener):
+    """Hook that passes its arguments to a method of a tracer while a step is traced.
 
-    def __init__(self, tracer: StepTracer, where: Any) -> None:
-        self.tracer, self.where = tracer, where
+    Args:
+        tracer: An object with a flag ``tracing``.
+        method: The name of its method.
+        *first: The first arguments of the method.
+    """
 
+    def __init__(self, tracer: Any, method: str, *first: Any) -> None:
+        self.tracer, self.method, self.first = tracer, method, first
 
-class _Enter(_StepHook):
-    """Forward pre-hook of one site."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def __call__(self, *args: Any) -> None:
+        """Call the method if a step is traced."""
         if self.tracer.tracing:
-            self.tracer.enter(self.where)
-
-
-class _Leave(_StepHook):
-    """Forward hook of one site."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.tracer.tracing:
-            self.tracer.leave(self.where, output)
-
-
-class _Node(_StepHook):
-    """Pre-hook of the autograd nodes of one place."""
-
-    def __call__(self, gradients: tuple[Any, ...]) -> None:
-        if self.tracer.tracing:
-            self.tracer.node(self.where)
+            getattr(self.tracer, self.method)(*self.first, *args)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -169,7 +169,8 @@ class Argument:
         Raises:
             TypeError: If there is no such tensor.
         """
-        values: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        values: dict[int | str, Any] = dict(enumerate(args))
+        values.update(kwargs)
         place = self._place(values)
         values[place] = change(values[place])
         return tuple(values[index] for index in range(len(args))), {key: values[key] for key in kwargs}
