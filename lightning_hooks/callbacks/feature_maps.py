@@ -19,8 +19,7 @@ from lightning_hooks.extraction.pooling import channels_first
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.plots.maps import feature_map, kind_of
-from lightning_hooks.plots.overlay import array_of, as_images
+from lightning_hooks.plots.maps import array_of, as_images, feature_map, kind_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

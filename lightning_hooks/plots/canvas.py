@@ -80,6 +80,42 @@ def sheet(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
+def single(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure, in inches, with one pair of axes."""
+    figure = sheet(width, height)
+    return figure, figure.add_subplot()
+
+
+def table(axes: Axes, values: np.ndarray, most: tuple[int, int], **colours: Any) -> Any:
+    """Draw a number in each cell of rows and columns, the first row at the top, with gaps between at most so many of both.
+
+    What is masked is hatched.
+    """
+    rows, columns = values.shape
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    gap = 0.4 if rows <= most[0] and columns <= most[1] else 0.0
+    axes.set_facecolor(MISSING)
+    axes.patch.set_hatch("////")
+    mesh = axes.pcolormesh(*edges, values, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True, **colours)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    return mesh
+
+
+def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) -> None:
+    """The scale of the colours, next to the axes."""
+    bar = figure.colorbar(mesh, ax=axes, **{"aspect": 22, "pad": 0.015, "fraction": 0.06, "anchor": (0, 1), **options})
+    bar.outline.set_visible(False)
+    bar.ax.minorticks_off()
+    bar.set_label(label)
+
+
+def mark(axes: Axes, severity: str, x: Any, y: Any, size: float = 1.0, edge: float = 0.6, **options: Any) -> None:
+    """Mark points that have an alert."""
+    look = MARKS[severity]
+    axes.scatter(x, y, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge, zorder=6, **options)
+
+
 def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
     """A title and, below it, a line that says what is seen, broken to a width in inches."""
     wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
@@ -91,9 +127,9 @@ def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: fl
         text.set_in_layout(False)  # the title keeps its room; its width must not squeeze the axes
 
 
-def nothing(figure: Figure, title: str, line: str) -> Figure:
+def nothing(title: str, line: str) -> Figure:
     """A figure that says why there is nothing to see."""
-    axes = figure.add_subplot()
+    figure, axes = single(6.4, 2.0)
     axes.set_axis_off()
     heading(axes, title)
     axes.text(0, 0.9, plain(line), color=GREY, va="top", wrap=True)

@@ -15,28 +15,41 @@ from lightning_hooks.plots.canvas import (
     LARGEST,
     MARKS,
     MINUS,
-    MISSING,
     PALE,
     SMALLEST,
     VERMILLION,
     alert_handles,
+    color_bar,
     heading,
     legend,
+    mark,
     name_epochs,
     name_layers,
     nothing,
     power_of_ten,
     sheet,
+    single,
     style,
 )
-from lightning_hooks.plots.roles import relative_to_first
-from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
+from lightning_hooks.plots.canvas import table as draw_table
+from lightning_hooks.plots.series import (
+    FRACTIONS,
+    SIGNED,
+    Series,
+    as_reports,
+    beginnings,
+    kinds_by_severity,
+    relative_to_first,
+    series,
+)
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
+@style()
 def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None, relative: bool | None = None) -> Figure:
     """Draw one statistic of all layers over the epochs; a mark shows where an alert began.
 
@@ -63,19 +76,19 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     if relative:
         table = dataclasses.replace(table, values=relative_to_first(table.values))
     title = f"{_subject(ordered[0])} {stat} by {table.noun}"
-    with style():
-        if not table.names:
-            return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
-        figure, axes = _tall(table)
-        hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
-        against = f"; each row relative to its first {_of(table)}" if relative else ""
-        heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
-        _cells(figure, axes, table, stat, relative=relative)
-        handles = _beginnings(axes, table, ordered)
-        legend(figure, handles)
+    if not table.names:
+        return nothing(title, f"{stat} applies to none of them.")
+    figure, axes = single(_width(table), _height(table))
+    hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
+    against = f"; each row relative to its first {_of(table)}" if relative else ""
+    heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
+    _cells(figure, axes, table, stat, relative=relative)
+    handles = _beginnings(axes, table, ordered)
+    legend(figure, handles)
     return figure
 
 
+@style()
 def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
     """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
 
@@ -89,35 +102,32 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
         TypeError: If ``reports`` are not FeatureReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports)
-    if not isinstance(ordered[0], FeatureReport):
-        raise TypeError(f"expected FeatureReports, such as FeatureStatsMonitor's history; got {type(ordered[0]).__name__}.")
+    ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
     title = "Dead units of rectifiers"
-    with style():
-        if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
-            return nothing(sheet(6.4, 2.0), title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
-        table = series(ordered, "dead_fraction")
-        several = len(ordered) > 1
-        figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
-        if several:
-            axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-            heading(axes, title, _span(table))
-            _cells(figure, axes, table, "dead_fraction", colorbar=False)
-            handles = _beginnings(axes, table, ordered)
-            bars.tick_params(left=False, labelleft=False)
-        else:
-            bars = figure.add_subplot()
-            heading(bars, title, f"{table.unit} {table.epochs[-1]}")
-            bars.set_ylim(len(table.names) - 0.5, -0.5)
-            name_layers(bars, table.names, "y", "rectifier")
-            handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
-        _bars(
-            bars,
-            table.values[:, -1],
-            f"{table.unit} {table.epochs[-1]}",
-            limit_of("dead", (alert for report in ordered for alert in report.alerts)),
-        )
-        legend(figure, handles)
+    if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
+        return nothing(title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
+    table = series(ordered, "dead_fraction")
+    several = len(ordered) > 1
+    figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
+    if several:
+        axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
+        heading(axes, title, _span(table))
+        _cells(figure, axes, table, "dead_fraction", colorbar=False)
+        handles = _beginnings(axes, table, ordered)
+        bars.tick_params(left=False, labelleft=False)
+    else:
+        bars = figure.add_subplot()
+        heading(bars, title, f"{table.unit} {table.epochs[-1]}")
+        bars.set_ylim(len(table.names) - 0.5, -0.5)
+        name_layers(bars, table.names, "y", "rectifier")
+        handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
+    _bars(
+        bars,
+        table.values[:, -1],
+        f"{table.unit} {table.epochs[-1]}",
+        limit_of("dead", (alert for report in ordered for alert in report.alerts)),
+    )
+    legend(figure, handles)
     return figure
 
 
@@ -143,24 +153,14 @@ def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
-    rows, columns = table.values.shape
+    columns = table.values.shape[1]
     shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
-    axes.set_facecolor(MISSING)
-    axes.patch.set_hatch("////")
-    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-    gap = 0.4 if rows <= 40 and columns <= 60 else 0.0
-    mesh = axes.pcolormesh(
-        *edges, shown, norm=norm, cmap=colors, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True
-    )
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.spines[:].set_visible(False)
+    mesh = draw_table(axes, shown, (40, 60), norm=norm, cmap=colors)
     name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
     name_layers(axes, table.names, "y", table.noun)
     if colorbar and not np.ma.getmaskarray(shown).all():
-        bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1), **ticks)
-        bar.outline.set_visible(False)
-        bar.ax.minorticks_off()
-        bar.set_label(f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}")
+        label = f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}"
+        color_bar(figure, mesh, axes, label, **ticks)
 
 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
@@ -231,11 +231,11 @@ def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[An
     began = [(index, place[site], alert) for site, found in beginnings(reports).items() if site in place for index, alert in found]
     size = float(np.clip(40 / max(len(table.names), 1), 0.3, 1.0))
     edge = len(table.names) <= 120
-    for severity, mark in MARKS.items():
+    for severity in MARKS:
         points = [(x, y) for x, y, alert in began if alert.severity == severity]
         if points:
             x, y = np.array(points).T
-            axes.scatter(x, y, marker=mark["marker"], color=mark["color"], s=mark["s"] * size, ec="white", lw=0.7 * edge, zorder=5)
+            mark(axes, severity, x, y, size, 0.7 * edge)
     return alert_handles(kinds_by_severity(alert for _, _, alert in began))
 
 
@@ -255,8 +255,3 @@ def _width(table: Series) -> float:
 
 def _height(table: Series) -> float:
     return float(np.clip(1.9 + 0.19 * len(table.names), 2.8, 12.5))
-
-
-def _tall(table: Series) -> tuple[Figure, Axes]:
-    figure = sheet(_width(table), _height(table))
-    return figure, figure.add_subplot()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import MINUS, MISSING, heading, name_epochs, nothing, power_of_ten, sheet, style
+from lightning_hooks.plots.canvas import MINUS, MISSING, color_bar, heading, name_epochs, nothing, power_of_ten, sheet, style
 from lightning_hooks.plots.names import shortened
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ LINEAR_PART = 0.5
 """How many decades' room a signed logarithm gives to what is linear around zero."""
 
 
+@style()
 def colourful_dimension(
     histograms: Mapping[str, Sequence[Histogram | None]],
     *,
@@ -64,37 +65,33 @@ def colourful_dimension(
     if len(named) != n_epochs:
         raise ValueError(f"epochs must name each of the {n_epochs} columns; got {len(named)} names.")
     checked = {name: [_checked(name, column) for column in columns] for name, columns in histograms.items()}
-    with style():
-        if not n_epochs:
-            return nothing(sheet(6.4, 2.0), "Colourful dimension", "There is no histogram.")
-        columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
-        rows = -(-len(checked) // columns)
-        width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
-        figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
-        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        mesh = None
-        for index, (name, layer) in enumerate(checked.items()):
-            axes = grid.flat[index]
-            drawn = _panel(axes, layer)
-            mesh = drawn or mesh
-            heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
-            if index % columns == 0:
-                axes.set_ylabel(value)
-        for axes in grid.flat[len(checked) :]:
-            axes.set_axis_off()
-        for column in range(columns):
-            last = (len(checked) - 1 - column) // columns
-            name_epochs(grid[last, column], named, unit=unit)
-            grid[last, column].tick_params(labelbottom=True)
-        if mesh is not None:
-            from matplotlib.ticker import FuncFormatter
+    if not n_epochs:
+        return nothing("Colourful dimension", "There is no histogram.")
+    columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
+    rows = -(-len(checked) // columns)
+    width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
+    figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    mesh = None
+    for index, (name, layer) in enumerate(checked.items()):
+        axes = grid.flat[index]
+        drawn = _panel(axes, layer)
+        mesh = drawn or mesh
+        heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
+        if index % columns == 0:
+            axes.set_ylabel(value)
+    for axes in grid.flat[len(checked) :]:
+        axes.set_axis_off()
+    for column in range(columns):
+        last = (len(checked) - 1 - column) // columns
+        name_epochs(grid[last, column], named, unit=unit)
+        grid[last, column].tick_params(labelbottom=True)
+    if mesh is not None:
+        from matplotlib.ticker import FuncFormatter
 
-            bar = figure.colorbar(
-                mesh, ax=grid, aspect=30, fraction=0.04, pad=0.015, format=FuncFormatter(lambda v, _: power_of_ten(v))
-            )
-            bar.outline.set_visible(False)
-            bar.ax.minorticks_off()
-            bar.set_label(f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis")
+        label = f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis"
+        numbers = FuncFormatter(lambda v, _: power_of_ten(v))
+        color_bar(figure, mesh, grid, label, aspect=30, fraction=0.04, anchor=(0, 0.5), format=numbers)
     return figure
 
 
