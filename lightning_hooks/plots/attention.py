@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lightning_hooks.plots.canvas import color_bar, heading, name_layers, nothing, single, style, table
+from lightning_hooks.plots.canvas import Figure, color_bar, heading, name_layers, nothing, single, style, table
 from lightning_hooks.reports.attention import AttentionReport
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
 _MEANING = {

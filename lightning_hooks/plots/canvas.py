@@ -8,15 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from lightning_hooks.plots.names import labels, round_numbers
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    import matplotlib.axes
+    import matplotlib.figure
+
+    Axes: TypeAlias = matplotlib.axes.Axes
+    Figure: TypeAlias = matplotlib.figure.Figure
+else:  # matplotlib is imported where something is drawn
+    Axes = Figure = Any
 
 # Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
@@ -198,8 +203,6 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> None:
     """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axis = axes.yaxis if which == "y" else axes.xaxis
     if not values.size:
         axis.set_ticks([])
@@ -213,14 +216,19 @@ def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> N
     step = max(1, -(-(last - first) // 9))
     (axes.set_yscale if which == "y" else axes.set_xscale)("log")
     (axes.set_ylim if which == "y" else axes.set_xlim)(10.0**low, 10.0**high)
-    axis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1) if power % step == 0]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axis.set_ticks([10.0**power for power in range(first, last + 1) if power % step == 0])
+    axis.minorticks_off()
+    axis.set_major_formatter(signed_power)
 
 
 def power_of_ten(value: float) -> str:
     """``1e-3``: as people write it in code, and in any font."""
     return f"1e{round(np.log10(value))}" if value > 0 else "0"
+
+
+def signed_power(value: float, _: object) -> str:
+    """A power of ten, or its negative, as the formatter of an axis."""
+    return (MINUS if value < 0 else "") + power_of_ten(abs(value))
 
 
 def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lightning_hooks.plots.canvas import (
     PURPLE,
     SKY,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
     decades,
     heading,
@@ -27,10 +29,6 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import as_reports, beginnings, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LINES = (
     ("before clipping", BLUE, "o", "norm_before", "norm_before_max"),

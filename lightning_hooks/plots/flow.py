@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from lightning_hooks.plots.canvas import (
     PURPLE,
     SKY,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
     decades,
     heading,
@@ -34,10 +36,6 @@ from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
 from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.windows import GradientFlowReport
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 HEALTHY_UPDATES = (1e-4, 1e-2)
 """Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""

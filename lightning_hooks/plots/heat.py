@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
     MARKS,
-    MINUS,
     PALE,
     SMALLEST,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
     color_bar,
     heading,
@@ -26,8 +27,8 @@ from lightning_hooks.plots.canvas import (
     name_epochs,
     name_layers,
     nothing,
-    power_of_ten,
     sheet,
+    signed_power,
     single,
     style,
 )
@@ -43,10 +44,6 @@ from lightning_hooks.plots.series import (
     series,
 )
 from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @style()
@@ -166,25 +163,23 @@ def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """As :func:`_scale`, for sizes over the first of their row: less is blue, the same white, more red."""
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     finite = np.isfinite(values)
     powers = np.abs(np.log10(np.clip(values[finite & (values > 0)], 1e-100, 1e100)))
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
     places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
-    text = FuncFormatter(lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x")
-    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", {"ticks": FixedLocator(places), "format": text}
+    ticks = {"ticks": places, "format": lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x"}
+    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", ticks
 
 
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """What is coloured (masked where nothing can be), and how."""
     from matplotlib.colors import LogNorm, Normalize, SymLogNorm
-    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     finite = np.isfinite(values)
     if stat in FRACTIONS:
-        return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": FuncFormatter(lambda v, _: f"{v:.0%}")}
+        return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": lambda v, _: f"{v:.0%}"}
     if stat in SIGNED:
         sizes = np.clip(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
         largest = float(sizes.max()) if sizes.size else 1.0
@@ -193,10 +188,9 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         low = min(low, top - 1)
         step = max(1, -(-(top - low) // 4))
         powers = [10.0**power for power in range(top, low, -step)]
-        ticks = FixedLocator([*(-power for power in powers), 0.0, *reversed(powers)])
+        ticks = [*(-power for power in powers), 0.0, *reversed(powers)]
         norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
-        text = FuncFormatter(lambda v, _: (MINUS if v < 0 else "") + power_of_ten(abs(v)))
-        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": text}
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": signed_power}
     positive = finite & (values > 0)
     some = np.clip(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
@@ -206,12 +200,12 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     step = max(1, -(-(last - first) // 7))
     if last - first >= 2:
         places = [10.0**power for power in range(first, last + 1) if power % step == 0]
-        text = FuncFormatter(lambda value, _: power_of_ten(value))
+        text: Any = signed_power
     else:  # few decades: numbers between them, too
         places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
-        text = FuncFormatter(lambda value, _: f"{value:.3g}")
+        text = "%.3g"
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
-    return shown, LogNorm(lowest, highest), "viridis", {"ticks": FixedLocator(places), "format": text}
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": places, "format": text}
 
 
 def _subject(report: Report) -> str:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import INK, VERMILLION, heading, nothing, plain, sheet, style
+from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, style
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor
 
 Kind = Literal["maps", "attention", "tokens", "signals", "vectors"]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lightning_hooks.plots.canvas import BLUE, GREY, MISSING, ORANGE, SKY, heading, legend, nothing, plain, single, style
+from lightning_hooks.plots.canvas import BLUE, GREY, MISSING, ORANGE, SKY, Figure, heading, legend, nothing, plain, single, style
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.profiling.report import ProfileReport
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Recomputation next to backward, of which it is part; grey for what no layer spends.
 _PARTS = (("forward", BLUE), ("recompute", SKY), ("backward", ORANGE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from lightning_hooks.plots.canvas import (
     GREY,
     ORANGE,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
     decades,
     heading,
@@ -24,14 +26,9 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
+from lightning_hooks.reports.alert import Alert
 from lightning_hooks.reports.kinds import gravity
 from lightning_hooks.reports.windows import FeatureReport
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.declare.alert import Alert
 
 LINES = (
     ("rms", "all values", BLUE, "-"),

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lightning_hooks.diagnostics.routers.report import RouterReport
-from lightning_hooks.plots.canvas import GREY, VERMILLION, alert_handles, heading, legend, name_epochs, nothing, sheet, style
+from lightning_hooks.plots.canvas import (
+    GREY,
+    VERMILLION,
+    Axes,
+    Figure,
+    alert_handles,
+    heading,
+    legend,
+    name_epochs,
+    nothing,
+    sheet,
+    style,
+)
 from lightning_hooks.plots.series import as_reports, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_ROUTERS = 12
 """Routers that get a panel; of more, those with the least even load."""
