@@ -14,8 +14,7 @@ from typing_extensions import override
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
-from lightning_hooks.extraction.capture import check_called, named_literally
-from lightning_hooks.extraction.pooling import channels_first
+from lightning_hooks.extraction.capture import channels_first, check_called, named_literally
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.extraction.reservoir import choose
 from lightning_hooks.extraction.store import FeatureStore
 
 Collected = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def choose(ranks: Sequence[Sequence[tuple[float, int, int]]], capacity: int) -> list[tuple[int, int]]:
+    """Select from the samples of several ranks.
+
+    Args:
+        ranks: Each rank's :meth:`Reservoir.kept`.
+        capacity: Number of samples to keep.
+
+    Returns:
+        The (rank, slot) of each kept sample, in the order of arrival.
+    """
+    entries = [(key, arrival, rank, slot) for rank, kept in enumerate(ranks) for key, arrival, slot in kept]
+    return [(rank, slot) for _, _, rank, slot in sorted(heapq.nsmallest(capacity, entries), key=lambda entry: entry[1])]
 
 
 def gather(own: Any) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -18,16 +20,12 @@ def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[
     Returns:
         A value per share; 0 and 1 give the edges of the first and last bin that are not empty.
     """
-    total = sum(counts)
-    found: list[float] = []
-    index, below = next(index for index, count in enumerate(counts) if count > 0), 0.0
-    last = max(index for index, count in enumerate(counts) if count > 0)
-    for share in shares:
-        while index < last and below + counts[index] < share * total:
-            below += counts[index]
-            index += 1
-        within = (share * total - below) / counts[index] if counts[index] else 0.0
-        found.append(edges[index] + (edges[index + 1] - edges[index]) * min(max(within, 0.0), 1.0))
+    sides, values = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
+    above, filled = np.cumsum(values), np.flatnonzero(values)
+    wanted = np.asarray(shares) * above[-1]
+    place = np.clip(np.searchsorted(above, wanted), filled[0], filled[-1])
+    within = np.clip((wanted - (above - values)[place]) / values[place], 0.0, 1.0)
+    found: list[float] = (sides[place] + np.diff(sides)[place] * within).tolist()
     return found
 
 
