@@ -92,7 +92,8 @@ class HookDebugger(HookedCallback):
         self._printing = show
 
     def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
-        chosen = select_modules(model, self.modules if self.modules is not None else _observable)
+        every: ModuleSelector = lambda _, module: can_be_called(module) and not is_metric(module)  # noqa: E731
+        chosen = select_modules(model, every if self.modules is None else self.modules)
         stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in])
         self._tracer = Tracer(chosen, self.statistics, stop)
         self._tracer.attach(chosen, hooks, self.faults)
@@ -197,7 +198,3 @@ class HookDebugger(HookedCallback):
         if self._tracer is not None and self._tracer.tracing:
             self._finish(pl_module, self._title, exception)
         super().on_exception(trainer, pl_module, exception)
-
-
-def _observable(_name: str, module: nn.Module) -> bool:
-    return can_be_called(module) and not is_metric(module)

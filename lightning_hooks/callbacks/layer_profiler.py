@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -131,8 +132,8 @@ class LayerProfiler(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.plot:
-            _require_plots()
+        if self.plot and find_spec("matplotlib") is None:
+            raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.")
         sites = profiled_modules(pl_module, self.modules)
         self._tracer = StepTracer(pl_module.device, self.faults)
         self._samples = StepSamples([name for name, _ in sites], str(pl_module.device))
@@ -245,10 +246,3 @@ class LayerProfiler(HookedCallback):
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
             show(["", *summary_lines(self.report, 20)])
-
-
-def _require_plots() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.") from error

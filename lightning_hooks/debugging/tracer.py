@@ -107,10 +107,10 @@ class Tracer:
         self.forward_is_over()
         self._gather(root)
         self.tracing = False
-        raised = f"{type(error).__name__}: {error}" if error is not None else ""
         backward = self._backward or any(seen.gradients for seen in self._evidence) or _gradient_marks(root) != self._marks
         backward = backward or (self._watcher is not None and self._watcher.backward)
         named = list(zip(self.names, self._evidence, strict=True))
+        where = error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else ""
         trace = Trace(
             title=title,
             calls=tuple(record for record in self._records if record is not None),
@@ -118,18 +118,13 @@ class Tracer:
             no_gradient={
                 name: why_no_gradient(seen) for name, seen in named if backward and not error and seen.calls and not seen.gradients
             },
-            error=raised,
-            raised_in=self._place_of(error),
+            error=f"{type(error).__name__}: {error}" if error is not None else "",
+            raised_in=where,
             dropped=self._dropped,
         )
         self._watcher = None
         self._clear()
         return trace
-
-    def _place_of(self, error: BaseException | None) -> str:
-        if isinstance(error, HookBreakError):
-            return error.site
-        return self._raised_in if error is not None and error is self._error else ""
 
     def stop(self) -> None:
         """Stop tracing and discard the current step."""

@@ -143,15 +143,9 @@ def nothing(title: str, line: str) -> Figure:
 
 def plain(text: str) -> str:
     """Text that every font can show: control characters escaped, characters that the font lacks replaced by a box."""
-    known = _characters()
-    return "".join(
-        char if char == "\n" or ord(char) in known else _escaped(char) if unicodedata.category(char)[0] == "C" else "□"
-        for char in text
-    )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+    known, escape = _characters(), "unicode_escape"
+    shown = ((char, "□" if unicodedata.category(char)[0] != "C" else char.encode(escape).decode()) for char in text)
+    return "".join(char if char == "\n" or ord(char) in known else instead for char, instead in shown)
 
 
 @cache
@@ -221,14 +215,9 @@ def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> N
     axis.set_major_formatter(signed_power)
 
 
-def power_of_ten(value: float) -> str:
-    """``1e-3``: as people write it in code, and in any font."""
-    return f"1e{round(np.log10(value))}" if value > 0 else "0"
-
-
 def signed_power(value: float, _: object) -> str:
-    """A power of ten, or its negative, as the formatter of an axis."""
-    return (MINUS if value < 0 else "") + power_of_ten(abs(value))
+    """A power of ten or its negative, as the formatter of an axis: ``1e-3``, as people write it in code, and in any font."""
+    return f"{MINUS if value < 0 else ''}1e{round(np.log10(abs(value)))}" if value else "0"
 
 
 def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:

@@ -72,7 +72,8 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         relative = magnitude and len(table.epochs) > 1
     if relative:
         table = dataclasses.replace(table, values=relative_to_first(table.values))
-    title = f"{_subject(ordered[0])} {stat} by {table.noun}"
+    subject = {GradientFlowReport: "Gradient", ClipReport: "Clipping"}.get(type(ordered[0]), "Output")
+    title = f"{subject} {stat} by {table.noun}"
     if not table.names:
         return nothing(title, f"{stat} applies to none of them.")
     figure, axes = single(_width(table), _height(table))
@@ -206,10 +207,6 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         text = "%.3g"
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
     return shown, LogNorm(lowest, highest), "viridis", {"ticks": places, "format": text}
-
-
-def _subject(report: Report) -> str:
-    return "Gradient" if isinstance(report, GradientFlowReport) else "Clipping" if isinstance(report, ClipReport) else "Output"
 
 
 def _unit(stat: str) -> str:

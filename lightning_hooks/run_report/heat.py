@@ -170,7 +170,9 @@ def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:
     header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
     palette = bytes(channel for color in ["000000", *shades(colors)] for channel in bytes.fromhex(color))
     chunks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\x00"), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
@@ -179,7 +181,3 @@ def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
     at = np.linspace(0, len(anchors) - 1, SHADES)
     channels = [np.interp(at, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
     return ["".join(f"{round(value):02x}" for value in color) for color in np.transpose(channels)]
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -44,7 +44,10 @@ class Normalization:
         found = channel_moments(x.detach(), self.dim)
         known = self.moments
         self.moments = found if known is None else merge_moments(torch.stack((known, found.to(known.device))))
-        self._estimate()
+        everything = self.everything()
+        assert everything is not None  # as learned just now
+        self.mean, self.std = mean_and_std(everything)
+        self._ready.clear()
 
     def everything(self) -> Tensor | None:
         """Return the learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
@@ -52,17 +55,6 @@ class Normalization:
         if not parts:
             return None
         return merge_moments(torch.stack([part.to(parts[-1].device) for part in parts]))
-
-    def _estimate(self) -> None:
-        everything = self.everything()
-        if everything is not None:
-            self.mean, self.std = mean_and_std(everything)
-            self._ready.clear()
-
-    def resume(self, moments: Tensor) -> None:
-        """Continue from the moments of an earlier run."""
-        self.earlier, self.moments = moments, None
-        self._estimate()
 
     def freeze(self, moments: Tensor | None = None) -> None:
         """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
