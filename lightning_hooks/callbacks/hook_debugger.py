@@ -86,7 +86,7 @@ class HookDebugger(HookedCallback):
         self.steps, self.statistics, self.explain, self.show = found, statistics, explain, show
         self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
         self.trace: Trace | None = None
-        self._tracer = None
+        self._tracer: Tracer | None = None
         self._batch = 0
         self._title = ""
         self._printing = show
@@ -151,8 +151,7 @@ class HookDebugger(HookedCallback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._tracer is None:
-            return
+        assert self._tracer is not None
         self._tracer.active = True
         if self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"

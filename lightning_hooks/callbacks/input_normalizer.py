@@ -204,9 +204,14 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not self._checked_calls:
-            self._checked_calls = True
-            self._warn_of_uncalled()
+        uncalled = [hook.site.site for hook in self._hooked if not hook.called and not self._checked_calls]
+        self._checked_calls = True
+        if uncalled:
+            rank_zero_warn(
+                f"InputNormalizer: {', '.join(uncalled)} was not called in the first training batch, so its input is not "
+                "normalised. Hooks run when a module is called as module(x), not as module.forward(x), and not if it was compiled "
+                "before the fit (call torch.compiler.reset() first)."
+            )
         if self.frozen:
             return
         self.batches += 1
@@ -223,15 +228,6 @@ class InputNormalizer(EvaluatedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze(trainer)
         super().on_train_end(trainer, pl_module)
-
-    def _warn_of_uncalled(self) -> None:
-        uncalled = [hook.site.site for hook in self._hooked if not hook.called]
-        if uncalled:
-            rank_zero_warn(
-                f"InputNormalizer: {', '.join(uncalled)} was not called in the first training batch, so its input is not "
-                "normalised. Hooks run when a module is called as module(x), not as module.forward(x), and not if it was compiled "
-                "before the fit (call torch.compiler.reset() first)."
-            )
 
     # Learning, over ranks and checkpoints.
 

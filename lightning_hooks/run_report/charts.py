@@ -126,7 +126,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CurvePart:
     """A part of a curve without a gap."""
 
     points: list[str]  # as SVG has them: ``x,y`` pairs, in order
@@ -139,7 +139,7 @@ class Curve:
 
     line: Line
     level: float | None  # the height of a threshold from edge to edge; None for a curve
-    stretches: list[Segment]
+    parts: list[CurvePart]
     marked: bool  # whether each point has a mark
 
 
@@ -218,15 +218,15 @@ def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
         elif places[-1]:
             places.append([])
     top = line.top or [math.nan] * len(xs)
-    stretches = [
-        Segment(
-            [f"{xs[i]},{_height(line.values[i], axis)}" for i in stretch],
-            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(stretch) if math.isfinite(top[i])],
+    parts = [
+        CurvePart(
+            [f"{xs[i]},{_height(line.values[i], axis)}" for i in part],
+            [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(part) if math.isfinite(top[i])],
         )
-        for stretch in places
-        if stretch
+        for part in places
+        if part
     ]
-    return Curve(line, None, stretches, len(xs) <= MOST_MARKED and not line.dashed)
+    return Curve(line, None, parts, len(xs) <= MOST_MARKED and not line.dashed)
 
 
 def _zones(lines: Sequence[Line], named: Sequence[str], xs: Sequence[float], shown: Callable[[float], str]) -> list[Zone]:
