@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
@@ -18,10 +18,8 @@ from lightning_hooks.extraction.capture import channels_first, check_called, nam
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, feature_map, kind_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_MODULES = 12
 """The number of modules drawn if ``modules`` is None."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
 from lightning_hooks.trackers.bins import QUANTILES, quantiles
 from lightning_hooks.trackers.names import safe_path
+from lightning_hooks.trackers.picture import Picture
 from lightning_hooks.trackers.tracker import FOLDER, Histogram, Tracker
-
-if TYPE_CHECKING:
-    from lightning_hooks.trackers.picture import Picture
 
 
 class CSVTracker(Tracker):

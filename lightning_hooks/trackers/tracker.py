@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lightning_hooks.trackers.layout import Layout
+from lightning_hooks.trackers.picture import Picture
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
 
 FOLDER = "lightning_hooks"
 """The folder of our files, in a log directory or among a run's artifacts."""
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lightning_hooks.trackers.layout import Layout
-    from lightning_hooks.trackers.picture import Picture
 
 
 class Tracker:
@@ -30,21 +29,23 @@ class Tracker:
         logger: A Lightning logger, of whichever package.
     """
 
-    shows_pictures = False
+    shows_pictures: ClassVar[bool] = False
     """Whether it shows pictures: figures need not be drawn otherwise."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The methods of the logger's ``experiment`` that this adapter calls."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
     @classmethod
-    def suits(cls, logger: Any, experiment: Any) -> bool:  # noqa: ARG003  this one suits all
+    def suits(cls, logger: Any, experiment: Any) -> bool:  # noqa: ARG003  some adapters ask the logger, too
         """Whether the logger can do what this adapter asks of it.
 
         Args:
             logger: The logger.
             experiment: Its ``experiment``, None if it has none.
         """
-        return True
+        return all(callable(getattr(experiment, method, None)) for method in cls.needs)
 
     @cached_property
     def name(self) -> str:
