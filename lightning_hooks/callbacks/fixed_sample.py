@@ -18,6 +18,7 @@ from lightning_hooks.extraction.batches import check_forward
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.plots.canvas import Figure, style
 
 Stage = Literal["train", "validate"]

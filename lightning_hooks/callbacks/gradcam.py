@@ -14,6 +14,7 @@ from typing_extensions import override
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.extraction import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
 from lightning_hooks.extraction.cam import check_reshape, check_target, find_layer
+from lightning_hooks.hosts.lightning_api import is_sharded
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.maps import array_of, as_images, cam_figure, pixels
 
