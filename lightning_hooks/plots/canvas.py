@@ -256,3 +256,11 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
         if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
             break
     figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)
+
+
+def along_layers(figure: Figure, axes: Axes, names: Sequence[str], what: str, handles: Sequence[Any]) -> None:
+    """End a figure whose columns are layers: their names, a grid, and the legend."""
+    axes.grid(axis="y")
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    name_layers(axes, names, "x", what)
+    legend(figure, handles)

@@ -22,11 +22,10 @@ from lightning_hooks.plots.canvas import (
     Axes,
     Figure,
     alert_handles,
+    along_layers,
     decades,
     heading,
-    legend,
     mark,
-    name_layers,
     nothing,
     plain,
     single,
@@ -126,7 +125,7 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
         line += f"; no gradient arrived at {len(report.silent)} more"
     if not (np.isfinite(rms) & (rms > 0)).any():
         line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
-    figure, axes = _wide(len(names))
+    figure, axes = single(float(np.clip(1.8 + 0.2 * len(names), 6.4, 16.0)), 4.6 if len(names) <= 8 else 5.2)
     heading(axes, title, line, figure.get_figwidth() - 0.8)
     x = np.arange(len(names))
     shown = _positive(rms)
@@ -136,13 +135,12 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
     roles = by_role(names)
     if len(roles) == 1:
         _band(axes, x, shown, floor, np.clip(np.where(shown, high, np.nan), bottom, top))
-    axes.grid(axis="y")
     handles = _role_lines(axes, roles, np.where(shown, rms, np.nan), len(names))
     handles += [_patch(SKY, band)] if len(roles) == 1 else []
     handles += _foot(axes, x, rms, "gradient")
     handles += _marks(axes, names, rms, report.alerts, of)
     axes.set_ylabel("gradient (loss per unit)" if of == "modules" else "gradient (loss per unit of weight)")
-    _finish(figure, axes, names, of[:-1], handles)
+    along_layers(figure, axes, names, of[:-1], handles)
     return figure
 
 
@@ -202,7 +200,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     if not measured:
         return nothing(title, "No update was measured: every weight is zero, or no step was taken.")
     names, values = list(measured), np.array(list(measured.values()), dtype=float)
-    figure, axes = _wide(len(names))
+    figure, axes = single(float(np.clip(1.8 + 0.2 * len(names), 6.4, 16.0)), 4.6 if len(names) <= 8 else 5.2)
     left_out = len(report.parameters) - len(names)
     heading(axes, title, "‖update‖ / ‖weight‖ per optimizer step" + (f"; {left_out} not measured" if left_out else ""))
     x = np.arange(len(names))
@@ -219,23 +217,12 @@ def update_ratios(report: GradientFlowReport) -> Figure:
             )
             dots.set_label(text)
             handles.append(dots)
-    axes.grid(axis="y")
     handles += [_patch(GREEN, "a decade around 1e-3", 0.25)]
     handles += _foot(axes, x, values, "update")
     handles += _marks(axes, names, values, [alert for alert in report.alerts if alert.site in measured], "parameters")
     axes.set_ylabel("update / weight, no unit")
-    _finish(figure, axes, names, "parameter", handles)
+    along_layers(figure, axes, names, "parameter", handles)
     return figure
-
-
-def _wide(layers: int) -> tuple[Figure, Axes]:
-    return single(float(np.clip(1.8 + 0.2 * layers, 6.4, 16.0)), 4.6 if layers <= 8 else 5.2)
-
-
-def _finish(figure: Figure, axes: Axes, names: Sequence[str], noun: str, handles: list[Any]) -> None:
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", noun)
-    legend(figure, handles)
 
 
 def _ratio(high: Sequence[float], low: Sequence[float]) -> np.ndarray:

@@ -16,11 +16,10 @@ from lightning_hooks.plots.canvas import (
     Axes,
     Figure,
     alert_handles,
+    along_layers,
     decades,
     heading,
-    legend,
     mark,
-    name_layers,
     nothing,
     single,
     style,
@@ -66,7 +65,6 @@ def residual_stream(report: FeatureReport) -> Figure:
     if not known.size:
         return nothing(title, f"The output of none of the {len(blocks)} blocks has a finite value above zero.")
     decades(axes, known)
-    axes.grid(axis="y")
     handles: list[Any] = []
     parts = _parts([block.stream for block in blocks])
     for stat, text, color, dashes in LINES:
@@ -76,9 +74,7 @@ def residual_stream(report: FeatureReport) -> Figure:
         drawn[0].set_label(text)
     handles += _marks(axes, names, values["rms"], [alert for alert in report.alerts if alert.kind in KINDS])
     axes.set_ylabel("root mean square")
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", "block")
-    legend(figure, handles)
+    along_layers(figure, axes, names, "block", handles)
     return figure
 
 

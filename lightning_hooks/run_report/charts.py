@@ -126,7 +126,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePart:
+class Segment:
     """A part of a curve without a gap."""
 
     points: list[str]  # as SVG has them: ``x,y`` pairs, in order
@@ -139,7 +139,7 @@ class Curve:
 
     line: Line
     level: float | None  # the height of a threshold from edge to edge; None for a curve
-    parts: list[CurvePart]
+    parts: list[Segment]
     marked: bool  # whether each point has a mark
 
 
@@ -219,7 +219,7 @@ def _curve(line: Line, xs: Sequence[float], axis: Scale) -> Curve:
             places.append([])
     top = line.top or [math.nan] * len(xs)
     parts = [
-        CurvePart(
+        Segment(
             [f"{xs[i]},{_height(line.values[i], axis)}" for i in part],
             [f"{xs[i]},{_height(top[i], axis)}" for i in reversed(part) if math.isfinite(top[i])],
         )
