@@ -11,11 +11,10 @@ from weakref import WeakSet
 import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.layout import Band, Chart, Layout
 from lightning_hooks.trackers.names import markdown_table
 from lightning_hooks.trackers.picture import Picture
-from lightning_hooks.trackers.tracker import Histogram, Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker, coarsened
 
 VALUES_PER_EVENT = 1000
 

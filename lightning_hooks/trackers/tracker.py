@@ -98,3 +98,25 @@ class Tracker:
     def save(self) -> None:
         """Write what is buffered."""
         self.logger.save()
+
+
+def coarsened(edges: Sequence[float], counts: Sequence[float], parts: int = 256) -> tuple[list[float], list[float]]:
+    """Join bins that are narrower than one of ``parts`` of the whole range: a chart shows about thirty.
+
+    Args:
+        edges: Rising, one more than counts.
+        counts: Of each bin.
+        parts: How many parts the range has.
+    """
+    width = (edges[-1] - edges[0]) / parts
+    new_edges, new_counts, waiting = [edges[0]], [], 0.0
+    for high, count in zip(edges[1:], counts, strict=True):
+        waiting += count
+        if high - new_edges[-1] >= width:
+            new_edges.append(high)
+            new_counts.append(waiting)
+            waiting = 0.0
+    if new_edges[-1] != edges[-1]:  # a narrow rest belongs to the last bin
+        new_edges[-1 if new_counts else len(new_edges) :] = [edges[-1]]
+        new_counts[-1:] = [(new_counts[-1] if new_counts else 0.0) + waiting]
+    return new_edges, new_counts

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.names import markdown_text, safe_path
 from lightning_hooks.trackers.picture import Picture
-from lightning_hooks.trackers.tracker import Histogram, Tracker
+from lightning_hooks.trackers.tracker import Histogram, Tracker, coarsened
 
 ALERTS_VARIABLE = "LIGHTNING_HOOKS_WANDB_ALERTS"
 """Set to 1, alerts are sent by ``run.alert`` too: W&B mails them or posts them to Slack."""
