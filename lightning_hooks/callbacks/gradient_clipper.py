@@ -1,4 +1,4 @@
-"""GradientClipper: clips, and says what it did."""
+"""GradientClipper: clips gradients, and reports the clipping events."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class GradientClipper(Monitor[ClipReport]):
     Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
     (of complex ones each part) to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a
     tensor hook during backward; ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``,
-    outliers by z-score (2.5; Kumar
-    et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For their other numbers pass an object
-    of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
+    outliers by z-score (2.5; Kumar et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For
+    their other numbers pass an object of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
 
     With ``tensor`` a hook sees a backward pass's own gradient: under DDP that of this rank, and with accumulation that of one
     micro-batch. Its reported norms are root sums of squares over the micro-batches of a step.

@@ -122,7 +122,7 @@ def mark(axes: Axes, severity: str, x: Any, y: Any, size: float = 1.0, edge: flo
 
 
 def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
-    """A title and, below it, a line that says what is seen, broken to a width in inches."""
+    """A title and a line of text below it, broken to a width in inches."""
     wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
     axes.set_title(plain(title) + "\n" * len(wrapped), fontsize=size)
     if wrapped:

@@ -1,4 +1,4 @@
-"""Layer by layer: the gradient on its way back, and what updates do to weights."""
+"""Gradients and updates, layer by layer."""
 
 from __future__ import annotations
 

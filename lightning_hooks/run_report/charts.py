@@ -118,7 +118,7 @@ class Zone(NamedTuple):
 class Line:
     """One curve of :func:`chart`."""
 
-    label: str  # what it is
+    label: str  # its name
     values: Sequence[float]  # one per epoch; what is not finite is left out
     color: str  # a CSS colour
     dashed: bool = False  # whether it is dashed, without marks, from edge to edge if all its values are the same: a threshold
