@@ -19,9 +19,13 @@ BELOW = {
     "statistics": {"hooks"},
     "clipping": {"hooks"},
     "extraction": {"hooks"},
-    "transforms": {"hooks", "statistics"},
-    "debugging": {"hooks", "statistics"},
+    "transforms": {"hooks", "statistics", "extraction"},
+    "debugging": {"hooks", "statistics", "profiling"},
+    "reports": {"hooks", "statistics", "clipping", "quantization"},
+    "alerts": {"hooks", "statistics", "clipping", "reports"},
     "quantization": {"hooks", "statistics"},
+    "profiling": {"hooks", "reports"},
+    "pruning": {"hooks", "statistics", "reports", "extraction"},
 }
 BELOW["declare"] = {"hooks", "statistics", "clipping", "trackers", "host"}
 BELOW["diagnostics"] = {"hooks", "statistics", "clipping", "quantization", "declare", "trackers", "plots", "host"}

@@ -16,10 +16,8 @@ from lightning_hooks.hooks import Gate, ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
-from lightning_hooks.pruning.masking import install_masks, world_size
-from lightning_hooks.pruning.schedule import check_schedule
-from lightning_hooks.pruning.sites import Activity, report_of
-from lightning_hooks.statistics.reduction import merged_over_ranks
+from lightning_hooks.pruning.report import check_schedule
+from lightning_hooks.pruning.sites import Activity, install_masks
 from lightning_hooks.trackers import show, table_lines
 
 
@@ -95,7 +93,7 @@ class ActivationPruner(EvaluatedCallback):
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
         self._loaded: dict[str, Any] | None = None
-        self._removed, self._world_size, self._measured = False, 1, 0  # batches measured in this epoch
+        self._removed, self._measured = False, 0  # batches measured in this epoch
 
     def mask(self, name: str) -> Tensor:
         """Return the units of a module that stay, boolean, ``(units,)``.
@@ -167,7 +165,6 @@ class ActivationPruner(EvaluatedCallback):
         if self.hooks.alive:
             raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
         self._removed = False
-        self._world_size = world_size()
         self._use_loaded()
         self._loaded = None
         self._install(model, Gate(open=True), training_only=True)
@@ -193,12 +190,15 @@ class ActivationPruner(EvaluatedCallback):
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
         target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch, self.schedule)
-        report = report_of(self._sites, _merged(self._sites, self._world_size), target, self.regrow, epoch, step)
+        found = self._sites.merged()
+        pruned = self._sites.decide(found, target, self.regrow)
+        units, masked = sum(entry.units for entry in pruned.values()), sum(entry.masked for entry in pruned.values())
+        silent = tuple(site.name for site in self._sites.sites if site.name not in found)
+        self.report = PruningReport(epoch, step, target, masked / units if units else 0.0, pruned, silent)
         self._sites.reset()
         self._measured = 0
         self._masks = {site.name: site.kept for site in self._sites.sites if site.kept is not None}
-        self.report = report
-        return report
+        return self.report
 
     def _install(self, model: nn.Module, gate: Gate, training_only: bool) -> None:
         assert self.modules is not None
@@ -207,7 +207,6 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._masks, self._removed, self.report, self._measured = {}, False, None, 0
-        self._world_size = trainer.world_size
         self._use_loaded()
         resumed, self._loaded = self._loaded, None
         self._install(pl_module, self.gate, training_only=False)
@@ -261,7 +260,7 @@ class ActivationPruner(EvaluatedCallback):
             return self._loaded  # restored, not used yet
         state: dict[str, Any] = {"masks": self.masks}
         if self._sites is not None and self._measured:  # in the middle of an epoch; every rank calls this
-            found = _merged(self._sites, self._world_size)
+            found = self._sites.merged()
             state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
         return state
 
@@ -273,13 +272,6 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(modules=describe_selector(self.modules))
-
-
-def _merged(sites: UnitSites, ranks: int) -> dict[str, Activity]:
-    """Return the epoch's activity of all ranks, by two collectives and one copy to the host."""
-    fixed = ranks > 1
-    (packed,) = merged_over_ranks((sites.spans, sites.pack(fixed)))
-    return sites.read(packed.to("cpu"), fixed)
 
 
 def summary_lines(report: PruningReport) -> list[str]:

@@ -26,10 +26,9 @@ from lightning_hooks.extraction import (
     extract,
     pooled,
 )
-from lightning_hooks.extraction.capture import check_output, output_tensor
+from lightning_hooks.extraction.capture import check_output, check_pool, output_tensor
 from lightning_hooks.extraction.extracted import FORMATS, safetensors_for
 from lightning_hooks.extraction.merge import merge_ranks
-from lightning_hooks.extraction.pooling import check_pool
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
 from lightning_hooks.hosts.lightning_api import callbacks_of, epoch_ends, log_step
@@ -233,7 +232,7 @@ class FeatureExtractor(HookedCallback):
         if self._store is None or stage != self.stage or trainer.sanity_checking:
             return
         with torch.inference_mode(False), torch.no_grad():
-            sites, fields, seen = merge_ranks(self._store, trainer.world_size, self._site_fault)
+            sites, fields, seen = merge_ranks(self._store, self._site_fault)
         self._store.reset()
         found = _in_model_order(sites, self._sites)
         silent = tuple(name for name in self._sites if name not in found)

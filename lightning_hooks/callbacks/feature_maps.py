@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
@@ -14,16 +14,12 @@ from typing_extensions import override
 from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import ExtractedFeatures, Forward, call_name, capture, first_rows, images_in, to_host
-from lightning_hooks.extraction.capture import check_called, named_literally
-from lightning_hooks.extraction.pooling import channels_first
+from lightning_hooks.extraction.capture import channels_first, check_called, named_literally
 from lightning_hooks.hooks import ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.tensors import plain_values
-from lightning_hooks.plots.maps import feature_map, kind_of
-from lightning_hooks.plots.overlay import array_of, as_images
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.plots.maps import array_of, as_images, feature_map, kind_of
 
 MAX_MODULES = 12
 """The number of modules drawn if ``modules`` is None."""

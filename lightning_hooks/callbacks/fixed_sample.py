@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,10 +19,7 @@ from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.plots.canvas import style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lightning_hooks.plots.canvas import Figure, style
 
 Stage = Literal["train", "validate"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -15,11 +15,8 @@ from lightning_hooks.callbacks.fixed_sample import FixedSampleCallback, Stage
 from lightning_hooks.extraction import Forward, Reshape, Target, grad_cam, images_in, resize, to_host
 from lightning_hooks.extraction.cam import check_reshape, check_target, find_layer
 from lightning_hooks.hosts.lightning_api import is_sharded
-from lightning_hooks.plots.overlay import array_of, as_images, cam_figure
-from lightning_hooks.plots.tiles import pixels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lightning_hooks.plots.canvas import Figure
+from lightning_hooks.plots.maps import array_of, as_images, cam_figure, pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""GradientClipper: clips, and says what it did."""
+"""GradientClipper: clips gradients, and reports the clipping events."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing_extensions import override
 from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
-from lightning_hooks.declare.collector import Collector
-from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
-from lightning_hooks.diagnostics.clipping_events.tensor_clips import TensorClip, TensorClipCollector
+from lightning_hooks.clipping.policies import FactorPolicy
+from lightning_hooks.collectors.clipping import ClipCollector
+from lightning_hooks.collectors.collector import Collector
+from lightning_hooks.collectors.step import Step
+from lightning_hooks.collectors.tensor_clips import TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.hosts.lightning_api import loss_scaler
@@ -37,9 +38,8 @@ class GradientClipper(Monitor[ClipReport]):
     Policies (``threshold`` and its default): ``norm``, all gradients together to a total L2 norm (1.0); ``value``, each element
     (of complex ones each part) to ±threshold (0.5); ``tensor``, each parameter's gradient by itself to an L2 norm (1.0), by a
     tensor hook during backward; ``agc``, each unit to a multiple of its weight's norm (0.01; Brock et al. 2021); ``zclip``,
-    outliers by z-score (2.5; Kumar
-    et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For their other numbers pass an object
-    of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
+    outliers by z-score (2.5; Kumar et al. 2025); ``autoclip``, to a percentile of past norms (10; Seetharaman et al. 2020). For
+    their other numbers pass an object of :mod:`lightning_hooks.clipping`, for instance ``ZClip(z=2.5, alpha=0.97, warmup=25)``.
 
     With ``tensor`` a hook sees a backward pass's own gradient: under DDP that of this rank, and with accumulation that of one
     micro-batch. Its reported norms are root sums of squares over the micro-batches of a step.
@@ -116,8 +116,8 @@ class GradientClipper(Monitor[ClipReport]):
                     f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. Its first are {', '.join(names[:3])}."
                 )
         self._excluded = (0, set())
-        collector.limit = getattr(self.policy, "limit", None) if not self._left_alone() else None
-        adapts = hasattr(self.policy, "factors")
+        collector.limit = None if self._left_alone() else self.policy.limit
+        adapts = isinstance(self.policy, FactorPolicy)
         self._state = {name: self._new_state(name) for name in self.member.steps.optimizer_names} if adapts else {}
         self._loaded = {}
         self._hooks.remove_all()
@@ -179,7 +179,7 @@ class GradientClipper(Monitor[ClipReport]):
             gradients = [parameter.grad for parameter in (step.parameters[place] for place in chosen) if parameter.grad is not None]
         unscaled = gradients if carried is None else [gradient / carried for gradient in gradients]
         name = self.member.steps.optimizer_names[step.optimizer]
-        state = self._state[name] if name in self._state else self._new_state(name)  # one that came within the fit
+        state = self._state.get(name) or self._new_state(name)  # of an optimizer that came within the fit
         factors, self._state[name] = self.policy.factors(unscaled, parameters, norms, state)
         for gradient, factor in zip(gradients, factors, strict=True):
             gradient.mul_(factor.to(gradient.dtype))

@@ -87,8 +87,9 @@ class GradientTransform(HookedCallback):
 
     records_recomputation: ClassVar[bool] = True  # reentrant checkpointing builds its graph in the recomputation
     fit_only: ClassVar[tuple[str, ...]] = ("_sites", "_waiting", "_state")
-    _state: GradientState | None
-    _sites: dict[str, ChangeGradient] | None
+    _state: GradientState
+    _sites: dict[str, ChangeGradient]
+    _waiting: list[tuple[str, nn.Parameter]]
 
     def __init__(
         self,
@@ -121,8 +122,7 @@ class GradientTransform(HookedCallback):
         default = transform if isinstance(transform, str) else getattr(transform, "__name__", type(transform).__name__)
         self.name: str = name or str(default)
         self.report: GradientTransformReport | None = None
-        self._state = self._sites = None
-        self._waiting: list[tuple[str, nn.Parameter]] | None = None
+        self._state, self._sites, self._waiting = GradientState(transform, seed), {}, []
         self._announced = False
 
     def factor_at(self, epoch: int) -> float | None:
@@ -152,13 +152,11 @@ class GradientTransform(HookedCallback):
         with hooks.all_or_nothing():
             self._hook(model, hooks, rank=0)
             self.set_epoch(epoch)
-        assert self._state is not None
         self._state.active = True
         return hooks
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch, in plain PyTorch."""
-        assert self._state is not None, "apply_to() a model first"
         self._state.factor = self.factor_at(epoch)
         self._state.step = str(epoch)
 
@@ -184,13 +182,12 @@ class GradientTransform(HookedCallback):
 
     def _hook_parameters(self, hooks: HookManager) -> None:
         """Hook the parameters that require a gradient now."""
-        assert self._waiting is not None
-        assert self._sites is not None
-        ready = [(name, parameter) for name, parameter in self._waiting if parameter.requires_grad]
-        for name, parameter in ready:
-            hooks.register(parameter, self._sites[name], "tensor", label=name)
-        if ready:
-            self._waiting = [(name, parameter) for name, parameter in self._waiting if not parameter.requires_grad]
+        waiting, self._waiting = self._waiting, []
+        for name, parameter in waiting:
+            if parameter.requires_grad:
+                hooks.register(parameter, self._sites[name], "tensor", label=name)
+            else:
+                self._waiting.append((name, parameter))
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,39 +198,37 @@ class GradientTransform(HookedCallback):
                 "shard. Train with strategy='ddp' or on one device, or remove this callback."
             )
         self._hook(pl_module, self.hooks, trainer.global_rank)
-        assert self._state is not None
         scaler = loss_scaler(trainer)
         self._state.loss_scale = None if scaler is None else lambda: loss_scale(scaler)
         self.report, self._announced = None, False
-        where = [*([f"parameters {self.parameters!r}"] if self.parameters is not None else [])]
-        where += [f"outputs of {self.modules!r}"] if self.modules is not None else []
-        info(f"GradientTransform alters training: {self.name} of the gradients of {' and '.join(where)}.")
+        where = (("parameters", self.parameters), ("outputs of", self.modules))
+        chosen = " and ".join(f"{what} {selector!r}" for what, selector in where if selector is not None)
+        info(f"GradientTransform alters training: {self.name} of the gradients of {chosen}.")
 
     @override
     def released(self) -> None:
-        if self._state is not None:
-            self._state.active = False  # tensor hooks exist as long as their graph, which the user may keep
-        self._waiting = None
+        state: GradientState | None = self._state  # a copy has none
+        if state is not None:
+            state.active = False  # tensor hooks exist as long as their graph, which the user may keep
+        self._waiting = []
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._state is not None:  # here, since a resumed epoch has no start
-            self._state.factor = self.factor_at(trainer.current_epoch)
-            self._state.step = f"{trainer.current_epoch}/{batch_idx}"
+        self._state.factor = self.factor_at(trainer.current_epoch)  # here, since a resumed epoch has no start
+        self._state.step = f"{trainer.current_epoch}/{batch_idx}"
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         super().on_before_backward(trainer, pl_module, loss)
-        if self._state is not None and self._waiting is not None:
+        if self.attached:
             self._hook_parameters(self.hooks)  # parameters unfrozen since
             self._state.active = True  # not for torch.autograd.grad at other times
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
-        if self._state is not None:
-            self._state.active = False
+        self._state.active = False
         self._announced = True
 
     @override
@@ -249,8 +244,7 @@ class GradientTransform(HookedCallback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        sites = self._sites or {}
-        factor = self.factor_at(trainer.current_epoch)
+        sites, factor = self._sites, self.factor_at(trainer.current_epoch)
         self.report = GradientTransformReport(
             epoch=trainer.current_epoch,
             factor=factor,

@@ -86,15 +86,16 @@ class HookDebugger(HookedCallback):
         self.steps, self.statistics, self.explain, self.show = found, statistics, explain, show
         self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
         self.trace: Trace | None = None
-        self._tracer = None
+        self._tracer: Tracer | None = None
         self._batch = 0
         self._title = ""
         self._printing = show
 
     def _hook(self, model: nn.Module, hooks: HookManager) -> Tracer:
-        chosen = select_modules(model, self.modules if self.modules is not None else _observable)
-        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults)
-        self._tracer = Tracer(chosen, self.statistics, stop, PHASES[self.break_in])
+        every: ModuleSelector = lambda _, module: can_be_called(module) and not is_metric(module)  # noqa: E731
+        chosen = select_modules(model, every if self.modules is None else self.modules)
+        stop = None if self.break_when is None else Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in])
+        self._tracer = Tracer(chosen, self.statistics, stop)
         self._tracer.attach(chosen, hooks, self.faults)
         return self._tracer
 
@@ -150,8 +151,7 @@ class HookDebugger(HookedCallback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._tracer is None:
-            return
+        assert self._tracer is not None
         self._tracer.active = True
         if self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
@@ -197,7 +197,3 @@ class HookDebugger(HookedCallback):
         if self._tracer is not None and self._tracer.tracing:
             self._finish(pl_module, self._title, exception)
         super().on_exception(trainer, pl_module, exception)
-
-
-def _observable(_name: str, module: nn.Module) -> bool:
-    return can_be_called(module) and not is_metric(module)

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
-from lightning_hooks.declare.warn import info
+from lightning_hooks.collectors.warn import info
+from lightning_hooks.extraction import to_host
+from lightning_hooks.extraction.merge import gather
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import REST, Span, largest, merged_over_ranks, pooled
+from lightning_hooks.statistics.channels import merge_moments
 from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput
 from lightning_hooks.transforms.normalization import given_numbers
 
@@ -87,7 +88,7 @@ class InputNormalizer(EvaluatedCallback):
         self._inputs = NormalizedInputs(dim, given, argument)
         self._hooked: list[NormalizeInput] = []
         self._checked_calls = False
-        self._rank_zero, self._world_size, self._device = True, 1, torch.device("cpu")
+        self._rank_zero = True
 
     @property
     def frozen(self) -> bool:
@@ -170,7 +171,7 @@ class InputNormalizer(EvaluatedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._rank_zero, self._world_size, self._device = trainer.is_global_zero, trainer.world_size, pl_module.device
+        self._rank_zero = trainer.is_global_zero
         self._hook(pl_module, self.hooks, self.gate)
         for name in set(self._inputs) - {hook.site.site for hook in self._hooked}:
             del self._inputs[name]  # of an earlier model
@@ -204,9 +205,14 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not self._checked_calls:
-            self._checked_calls = True
-            self._warn_of_uncalled()
+        uncalled = [hook.site.site for hook in self._hooked if not hook.called and not self._checked_calls]
+        self._checked_calls = True
+        if uncalled:
+            rank_zero_warn(
+                f"InputNormalizer: {', '.join(uncalled)} was not called in the first training batch, so its input is not "
+                "normalised. Hooks run when a module is called as module(x), not as module.forward(x), and not if it was compiled "
+                "before the fit (call torch.compiler.reset() first)."
+            )
         if self.frozen:
             return
         self.batches += 1
@@ -223,15 +229,6 @@ class InputNormalizer(EvaluatedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze(trainer)
         super().on_train_end(trainer, pl_module)
-
-    def _warn_of_uncalled(self) -> None:
-        uncalled = [hook.site.site for hook in self._hooked if not hook.called]
-        if uncalled:
-            rank_zero_warn(
-                f"InputNormalizer: {', '.join(uncalled)} was not called in the first training batch, so its input is not "
-                "normalised. Hooks run when a module is called as module(x), not as module.forward(x), and not if it was compiled "
-                "before the fit (call torch.compiler.reset() first)."
-            )
 
     # Learning, over ranks and checkpoints.
 
@@ -253,7 +250,14 @@ class InputNormalizer(EvaluatedCallback):
             trackers.table(f"input_normalizer/{name}", ["channel", "mean", "std"], rows, log_step(trainer))
 
     def _merged(self) -> dict[str, Tensor | None]:
-        return _merged_over_ranks(self._inputs, self._rank_zero, self._world_size, self._device)
+        """Return the moments of all ranks by module, ``(3, channels)`` each. A collective: every rank must call it."""
+        # Moments of a checkpoint are those of all ranks: only one rank adds them.
+        own = {name: site.everything() if self._rank_zero else site.moments for name, site in self._inputs.items()}
+        ranks = gather(to_host({name: known for name, known in own.items() if known is not None}))
+        if len(ranks) == 1:
+            return own
+        parts = {name: [rank[name] for rank in ranks if name in rank] for name in own}  # a module may run on some ranks only
+        return {name: merge_moments(torch.stack(found)) if found else None for name, found in parts.items()}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -270,23 +274,3 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(modules=describe_selector(self.modules), argument=self.argument)
-
-
-def _merged_over_ranks(
-    inputs: NormalizedInputs, rank_zero: bool, world_size: int, device: torch.device
-) -> dict[str, Tensor | None]:
-    """Return the moments of all ranks by module, ``(3, channels)`` each. A collective: every rank must call it."""
-    # Moments of a checkpoint are those of all ranks: only one rank adds them.
-    own = {name: site.everything() if rank_zero else site.moments for name, site in inputs.items()}
-    if world_size == 1:
-        return own
-    channels = torch.tensor([0 if known is None else known.shape[1] for known in own.values()], device=device)
-    (channels,) = merged_over_ranks(((Span(REST, largest),), channels))  # a module may run on some ranks only
-    widths = channels.tolist()
-    table = torch.zeros((3, sum(widths)), dtype=row_dtype(device), device=device)
-    for known, part in zip(own.values(), torch.split(table, widths, 1), strict=True):
-        if known is not None:
-            part.copy_(known)
-    (moments,) = merged_over_ranks(((Span(3, pooled),), table.T))
-    parts = torch.split(moments.T, widths, 1)
-    return {name: part if part.shape[1] else None for name, part in zip(own, parts, strict=True)}

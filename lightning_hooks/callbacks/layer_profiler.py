@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,10 +15,10 @@ from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.profiling import ProfileReport, ProfileSession
-from lightning_hooks.profiling.calls import Phase
-from lightning_hooks.profiling.samples import Samples
-from lightning_hooks.profiling.sites import profiled_modules
-from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepTracer
+from lightning_hooks.profiling.graph import FORWARD
+from lightning_hooks.profiling.report import StepSamples
+from lightning_hooks.profiling.session import profiled_modules
+from lightning_hooks.profiling.tracer import StepTracer
 from lightning_hooks.run_report.profile_table import COLUMNS, summary_lines, table_rows
 from lightning_hooks.trackers import show
 
@@ -67,7 +68,7 @@ class LayerProfiler(HookedCallback):
     records_recomputation: ClassVar[bool] = True
     fit_only: ClassVar[tuple[str, ...]] = ("_tracer", "_samples")
     _tracer: StepTracer
-    _samples: Samples
+    _samples: StepSamples
 
     def __init__(
         self,
@@ -131,27 +132,23 @@ class LayerProfiler(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.plot:
-            _require_plots()
+        if self.plot and find_spec("matplotlib") is None:
+            raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.")
         sites = profiled_modules(pl_module, self.modules)
         self._tracer = StepTracer(pl_module.device, self.faults)
-        self._samples = Samples([name for name, _ in sites], str(pl_module.device))
+        self._samples = StepSamples([name for name, _ in sites], str(pl_module.device))
         self._reads_memory = self._tracer.clock.allocated() is not None
         self._taken = 0  # batches of this fit
         self._first = 0  # the batch of this epoch that is measured first
         self.batches = 0
         self.report = None
-        for site, (name, module) in enumerate(sites):
-            if module is not None:
-                self.listen(name, module, EnterListener(self._tracer, site), "forward_pre")
-                # The first forward hook, which also runs if the module raises, as it does under checkpointing.
-                self.listen(name, module, LeaveListener(self._tracer, site), "forward", prepend=True, always_call=True)
+        self._tracer.hook(((site, name, module) for site, (name, module) in enumerate(sites)), self.listen)
 
     @override
     def released(self) -> None:
         tracer: StepTracer | None = self.__dict__.get("_tracer")
-        if tracer is not None and tracer.tracing:
-            tracer.abandon()  # hooks of nodes exist as long as their graph, which the user may keep
+        if tracer is not None:
+            tracer.tracing = False  # hooks of nodes exist as long as their graph, which the user may keep
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -165,7 +162,7 @@ class LayerProfiler(HookedCallback):
         due = not warm and batch_idx % self.every_n_steps == self._first and self._samples.wants()
         self.gate.start(due or reads_memory)
         if self.gate.open:
-            self._tracer.begin_step(Phase.FORWARD, reads_memory, counts=not warm)
+            self._tracer.begin_step(FORWARD, reads_memory, counts=not warm)
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -176,33 +173,29 @@ class LayerProfiler(HookedCallback):
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
-        if self._tracer.tracing:
-            self._tracer.after_backward()
+        self._tracer.after_backward()
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._tracer.tracing:
-            self._tracer.after_backward()  # a manual loop may call loss.backward() without an event
+        self._tracer.after_backward()  # a manual loop may call loss.backward() without an event
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._tracer.tracing:
-            self._samples.add_step(self._tracer.end_step())
-            self._samples.add_times(self._tracer.clock.take(wait=False))
+            self._samples.add(self._tracer.end_step())
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     @override
     def skipped(self) -> None:
         self.batches -= 1
-        if self._tracer.tracing:
-            self._tracer.abandon()
+        self._tracer.tracing = False
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         self.warn_of_faults()
-        self._samples.add_times(self._tracer.clock.take(wait=True))
-        self.report = self._samples.report(self._tracer.tree, trainer.current_epoch, trainer.global_step, self.batches)
+        self._samples.add(self._tracer.take(wait=True))
+        self.report = self._samples.report(trainer.current_epoch, trainer.global_step, self.batches)
         self._samples.reset()
         self.batches = self._first = 0
         self._log(trainer, self.report)
@@ -253,10 +246,3 @@ class LayerProfiler(HookedCallback):
         super().on_train_end(trainer, pl_module)
         if self.summary and self.report is not None and trainer.is_global_zero:
             show(["", *summary_lines(self.report, 20)])
-
-
-def _require_plots() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("LayerProfiler(plot=True) needs matplotlib: pip install matplotlib.") from error

@@ -6,12 +6,14 @@ returned unchanged: ``clip_grad_norm_`` would turn infinities into NaN, which hi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 State = dict[str, Tensor]
 Factors = list[Tensor]
@@ -101,18 +103,37 @@ def autoclip_limit(norm: Tensor, state: State, percentile: float) -> tuple[Tenso
     return limit, {"steps": torch.where(usable, steps + 1, steps), "history": history}
 
 
-class ClipPolicy(Protocol):
+class ClipPolicy:
     """A policy: its fields are its configuration, its state is passed as a value."""
 
     name: ClassVar[str]
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a field is not above 0, and TypeError if it is no number."""
+        for field in fields(self):  # type: ignore[arg-type]  # every policy is a dataclass
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{field.name} must be a number above 0; got {value!r}.")
+            if not value > 0:
+                raise ValueError(f"{field.name} must be above 0; got {value!r}.")
 
     @property
     def limit(self) -> float | None:
         """The total norm that no step exceeds, or None if there is none."""
+        return None
 
     def initial(self, device: torch.device, dtype: torch.dtype) -> State:
-        """The state before the first step."""
+        """The state before the first step; empty if there is none."""
+        return {}
 
+
+class FactorPolicy(ClipPolicy):
+    """A policy that gives a factor for each gradient."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def factors(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
     ) -> tuple[Factors, State]:
@@ -126,96 +147,94 @@ class ClipPolicy(Protocol):
         """
 
 
+class TotalNormPolicy(FactorPolicy):
+    """A policy with one factor for all gradients, from their total norm."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the factor for a total norm, and the next state."""
+
+    @override
+    def factors(
+        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
+    ) -> tuple[Factors, State]:
+        factor, state = self.factor(torch.linalg.vector_norm(norms), state)
+        return [factor] * len(gradients), state
+
+
 @dataclass(frozen=True, slots=True)
-class GlobalNorm:
+class GlobalNorm(TotalNormPolicy):
     """Scale all gradients together so that their total L2 norm is at most ``max_norm``."""
 
     max_norm: float = 1.0
     name: ClassVar[str] = "norm"
 
-    def __post_init__(self) -> None:
-        _check_positive("max_norm", self.max_norm)
-
     @property
+    @override
     def limit(self) -> float | None:
-        """``max_norm``."""
         return self.max_norm
 
-    def initial(self, device: torch.device, dtype: torch.dtype) -> State:
-        """No state."""
-        return {}
-
-    def factors(
-        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
-    ) -> tuple[Factors, State]:
-        """One factor for all."""
-        return [norm_factor(torch.linalg.vector_norm(norms), self.max_norm)] * len(gradients), state
+    @override
+    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
+        return norm_factor(norm, self.max_norm), state
 
 
 @dataclass(frozen=True, slots=True)
-class ZClip:
+class ZClip(TotalNormPolicy):
     """Reduce norms that are outliers from their own moving average: see :func:`zclip_limit`."""
 
     z: float = 2.5
     alpha: float = 0.97
     warmup: int = 25
     name: ClassVar[str] = "zclip"
-    limit: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        _check_positive("z", self.z)
         if not 0 < self.alpha < 1:
             raise ValueError(f"alpha must be between 0 and 1; got {self.alpha!r}. The paper uses 0.97.")
         if self.warmup < 1:
             raise ValueError(f"warmup must be at least 1 step; got {self.warmup!r}. The paper uses 25.")
+        ClipPolicy.__post_init__(self)
 
+    @override
     def initial(self, device: torch.device, dtype: torch.dtype) -> State:
-        """No steps seen."""
         return {key: torch.zeros((), device=device, dtype=dtype) for key in ("steps", "mean", "variance")}
 
-    def factors(
-        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
-    ) -> tuple[Factors, State]:
-        """One factor for all."""
-        total = torch.linalg.vector_norm(norms)
-        limit, state = zclip_limit(total, state, self.z, self.alpha, self.warmup)
-        return [_limit_factor(total, limit)] * len(gradients), state
+    @override
+    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
+        limit, state = zclip_limit(norm, state, self.z, self.alpha, self.warmup)
+        return _limit_factor(norm, limit), state
 
 
 @dataclass(frozen=True, slots=True)
-class AutoClip:
+class AutoClip(TotalNormPolicy):
     """Clip to a percentile of the norms so far: see :func:`autoclip_limit`."""
 
     percentile: float = 10.0
     window: int = 1000
     name: ClassVar[str] = "autoclip"
-    limit: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        _check_positive("percentile", self.percentile)
-        if self.percentile > 100:
-            raise ValueError(f"percentile must be at most 100; got {self.percentile!r}. The paper uses 10.")
         if self.window < 1:
             raise ValueError(f"window must be at least 1 step; got {self.window!r}.")
+        ClipPolicy.__post_init__(self)
+        if self.percentile > 100:
+            raise ValueError(f"percentile must be at most 100; got {self.percentile!r}. The paper uses 10.")
 
+    @override
     def initial(self, device: torch.device, dtype: torch.dtype) -> State:
-        """An empty history."""
-        return {
-            "steps": torch.zeros((), device=device, dtype=dtype),
-            "history": torch.full((self.window,), torch.nan, device=device, dtype=dtype),
-        }
+        history = torch.full((self.window,), torch.nan, device=device, dtype=dtype)
+        return {"steps": torch.zeros((), device=device, dtype=dtype), "history": history}
 
-    def factors(
-        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
-    ) -> tuple[Factors, State]:
-        """One factor for all."""
-        total = torch.linalg.vector_norm(norms)
-        limit, state = autoclip_limit(total, state, self.percentile)
-        return [_limit_factor(total, limit)] * len(gradients), state
+    @override
+    def factor(self, norm: Tensor, state: State) -> tuple[Tensor, State]:
+        limit, state = autoclip_limit(norm, state, self.percentile)
+        return _limit_factor(norm, limit), state
 
 
 @dataclass(frozen=True, slots=True)
-class AGC:
+class AGC(FactorPolicy):
     """Adaptive gradient clipping: each unit's gradient relative to its weights, see :func:`agc_factor`.
 
     The paper excludes the last linear layer: pass its name as ``GradientClipper(exclude=…)``.
@@ -224,46 +243,29 @@ class AGC:
     clipping: float = 0.01
     eps: float = 1e-3
     name: ClassVar[str] = "agc"
-    limit: ClassVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        _check_positive("clipping", self.clipping)
-        _check_positive("eps", self.eps)
-
-    def initial(self, device: torch.device, dtype: torch.dtype) -> State:
-        """No state."""
-        return {}
-
+    @override
     def factors(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], norms: Tensor, state: State
     ) -> tuple[Factors, State]:
-        """A factor per unit of each gradient."""
         pairs = zip(gradients, parameters, strict=True)
         return [agc_factor(gradient, parameter, self.clipping, self.eps) for gradient, parameter in pairs], state
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Value(ClipPolicy):
     """Bound every gradient element to [-max_value, max_value], as ``torch.nn.utils.clip_grad_value_`` does."""
 
     max_value: float = 0.5
     name: ClassVar[str] = "value"
-    limit: ClassVar[float | None] = None
-
-    def __post_init__(self) -> None:
-        _check_positive("max_value", self.max_value)
 
 
 @dataclass(frozen=True, slots=True)
-class PerTensor:
+class PerTensor(ClipPolicy):
     """Scale each parameter's gradient separately to an L2 norm of at most ``max_norm``, in a tensor hook during backward."""
 
     max_norm: float = 1.0
     name: ClassVar[str] = "tensor"
-    limit: ClassVar[float | None] = None
-
-    def __post_init__(self) -> None:
-        _check_positive("max_norm", self.max_norm)
 
 
 POLICIES: dict[str, tuple[type[Any], str]] = {
@@ -288,8 +290,7 @@ def make_policy(policy: str | object, threshold: float | None = None) -> Any:
         ValueError: If the name is unknown, or the threshold out of range.
         TypeError: If the policy is of another type, or both an object and a threshold are given.
     """
-    kinds = tuple(kind for kind, _ in POLICIES.values())
-    if isinstance(policy, kinds):
+    if isinstance(policy, ClipPolicy):
         if threshold is not None:
             raise TypeError(f"threshold goes with a policy's name; {policy!r} has its own. Remove threshold.")
         return policy
@@ -299,10 +300,3 @@ def make_policy(policy: str | object, threshold: float | None = None) -> Any:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}.")
     kind, field = POLICIES[policy]
     return kind() if threshold is None else kind(**{field: threshold})
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number above 0; got {value!r}.")
-    if not value > 0:
-        raise ValueError(f"{name} must be above 0; got {value!r}.")

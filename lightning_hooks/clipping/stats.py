@@ -96,20 +96,20 @@ def tally(before: Tensor, after: Tensor, taken: Tensor) -> Tensor:
     rated = before_kept > 0
     coefficient = torch.where(rated, after_kept / torch.where(rated, before_kept, 1), 0)
     shares = torch.where(clipped[:, None], (before / torch.where(rated, before_kept, 1)[:, None]) ** 2, 0)
-    result = before.new_zeros(N_CLIP_COLUMNS + before.shape[1])
-    result[ClipColumn.STEPS] = taken.sum()
-    result[ClipColumn.FINITE] = finite.sum()
-    result[ClipColumn.CLIPPED] = clipped.sum()
-    result[ClipColumn.BEFORE] = before_kept.sum()
-    result[ClipColumn.BEFORE_MAX] = before_kept.amax()
-    result[ClipColumn.AFTER] = after_kept.sum()
-    result[ClipColumn.AFTER_MAX] = after_kept.amax()
-    result[ClipColumn.COEFFICIENT] = coefficient.sum()
-    result[ClipColumn.RATED] = rated.sum()
-    result[ClipColumn.NONFINITE] = (taken & ~finite).sum()
-    result[ClipColumn.SKIPPED] = (~taken).sum()
-    result[N_CLIP_COLUMNS:] = shares.sum(0)
-    return result
+    columns = {
+        ClipColumn.STEPS: taken.sum(),
+        ClipColumn.FINITE: finite.sum(),
+        ClipColumn.CLIPPED: clipped.sum(),
+        ClipColumn.BEFORE: before_kept.sum(),
+        ClipColumn.BEFORE_MAX: before_kept.amax(),
+        ClipColumn.AFTER: after_kept.sum(),
+        ClipColumn.AFTER_MAX: after_kept.amax(),
+        ClipColumn.COEFFICIENT: coefficient.sum(),
+        ClipColumn.RATED: rated.sum(),
+        ClipColumn.NONFINITE: (taken & ~finite).sum(),
+        ClipColumn.SKIPPED: (~taken).sum(),
+    }
+    return torch.cat((torch.stack([columns[column].to(before.dtype) for column in ClipColumn]), shares.sum(0)))
 
 
 def merge_tallies(tallies: Tensor) -> Tensor:

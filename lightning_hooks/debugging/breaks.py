@@ -10,8 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.describe import describe
+from lightning_hooks.debugging.trace import describe
+from lightning_hooks.debugging.watcher import in_backward, uncompiled
 from lightning_hooks.hooks import float_tensors
+from lightning_hooks.profiling.tracer import StepHook
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Breakpoint:
         when: A function of a :class:`Call`, or ``nonfinite``.
         how: ``debugger`` calls ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT is set); ``raise`` raises
             :class:`HookBreakError`.
+        phases: Which calls to check, ``forward`` or ``backward``.
         on_fault: Called once with (site, error) if ``when`` raises, which disables it; None lets the error propagate.
     """
 
@@ -78,10 +81,12 @@ class Breakpoint:
         when: Callable[[Call], Any] | Literal["nonfinite"],
         how: Literal["debugger", "raise"] = "debugger",
         on_fault: Callable[[str, Exception], None] | None = None,
+        phases: tuple[str, ...] = ("forward",),
     ) -> None:
         self.when = when if callable(when) else nonfinite
         self.label = getattr(when, "__name__", repr(when)) if callable(when) else when
-        self.how, self.on_fault, self.broken = how, on_fault, False
+        self.how, self.on_fault, self.phases, self.broken = how, on_fault, phases, False
+        self.tracing = False  # whether calls are checked
 
     def check(self, call: Call) -> None:
         """Stop if ``when`` is true.
@@ -89,7 +94,7 @@ class Breakpoint:
         Raises:
             HookBreakError: If it is true and ``how`` is ``raise``.
         """
-        if self.broken:
+        if self.broken or call.phase not in self.phases:
             return
         try:
             stop = bool(self.when(call))
@@ -101,6 +106,20 @@ class Breakpoint:
             return
         if stop:
             self._stop(call)
+
+    @uncompiled
+    def output(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Check a call of a site, and hook its output."""
+        if not in_backward():
+            self.check(Call(name, "forward", module, args, kwargs, output))
+        if "backward" in self.phases:
+            for tensor in float_tensors(output):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    tensor.register_hook(StepHook(self, "gradient", name))  # type: ignore[no-untyped-call]
+
+    def gradient(self, name: str, gradient: Tensor) -> None:
+        """Check a gradient at a site's output."""
+        self.check(Call(name, "backward", gradient=gradient))
 
     def _stop(self, call: Call) -> None:
         found = ", ".join(map(str, describe(call.output if call.phase == "forward" else call.gradient, statistics=True)))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 # There is no public name for these; torch's documentation refers users to the first one here.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
@@ -27,12 +29,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         sites: (name, module) pairs.
-        is_open: Returns whether a site is being called now.
+        calls: Site to the number of its calls that are under way; kept up to date by the caller.
     """
 
-    def __init__(self, sites: Iterable[tuple[str, nn.Module]], is_open: Callable[[str], bool]) -> None:
+    def __init__(self, sites: Iterable[tuple[str, nn.Module]], calls: Mapping[str, int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._is_open = is_open
+        self._calls = calls
         self._owners: dict[int, list[str]] = {}
         self._modules: dict[int, str] = {}
         self._codes: set[CodeType] = set()
@@ -81,14 +83,14 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name = self._modules.get(id(module))
                 if name is not None:
                     inside.add(name)
-                    if name not in self.direct and not self._is_open(name):
+                    if name not in self.direct and not self._calls[name]:
                         direct[name] = _where(frame.f_back)
             frame = frame.f_back
         self.direct.update(direct)
         for value in (*args, *kwargs.values()):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 owners = self._owners.get(id(tensor), ()) if isinstance(tensor, Tensor) else ()
-                if owners and not any(self._is_open(name) or name in inside for name in owners):
+                if owners and not any(self._calls[name] or name in inside for name in owners):
                     function = str(func)
                     fused = next((known for known in _FUSED if known in function), "")
                     for name in owners:
@@ -119,6 +121,12 @@ def _where(frame: FrameType | None) -> str:
         found = found.f_back
     found = found or frame
     return "an unknown place" if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno}"
+
+
+def uncompiled(function: F) -> F:
+    """Return the function with tracing by torch.compile disabled: a compiled graph breaks there, in traced steps only."""
+    disabled: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
 
 
 def in_backward() -> bool:

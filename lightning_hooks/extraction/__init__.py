@@ -2,11 +2,10 @@
 
 from lightning_hooks.extraction.batches import Field, Forward, batch_size, field_of, first_rows, images_in, map_tensors, run_model
 from lightning_hooks.extraction.cam import Cam, Reshape, Target, grad_cam, resize
-from lightning_hooks.extraction.capture import call_name, capture, extract
+from lightning_hooks.extraction.capture import POOLS, Pool, call_name, capture, extract, pooled
 from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures
-from lightning_hooks.extraction.pooling import POOLS, Pool, pooled
-from lightning_hooks.extraction.reservoir import SAMPLINGS, Reservoir, Sampling, choose
-from lightning_hooks.extraction.store import FeatureStore, to_host
+from lightning_hooks.extraction.merge import choose
+from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling, to_host
 from lightning_hooks.extraction.undisturbed import device_of, undisturbed
 
 __all__ = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from lightning_hooks.extraction.undisturbed import device_of
 from lightning_hooks.hooks import tensors_in
+from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.tensors import MAX_DEPTH
 
 Forward: TypeAlias = str | Callable[[nn.Module, Any], Any]
 """How to run a model on a batch: the name of the submodule or method to call, or a function of (model, batch)."""
@@ -81,25 +85,39 @@ def _taken(call: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Return ``value`` with each tensor in its tuples, lists and mappings replaced by ``function`` of it."""
+def map_tensors(value: Any, function: Callable[[Tensor], Any], depth: int = 0) -> Any:
+    """Return ``value`` with each tensor in its containers and dataclasses replaced by ``function`` of it.
+
+    A container is copied only if one of its tensors is replaced by another.
+    """
     if isinstance(value, Tensor):
         return function(value)
+    if depth >= MAX_DEPTH:
+        return value
     if isinstance(value, Mapping):
-        mapped = {key: map_tensors(entry, function) for key, entry in value.items()}
-        return mapped if type(value) is dict else _like(value, mapped)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(entry, function) for entry in value))
+        entries = {key: map_tensors(entry, function, depth + 1) for key, entry in value.items()}
+        return value if all(entries[key] is value[key] for key in value) else _like(value, entries)
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(entry, function) for entry in value)
+        mapped = [map_tensors(entry, function, depth + 1) for entry in value]
+        if all(one is other for one, other in zip(mapped, value, strict=True)):
+            return value
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: stored(value, field.name) for field in dataclasses.fields(value)}
+        entries = {name: map_tensors(entry, function, depth + 1) for name, entry in fields.items()}
+        changed = {name: entry for name, entry in entries.items() if entry is not fields[name]}
+        return dataclasses.replace(value, **changed) if changed else value
     return value
 
 
 def _like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
     try:
-        return type(mapping)(entries)  # type: ignore[call-arg]  # as mappings are usually made
-    except TypeError:
+        copied: Any = copy.copy(mapping)
+        for key, entry in entries.items():
+            copied[key] = entry
+    except TypeError:  # it cannot be changed
         return entries
+    return copied
 
 
 def batch_size(batch: Any) -> int | None:

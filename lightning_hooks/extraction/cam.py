@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
 
 from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model
-from lightning_hooks.extraction.capture import check_called
-from lightning_hooks.extraction.pooling import channels_first
+from lightning_hooks.extraction.capture import channels_first, check_called
 from lightning_hooks.extraction.undisturbed import undisturbed
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, select_modules
 from lightning_hooks.hooks.selection import named_sites
@@ -55,13 +54,17 @@ def grad_cam(
     check_forward(forward)
     check_target(target)
     check_reshape(reshape)
-    if size is not None:
-        check_size(size)
+    if size is not None and not _is_size(size):
+        raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
     name, layer = find_layer(model, module)
     calls: list[Tensor] = []
-    with undisturbed(model, grad=True), _differentiable_rnns(model), HookManager() as hooks:
+    # cuDNN computes no gradient of a recurrent layer in eval mode.
+    recurrent = torch.cuda.is_available() and any(isinstance(module, nn.RNNBase) for module in model.modules())
+    without_cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
+    with undisturbed(model, grad=True), without_cudnn, HookManager() as hooks:
         hooks.register(layer, _Tap(calls), "forward", label=name)
-        output = run_model(model, map_tensors(batch, _outside_inference), forward)
+        batch = map_tensors(batch, lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        output = run_model(model, batch, forward)
         check_called([] if calls else [name], dict.fromkeys([name] if calls else []), model)
         if not -len(calls) <= call < len(calls):
             raise ValueError(f"call={call!r}, but {name!r} was called {len(calls)} times in this forward pass.")
@@ -117,21 +120,16 @@ def check_target(target: object) -> None:
         )
 
 
-def check_size(size: object) -> None:
-    """Raise TypeError if ``size`` is not two positive integers."""
-    if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise TypeError(f"size must be the (height, width) that maps are scaled to, or None; got {size!r}.")
+def _is_size(size: object) -> bool:
+    return isinstance(size, Sequence) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
 
 
 def check_reshape(reshape: object) -> None:
     """Raise TypeError if ``reshape`` is neither None, a function, nor two sizes."""
-    if reshape is None or callable(reshape):
-        return
-    if isinstance(reshape, Sequence) and len(reshape) == 2 and all(isinstance(side, int) and side > 0 for side in reshape):
-        return
-    raise TypeError(
-        f"reshape must be (height, width) of the grid of tokens, a function of the layer's output, or None; got {reshape!r}."
-    )
+    if reshape is not None and not callable(reshape) and not _is_size(reshape):
+        raise TypeError(
+            f"reshape must be (height, width) of the grid of tokens, a function of the layer's output, or None; got {reshape!r}."
+        )
 
 
 def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
@@ -139,16 +137,6 @@ def resize(maps: Tensor, size: Sequence[int]) -> Tensor:
     if maps.dim() != 3:
         raise ValueError(f"size= scales maps of two dimensions; these are of shape {tuple(maps.shape[1:])}.")
     return nn.functional.interpolate(maps[:, None].float(), tuple(size), mode="bilinear", align_corners=False)[:, 0]
-
-
-def _outside_inference(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-def _differentiable_rnns(model: nn.Module) -> Any:
-    # cuDNN computes no gradient of a recurrent layer in eval mode.
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    return torch.backends.cudnn.flags(enabled=False) if recurrent and torch.cuda.is_available() else nullcontext()
 
 
 class _Tap(Listener):

@@ -1,19 +1,78 @@
-"""Outputs of selected modules in one forward pass."""
+"""Outputs of selected modules in one forward pass, pooled to one vector per sample."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from lightning_hooks.extraction.attention import ask_for_attention
 from lightning_hooks.extraction.batches import Forward, check_forward, run_model
-from lightning_hooks.extraction.pooling import Pool, check_pool, pooled
 from lightning_hooks.extraction.undisturbed import undisturbed
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.tensors import plain_values
+
+Pool: TypeAlias = str | Callable[[Tensor], Tensor]
+"""One of ``POOLS``, or a function of a module's output, ``(n, …)`` to ``(n, …)``."""
+
+POOLS = ("mean", "space", "tokens", "cls")
+"""The named poolings; see :func:`pooled`."""
+
+# Modules whose outputs have channels first, also with three dimensions.
+_CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+)
+
+
+def check_pool(pool: object) -> None:
+    """Raise ValueError if ``pool`` is neither None, one of ``POOLS``, nor a function."""
+    if pool is not None and not callable(pool) and pool not in POOLS:
+        raise ValueError(f"pool must be None, one of {', '.join(map(repr, POOLS))}, or a function of the output; got {pool!r}.")
+
+
+def channels_first(module: nn.Module, dims: int) -> bool:
+    """Whether an output of ``dims`` dimensions of ``module`` is (n, channels, space …) rather than (n, tokens …, features)."""
+    return dims >= 4 or isinstance(module, _CHANNELS_FIRST)
+
+
+def pooled(values: Tensor, pool: Pool | None, module: nn.Module) -> Tensor:
+    """Pool one output of ``module``.
+
+    Args:
+        values: The output, samples first: ``(n, channels, space …)``, ``(n, tokens, features)`` or ``(n, features)``.
+        pool: None for no pooling. ``space`` is the mean over dimensions 2 and up; ``tokens`` the mean over all but the
+            first and the last; ``cls`` the first token; ``mean`` is ``space`` for four or more dimensions and for
+            one-dimensional convolutions, norms and pools, ``tokens`` otherwise. Two-dimensional outputs are unchanged.
+        module: The module of the output.
+
+    Returns:
+        Shape ``(n, channels)`` or ``(n, features)``; that of ``values`` with ``pool=None``.
+
+    Raises:
+        ValueError: If the output has too few dimensions for ``cls``.
+    """
+    if pool is None:
+        return values
+    if callable(pool):
+        return pool(values)
+    dims = values.dim()
+    if pool == "cls":
+        if dims < 3:
+            raise ValueError(f"pool='cls' takes the first token of (n, tokens, features); got shape {tuple(values.shape)}.")
+        return values[:, 0]
+    if dims < 3:
+        return values
+    if pool == "space" or (pool == "mean" and channels_first(module, dims)):
+        return values.mean(dim=tuple(range(2, dims)))
+    return values.mean(dim=tuple(range(1, dims - 1)))
 
 
 def call_name(site: str, call: int) -> str:
@@ -69,7 +128,8 @@ def capture(
         sites: (name, module) pairs.
         take: A function of (module, output) that returns what to keep, or None.
         forward: As for :func:`run_model`.
-        attention: Whether every ``nn.MultiheadAttention`` returns the weights of each head.
+        attention: Whether every ``nn.MultiheadAttention`` returns the weights of each head. Its output is equal up to rounding:
+            PyTorch then uses another algorithm.
 
     Returns:
         The output of the model; and site to what was kept of its calls, in the order of ``sites``, without silent sites.
@@ -77,8 +137,9 @@ def capture(
     check_forward(forward)
     found: dict[str, list[Any]] = {name: [] for name, _ in sites}
     with undisturbed(model), HookManager() as hooks:
-        if attention:
-            ask_for_attention(model, hooks)
+        for name, module in model.named_modules() if attention else ():
+            if isinstance(module, nn.MultiheadAttention):
+                hooks.register(module, _RequestWeights(), "forward_pre", with_kwargs=True, label=name)
         for name, module in sites:
             hooks.register(module, _Taker(found[name], take), "forward", label=name)
         result = run_model(model, batch, forward)
@@ -123,3 +184,12 @@ class _Taker(Listener):
         taken = self.take(module, output)
         if taken is not None:
             self.found.append(taken)
+
+
+class _RequestWeights(Listener):
+    """Forward pre-hook of an attention layer."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound.arguments.update(need_weights=True, average_attn_weights=False)
+        return bound.args, bound.kwargs

@@ -38,15 +38,18 @@ def undisturbed(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
         stack.enter_context(all_closed())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
-        stack.enter_context(_modes(model))
-        stack.enter_context(_buffers(model))
-        stack.enter_context(_random_state(model))
-        stack.enter_context(_every_module_called())
-        try:
-            yield
-        finally:
-            # Under a caller's autocast, the next step would reuse the weights that were cast here without gradients.
-            torch.clear_autocast_cache()
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+            module.training = False
+        stack.callback(_restore, _saved_buffers(model))
+        _seed(model, stack)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        if hasattr(torch.compiler, "set_stance"):  # torch 2.6
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # Under a caller's autocast, the next step would reuse the weights that were cast here without gradients.
+        stack.callback(torch.clear_autocast_cache)
+        yield
 
 
 def device_of(model: nn.Module) -> torch.device | None:
@@ -54,76 +57,41 @@ def device_of(model: nn.Module) -> torch.device | None:
     return next((tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors), None)
 
 
-@contextmanager
-def _modes(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in before:
-            module.training = False
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
+_SavedBuffer = tuple[nn.Module, str, Tensor, int, Tensor]  # module, name, buffer, its version, and a copy
 
 
-@contextmanager
-def _buffers(model: nn.Module) -> Iterator[None]:
-    before = []
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if not buffer.is_inference():  # an inference tensor cannot be written outside inference mode
-                before.append((module, name, buffer, buffer._version, buffer.detach().clone()))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, version, saved in before:
-                # The version counter (it has no public name) shows without a sync whether a buffer was written. Others are not
-                # restored: a write would count as a change for a graph that holds the buffer.
-                if buffer._version != version:
-                    buffer.copy_(saved)
-                if getattr(module, name, None) is not buffer:
-                    setattr(module, name, buffer)
+def _saved_buffers(model: nn.Module) -> list[_SavedBuffer]:
+    return [
+        (module, name, buffer, buffer._version, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if not buffer.is_inference()  # an inference tensor cannot be written outside inference mode
+    ]
 
 
-@contextmanager
-def _random_state(model: nn.Module) -> Iterator[None]:
+@torch.no_grad()
+def _restore(before: list[_SavedBuffer]) -> None:
+    for module, name, buffer, version, saved in before:
+        # The version counter (it has no public name) shows without a sync whether a buffer was written. Others are not restored: a
+        # write would count as a change for a graph that holds the buffer.
+        if buffer._version != version:
+            buffer.copy_(saved)
+        if getattr(module, name, None) is not buffer:
+            setattr(module, name, buffer)
+
+
+def _seed(model: nn.Module, stack: ExitStack) -> None:
+    """Seed all generators that a model may use; the stack restores their states."""
+    stack.callback(random.setstate, random.getstate())
+    stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002  the global state is what models draw from
+    stack.enter_context(torch.random.fork_rng(devices=[]))
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.default_generator.manual_seed(0)
     device = device_of(model)
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  the global state is what models draw from
-    with _device_random_state(device), torch.random.fork_rng(devices=[]):
-        try:
-            torch.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)  # noqa: NPY002
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-
-
-@contextmanager
-def _device_random_state(device: torch.device | None) -> Iterator[None]:
-    if device is None or device.type not in ("cuda", "xpu", "mps"):
-        yield
-        return
-    backend: Any = torch.get_device_module(device)
-    where: tuple[Any, ...] = () if device.type == "mps" else (device,)
-    state: Tensor = backend.get_rng_state(*where)
-    try:
+    if device is not None and device.type in ("cuda", "xpu", "mps"):
+        backend: Any = torch.get_device_module(device)
+        where: tuple[Any, ...] = () if device.type == "mps" else (device,)
+        stack.callback(backend.set_rng_state, backend.get_rng_state(*where), *where)
         with nullcontext() if device.type == "mps" else backend.device(device):
             backend.manual_seed(0)
-        yield
-    finally:
-        backend.set_rng_state(state, *where)
-
-
-@contextmanager
-def _every_module_called() -> Iterator[None]:
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    set_stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with nullcontext() if set_stance is None else set_stance("force_eager"):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)

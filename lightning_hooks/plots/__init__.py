@@ -9,8 +9,7 @@ from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow, update_ratios
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.histograms import colourful_dimension
-from lightning_hooks.plots.maps import feature_map
-from lightning_hooks.plots.overlay import cam_figure
+from lightning_hooks.plots.maps import cam_figure, feature_map
 from lightning_hooks.plots.profile import layer_times
 from lightning_hooks.plots.residual import residual_stream
 from lightning_hooks.plots.routers import expert_load

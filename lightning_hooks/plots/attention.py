@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lightning_hooks.diagnostics.attention.report import AttentionReport
-from lightning_hooks.plots.canvas import MISSING, heading, name_layers, nothing, sheet, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lightning_hooks.plots.canvas import Figure, color_bar, heading, name_layers, nothing, single, style, table
+from lightning_hooks.reports.attention import AttentionReport
 
 SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
 _MEANING = {
@@ -22,6 +17,7 @@ _MEANING = {
 }
 
 
+@style()
 def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
     """Draw one statistic of every attention head of a window: a row per layer, a column per head.
 
@@ -41,38 +37,19 @@ def attention_heads(report: AttentionReport, stat: str = "entropy") -> Figure:
     values = np.full((len(names), most), np.nan)
     for row, stats in enumerate(report.sites.values()):
         values[row, : len(stats.heads)] = [getattr(head, stat) for head in stats.heads]
-    with style():
-        if not values.size:
-            return nothing(sheet(6.4, 2.0), title, "No attention was seen.")
-        longest = min(max(map(len, names)), 34)
-        width = float(np.clip(3.0 + 0.065 * longest + 0.3 * most, 5.6, 13.0))
-        figure = sheet(width, float(np.clip(1.9 + 0.24 * len(names), 2.8, 12.5)))
-        axes = figure.add_subplot()
-        heading(axes, title, f"{report.when}; {_MEANING[stat]}", width - 2.5)
-        axes.set_facecolor(MISSING)
-        axes.patch.set_hatch("////")
-        low, high = (None, None) if stat == "max_logit" else (0.0, 1.0)
-        edges = np.arange(most + 1) - 0.5, np.arange(len(names) + 1) - 0.5
-        shown = np.ma.masked_invalid(values)
-        gap = 0.4 if most <= 64 and len(names) <= 64 else 0.0
-        mesh = axes.pcolormesh(
-            *edges,
-            shown,
-            vmin=low,
-            vmax=high,
-            cmap="viridis",
-            edgecolors="white" if gap else "face",
-            linewidth=gap,
-            rasterized=True,
-        )
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.spines[:].set_visible(False)
-        step = -(-most // 16)
-        axes.set_xticks(range(0, most, step))
-        axes.set_xlabel("head")
-        name_layers(axes, names, "y", "layer")
-        if not np.ma.getmaskarray(shown).all():
-            bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1))
-            bar.outline.set_visible(False)
-            bar.set_label(SHARES.get(stat, stat))
+    if not values.size:
+        return nothing(title, "No attention was seen.")
+    longest = min(max(map(len, names)), 34)
+    width = float(np.clip(3.0 + 0.065 * longest + 0.3 * most, 5.6, 13.0))
+    figure, axes = single(width, float(np.clip(1.9 + 0.24 * len(names), 2.8, 12.5)))
+    heading(axes, title, f"{report.when}; {_MEANING[stat]}", width - 2.5)
+    low, high = (None, None) if stat == "max_logit" else (0.0, 1.0)
+    shown = np.ma.masked_invalid(values)
+    mesh = table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
+    step = -(-most // 16)
+    axes.set_xticks(range(0, most, step))
+    axes.set_xlabel("head")
+    name_layers(axes, names, "y", "layer")
+    if not np.ma.getmaskarray(shown).all():
+        color_bar(figure, mesh, axes, SHARES.get(stat, stat))
     return figure

@@ -8,15 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from lightning_hooks.plots.names import labels, round_numbers
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    import matplotlib.axes
+    import matplotlib.figure
+
+    Axes: TypeAlias = matplotlib.axes.Axes
+    Figure: TypeAlias = matplotlib.figure.Figure
+else:  # matplotlib is imported where something is drawn
+    Axes = Figure = Any
 
 # Okabe and Ito (2008): eight colours that can be distinguished with any colour vision.
 BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
@@ -80,8 +85,44 @@ def sheet(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
+def single(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure, in inches, with one pair of axes."""
+    figure = sheet(width, height)
+    return figure, figure.add_subplot()
+
+
+def table(axes: Axes, values: np.ndarray, most: tuple[int, int], **colours: Any) -> Any:
+    """Draw a number in each cell of rows and columns, the first row at the top, with gaps between at most so many of both.
+
+    What is masked is hatched.
+    """
+    rows, columns = values.shape
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+    gap = 0.4 if rows <= most[0] and columns <= most[1] else 0.0
+    axes.set_facecolor(MISSING)
+    axes.patch.set_hatch("////")
+    mesh = axes.pcolormesh(*edges, values, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True, **colours)
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    return mesh
+
+
+def color_bar(figure: Figure, mesh: Any, axes: Any, label: str, **options: Any) -> None:
+    """The scale of the colours, next to the axes."""
+    bar = figure.colorbar(mesh, ax=axes, **{"aspect": 22, "pad": 0.015, "fraction": 0.06, "anchor": (0, 1), **options})
+    bar.outline.set_visible(False)
+    bar.ax.minorticks_off()
+    bar.set_label(label)
+
+
+def mark(axes: Axes, severity: str, x: Any, y: Any, size: float = 1.0, edge: float = 0.6, **options: Any) -> None:
+    """Mark points that have an alert."""
+    look = MARKS[severity]
+    axes.scatter(x, y, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge, zorder=6, **options)
+
+
 def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
-    """A title and, below it, a line that says what is seen, broken to a width in inches."""
+    """A title and a line of text below it, broken to a width in inches."""
     wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
     axes.set_title(plain(title) + "\n" * len(wrapped), fontsize=size)
     if wrapped:
@@ -91,9 +132,9 @@ def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: fl
         text.set_in_layout(False)  # the title keeps its room; its width must not squeeze the axes
 
 
-def nothing(figure: Figure, title: str, line: str) -> Figure:
+def nothing(title: str, line: str) -> Figure:
     """A figure that says why there is nothing to see."""
-    axes = figure.add_subplot()
+    figure, axes = single(6.4, 2.0)
     axes.set_axis_off()
     heading(axes, title)
     axes.text(0, 0.9, plain(line), color=GREY, va="top", wrap=True)
@@ -102,15 +143,9 @@ def nothing(figure: Figure, title: str, line: str) -> Figure:
 
 def plain(text: str) -> str:
     """Text that every font can show: control characters escaped, characters that the font lacks replaced by a box."""
-    known = _characters()
-    return "".join(
-        char if char == "\n" or ord(char) in known else _escaped(char) if unicodedata.category(char)[0] == "C" else "□"
-        for char in text
-    )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+    known, escape = _characters(), "unicode_escape"
+    shown = ((char, "□" if unicodedata.category(char)[0] != "C" else char.encode(escape).decode()) for char in text)
+    return "".join(char if char == "\n" or ord(char) in known else instead for char, instead in shown)
 
 
 @cache
@@ -162,8 +197,6 @@ def name_epochs(axes: Axes, epochs: Sequence[int], most: int = 12, unit: str = "
 
 def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> None:
     """A log axis that spans positive values, whole decades of it where they are few, with ticks like ``1e-3``."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axis = axes.yaxis if which == "y" else axes.xaxis
     if not values.size:
         axis.set_ticks([])
@@ -177,14 +210,14 @@ def decades(axes: Axes, values: np.ndarray, which: Literal["x", "y"] = "y") -> N
     step = max(1, -(-(last - first) // 9))
     (axes.set_yscale if which == "y" else axes.set_xscale)("log")
     (axes.set_ylim if which == "y" else axes.set_xlim)(10.0**low, 10.0**high)
-    axis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1) if power % step == 0]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axis.set_ticks([10.0**power for power in range(first, last + 1) if power % step == 0])
+    axis.minorticks_off()
+    axis.set_major_formatter(signed_power)
 
 
-def power_of_ten(value: float) -> str:
-    """``1e-3``: as people write it in code, and in any font."""
-    return f"1e{round(np.log10(value))}" if value > 0 else "0"
+def signed_power(value: float, _: object) -> str:
+    """A power of ten or its negative, as the formatter of an axis: ``1e-3``, as people write it in code, and in any font."""
+    return f"{MINUS if value < 0 else ''}1e{round(np.log10(abs(value)))}" if value else "0"
 
 
 def alert_handles(kinds: dict[str, dict[str, int]]) -> list[Any]:
@@ -223,3 +256,11 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
         if sum(max(widths[start : start + size]) for start, size in zip(starts, sizes, strict=False)) <= room:
             break
     figure.legend(handles=list(handles), loc="outside lower left", ncols=columns)
+
+
+def along_layers(figure: Figure, axes: Axes, names: Sequence[str], what: str, handles: Sequence[Any]) -> None:
+    """End a figure whose columns are layers: their names, a grid, and the legend."""
+    axes.grid(axis="y")
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    name_layers(axes, names, "x", what)
+    legend(figure, handles)

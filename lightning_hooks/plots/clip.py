@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,25 +12,23 @@ from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
     INK,
-    MARKS,
     ORANGE,
     PURPLE,
     SKY,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
     decades,
     heading,
     legend,
+    mark,
     name_epochs,
     nothing,
     sheet,
     style,
 )
 from lightning_hooks.plots.series import as_reports, beginnings, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LINES = (
     ("before clipping", BLUE, "o", "norm_before", "norm_before_max"),
@@ -39,6 +37,7 @@ LINES = (
 RATES = (("clipped", SKY, ""), ("skipped", PURPLE, "///"), ("non-finite", VERMILLION, "xxx"))
 
 
+@style()
 def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
     """Draw the total gradient norm before and after clipping over the epochs, and the share of steps that were clipped.
 
@@ -52,32 +51,29 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
         TypeError: If ``reports`` are not ClipReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports)
-    if not isinstance(ordered[0], ClipReport):
-        raise TypeError(f"expected ClipReports, such as GradientClipMonitor's history; got {type(ordered[0]).__name__}.")
+    ordered = as_reports(reports, ClipReport, "GradientClipMonitor")
     optimizers = list(dict.fromkeys(name for report in ordered for name in report.optimizers))
     title = "Gradient clipping"
-    with style():
-        if not optimizers:
-            return nothing(sheet(6.4, 2.0), title, "There was no optimizer.")
-        wide = float(np.clip(3.4 + 0.12 * len(ordered), 5.6, 11.0))
-        figure = sheet(wide if len(optimizers) == 1 else min(wide, 5.0) * len(optimizers), 5.6)
-        grid = figure.subplots(2, len(optimizers), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
-        handles: dict[str, Any] = {}
-        for column, name in enumerate(optimizers):
-            rows = [report.optimizers.get(name) for report in ordered]
-            norms, rates = grid[0, column], grid[1, column]
-            heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _summary(rows))
-            _norms(norms, rows, handles)
-            _rates(rates, rows, handles)
-            name_epochs(rates, [report.at for report in ordered], unit=ordered[-1].unit)
-            rates.set_xlim(-0.6, len(ordered) - 0.4)
-            _began(norms, rows, name, ordered)
-        _norm_axis(grid[0, 0], ordered)
-        grid[0, 0].set_ylabel("total gradient norm (L2)")
-        grid[1, 0].set_ylabel("share of steps")
-        shown = (alert for report in ordered for alert in report.alerts if alert.site in optimizers)
-        legend(figure, [*handles.values(), *alert_handles(kinds_by_severity(shown))])
+    if not optimizers:
+        return nothing(title, "There was no optimizer.")
+    wide = float(np.clip(3.4 + 0.12 * len(ordered), 5.6, 11.0))
+    figure = sheet(wide if len(optimizers) == 1 else min(wide, 5.0) * len(optimizers), 5.6)
+    grid = figure.subplots(2, len(optimizers), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
+    handles: dict[str, Any] = {}
+    for column, name in enumerate(optimizers):
+        rows = [report.optimizers.get(name) for report in ordered]
+        norms, rates = grid[0, column], grid[1, column]
+        heading(norms, f"{title}, {name}" if len(optimizers) == 1 else name, _summary(rows))
+        _norms(norms, rows, handles)
+        _rates(rates, rows, handles)
+        name_epochs(rates, [report.at for report in ordered], unit=ordered[-1].unit)
+        rates.set_xlim(-0.6, len(ordered) - 0.4)
+        _began(norms, rows, name, ordered)
+    _norm_axis(grid[0, 0], ordered)
+    grid[0, 0].set_ylabel("total gradient norm (L2)")
+    grid[1, 0].set_ylabel("share of steps")
+    shown = (alert for report in ordered for alert in report.alerts if alert.site in optimizers)
+    legend(figure, [*handles.values(), *alert_handles(kinds_by_severity(shown))])
     return figure
 
 
@@ -146,12 +142,7 @@ def _rates(axes: Axes, rows: Sequence[Any], handles: dict[str, Any]) -> None:
 
 def _began(axes: Axes, rows: Sequence[Any], name: str, reports: Sequence[ClipReport]) -> None:
     for index, alert in beginnings(reports).get(name, []):
-        mark = MARKS[alert.severity]
-        row = rows[index]
-        value = row.norm_before if row is not None else np.nan
+        value = np.nan if rows[index] is None else rows[index].norm_before
         finite = np.isfinite(value) and value > 0
         transform = axes.transData if finite else axes.get_xaxis_transform()
-        axes.scatter(
-            [index], [value if finite else 0.06], transform=transform, marker=mark["marker"], color=mark["color"], s=mark["s"],
-            ec="white", lw=0.7, zorder=6,
-        )  # fmt: skip
+        mark(axes, alert.severity, [index], [value if finite else 0.06], edge=0.7, transform=transform)

@@ -1,9 +1,9 @@
-"""Layer by layer: the gradient on its way back, and what updates do to weights."""
+"""Gradients and updates, layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,23 +19,22 @@ from lightning_hooks.plots.canvas import (
     PURPLE,
     SKY,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
+    along_layers,
     decades,
     heading,
-    legend,
-    name_layers,
+    mark,
     nothing,
     plain,
-    sheet,
+    single,
     style,
 )
 from lightning_hooks.plots.names import shortened
-from lightning_hooks.plots.roles import OTHER, by_role
-from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.windows import GradientFlowReport
 
 HEALTHY_UPDATES = (1e-4, 1e-2)
 """Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""
@@ -45,6 +44,46 @@ DASHES: tuple[tuple[Any, Any], ...] = (("-", "--"), (":", (0, (1, 4))))
 """Of weights and modules, and of biases, which share the colour of their weight: the first seven roles, and the next."""
 
 
+OTHER = "other"
+"""The role of layers that are like no two others."""
+ALIKE = 3
+"""So many layers of one role make a line of their own."""
+
+
+def role(name: str) -> str:
+    """The role of a layer or parameter: what its name says after the number of its block, or its last part.
+
+    Example:
+        >>> [role(name) for name in ("h.3.attn.q.weight", "layer1.0.conv1", "head.bias", "net.4")]
+        ['attn.q.weight', 'conv1', 'bias', '']
+    """
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[place + 1 :])
+    return parts[-1]
+
+
+def by_role(names: Sequence[str]) -> dict[str, list[int]]:
+    """Role to the places of its layers, the roles with most layers first; roles of fewer than three share the name ``other``.
+
+    Where no role has three, there are two: weights and biases.
+    """
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(role(name), []).append(place)
+    if not any(len(places) >= ALIKE for places in found.values()):
+        found = {}
+        for place, name in enumerate(names):
+            found.setdefault("bias" if name.rpartition(".")[2] == "bias" else "", []).append(place)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+    lines = {what: places for what, places in found.items() if len(places) >= ALIKE}
+    rest = sorted(place for what, places in found.items() if what not in lines for place in places)
+    ordered = dict(sorted(lines.items(), key=lambda item: -len(item[1])))
+    return {**ordered, OTHER: rest} if rest else ordered
+
+
+@style()
 def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
@@ -63,47 +102,45 @@ def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "paramet
         TypeError: If ``report`` is not a GradientFlowReport.
         ValueError: If ``of`` is neither.
     """
-    _check(report)
+    check_report(report, GradientFlowReport, "GradientFlowMonitor")
     if of not in ("modules", "parameters"):
         raise ValueError(f"of must be 'modules' or 'parameters'; got {of!r}.")
     table: Mapping[str, Any] = report.modules if of == "modules" else report.parameters
     title = f"Gradient flow, {report.when}"
-    with style():
-        if not table:
-            return nothing(sheet(6.4, 2.0), title, f"No gradient arrived at any of the {of}.")
-        names, stats = list(table), list(table.values())
-        rms = np.array([entry.rms for entry in stats], dtype=float)
-        if of == "modules":
-            low = np.abs([entry.mean for entry in stats])
-            high = np.maximum(np.abs([entry.min for entry in stats]), np.abs([entry.max for entry in stats]))
-            band = "|mean| to largest |value|"
-            line = "RMS of the loss's gradient at each module's output; the loss is to the right"
-        else:
-            high = rms * _ratio([entry.norm_max for entry in stats], [entry.norm for entry in stats])
-            low = rms
-            band = "RMS to that of the largest step"
-            line = "RMS of each parameter's gradient at the optimizer step, before clipping"
-        if report.silent and of == "modules":
-            line += f"; no gradient arrived at {len(report.silent)} more"
-        if not (np.isfinite(rms) & (rms > 0)).any():
-            line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
-        figure, axes = _wide(len(names))
-        heading(axes, title, line, figure.get_figwidth() - 0.8)
-        x = np.arange(len(names))
-        shown = _positive(rms)
-        decades(axes, np.concatenate([values[_positive(values)] for values in (rms, high)]))
-        bottom, top = axes.get_ylim()
-        floor = np.where(_positive(low), np.clip(low, bottom, top), bottom)
-        roles = by_role(names)
-        if len(roles) == 1:
-            _band(axes, x, shown, floor, np.clip(np.where(shown, high, np.nan), bottom, top))
-        axes.grid(axis="y")
-        handles = _role_lines(axes, roles, np.where(shown, rms, np.nan), len(names))
-        handles += [_patch(SKY, band)] if len(roles) == 1 else []
-        handles += _foot(axes, x, rms, "gradient")
-        handles += _marks(axes, names, rms, report.alerts, of)
-        axes.set_ylabel("gradient (loss per unit)" if of == "modules" else "gradient (loss per unit of weight)")
-        _finish(figure, axes, names, of[:-1], handles)
+    if not table:
+        return nothing(title, f"No gradient arrived at any of the {of}.")
+    names, stats = list(table), list(table.values())
+    rms = np.array([entry.rms for entry in stats], dtype=float)
+    if of == "modules":
+        low = np.abs([entry.mean for entry in stats])
+        high = np.maximum(np.abs([entry.min for entry in stats]), np.abs([entry.max for entry in stats]))
+        band = "|mean| to largest |value|"
+        line = "RMS of the loss's gradient at each module's output; the loss is to the right"
+    else:
+        high = rms * _ratio([entry.norm_max for entry in stats], [entry.norm for entry in stats])
+        low = rms
+        band = "RMS to that of the largest step"
+        line = "RMS of each parameter's gradient at the optimizer step, before clipping"
+    if report.silent and of == "modules":
+        line += f"; no gradient arrived at {len(report.silent)} more"
+    if not (np.isfinite(rms) & (rms > 0)).any():
+        line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
+    figure, axes = single(float(np.clip(1.8 + 0.2 * len(names), 6.4, 16.0)), 4.6 if len(names) <= 8 else 5.2)
+    heading(axes, title, line, figure.get_figwidth() - 0.8)
+    x = np.arange(len(names))
+    shown = _positive(rms)
+    decades(axes, np.concatenate([values[_positive(values)] for values in (rms, high)]))
+    bottom, top = axes.get_ylim()
+    floor = np.where(_positive(low), np.clip(low, bottom, top), bottom)
+    roles = by_role(names)
+    if len(roles) == 1:
+        _band(axes, x, shown, floor, np.clip(np.where(shown, high, np.nan), bottom, top))
+    handles = _role_lines(axes, roles, np.where(shown, rms, np.nan), len(names))
+    handles += [_patch(SKY, band)] if len(roles) == 1 else []
+    handles += _foot(axes, x, rms, "gradient")
+    handles += _marks(axes, names, rms, report.alerts, of)
+    axes.set_ylabel("gradient (loss per unit)" if of == "modules" else "gradient (loss per unit of weight)")
+    along_layers(figure, axes, names, of[:-1], handles)
     return figure
 
 
@@ -143,6 +180,7 @@ def _base(role: str) -> str:
     return role.removesuffix("weight").removesuffix("bias").removesuffix(".")
 
 
+@style()
 def update_ratios(report: GradientFlowReport) -> Figure:
     """Draw the size of each parameter's updates relative to its weights, on a log axis, with alerts marked.
 
@@ -156,53 +194,35 @@ def update_ratios(report: GradientFlowReport) -> Figure:
         ImportError: If matplotlib is not installed.
         TypeError: If ``report`` is not a GradientFlowReport.
     """
-    _check(report)
+    check_report(report, GradientFlowReport, "GradientFlowMonitor")
     measured = {name: stats.update_ratio for name, stats in report.parameters.items() if stats.update_ratio is not None}
     title = f"Update ratios, {report.when}"
-    with style():
-        if not measured:
-            return nothing(sheet(6.4, 2.0), title, "No update was measured: every weight is zero, or no step was taken.")
-        names, values = list(measured), np.array(list(measured.values()), dtype=float)
-        figure, axes = _wide(len(names))
-        left_out = len(report.parameters) - len(names)
-        heading(axes, title, "‖update‖ / ‖weight‖ per optimizer step" + (f"; {left_out} not measured" if left_out else ""))
-        x = np.arange(len(names))
-        shown = _positive(values)
-        decades(axes, np.concatenate([values[shown], np.array(HEALTHY_UPDATES)]))
-        axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0)
-        axes.axhline(1e-3, color=GREEN, lw=1.0)
-        matrix = np.array([name.rpartition(".")[2] != "bias" for name in names])
-        handles = []
-        for chosen, text, face in ((matrix, "weight", BLUE), (~matrix, "bias", "white")):
-            if chosen.any():
-                dots = axes.scatter(
-                    x[chosen & shown], values[chosen & shown], s=_dot(len(names), 5.5) ** 2, color=face, ec=BLUE, zorder=3
-                )
-                dots.set_label(text)
-                handles.append(dots)
-        axes.grid(axis="y")
-        handles += [_patch(GREEN, "a decade around 1e-3", 0.25)]
-        handles += _foot(axes, x, values, "update")
-        handles += _marks(axes, names, values, [alert for alert in report.alerts if alert.site in measured], "parameters")
-        axes.set_ylabel("update / weight, no unit")
-        _finish(figure, axes, names, "parameter", handles)
+    if not measured:
+        return nothing(title, "No update was measured: every weight is zero, or no step was taken.")
+    names, values = list(measured), np.array(list(measured.values()), dtype=float)
+    figure, axes = single(float(np.clip(1.8 + 0.2 * len(names), 6.4, 16.0)), 4.6 if len(names) <= 8 else 5.2)
+    left_out = len(report.parameters) - len(names)
+    heading(axes, title, "‖update‖ / ‖weight‖ per optimizer step" + (f"; {left_out} not measured" if left_out else ""))
+    x = np.arange(len(names))
+    shown = _positive(values)
+    decades(axes, np.concatenate([values[shown], np.array(HEALTHY_UPDATES)]))
+    axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0)
+    axes.axhline(1e-3, color=GREEN, lw=1.0)
+    matrix = np.array([name.rpartition(".")[2] != "bias" for name in names])
+    handles = []
+    for chosen, text, face in ((matrix, "weight", BLUE), (~matrix, "bias", "white")):
+        if chosen.any():
+            dots = axes.scatter(
+                x[chosen & shown], values[chosen & shown], s=_dot(len(names), 5.5) ** 2, color=face, ec=BLUE, zorder=3
+            )
+            dots.set_label(text)
+            handles.append(dots)
+    handles += [_patch(GREEN, "a decade around 1e-3", 0.25)]
+    handles += _foot(axes, x, values, "update")
+    handles += _marks(axes, names, values, [alert for alert in report.alerts if alert.site in measured], "parameters")
+    axes.set_ylabel("update / weight, no unit")
+    along_layers(figure, axes, names, "parameter", handles)
     return figure
-
-
-def _check(report: object) -> None:
-    if not isinstance(report, GradientFlowReport):
-        raise TypeError(f"expected one GradientFlowReport, such as GradientFlowMonitor's report; got {type(report).__name__}.")
-
-
-def _wide(layers: int) -> tuple[Figure, Axes]:
-    figure = sheet(float(np.clip(1.8 + 0.2 * layers, 6.4, 16.0)), 4.6 if layers <= 8 else 5.2)
-    return figure, figure.add_subplot()
-
-
-def _finish(figure: Figure, axes: Axes, names: Sequence[str], noun: str, handles: list[Any]) -> None:
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    name_layers(axes, names, "x", noun)
-    legend(figure, handles)
 
 
 def _ratio(high: Sequence[float], low: Sequence[float]) -> np.ndarray:
@@ -249,14 +269,13 @@ def _marks(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: Sequenc
         if where in place:
             found.setdefault(where, []).extend(at)
     size = float(np.clip(60 / max(len(names), 1), 0.5, 1.0))
-    for severity, mark in MARKS.items():
+    for severity in MARKS:
         rows = [place[site] for site, at in found.items() if at[0].severity == severity]
         for on_axis in (True, False):
             some = np.array([row for row in rows if _positive(values[row : row + 1])[0] == on_axis], dtype=int)
+            y = values[some] if on_axis else np.full(some.size, 0.035)
+            transform = axes.transData if on_axis else axes.get_xaxis_transform()
             if some.size:
-                kwargs = {"marker": mark["marker"], "color": mark["color"], "s": mark["s"] * size, "ec": "white", "lw": 0.6}
-                y = values[some] if on_axis else np.full(some.size, 0.035)
-                transform = axes.transData if on_axis else axes.get_xaxis_transform()
-                axes.scatter(some, y, transform=transform, zorder=6, clip_on=False, **kwargs)
+                mark(axes, severity, some, y, size, transform=transform, clip_on=False)
     shown = [alert for at in found.values() for alert in at]
     return alert_handles(kinds_by_severity(shown))

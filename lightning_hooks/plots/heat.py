@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,29 +14,39 @@ from lightning_hooks.plots.canvas import (
     BLUE,
     LARGEST,
     MARKS,
-    MINUS,
-    MISSING,
     PALE,
     SMALLEST,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
+    color_bar,
     heading,
     legend,
+    mark,
     name_epochs,
     name_layers,
     nothing,
-    power_of_ten,
     sheet,
+    signed_power,
+    single,
     style,
 )
-from lightning_hooks.plots.roles import relative_to_first
-from lightning_hooks.plots.series import FRACTIONS, SIGNED, Series, as_reports, beginnings, kinds_by_severity, series
+from lightning_hooks.plots.canvas import table as draw_table
+from lightning_hooks.plots.series import (
+    FRACTIONS,
+    SIGNED,
+    Series,
+    as_reports,
+    beginnings,
+    kinds_by_severity,
+    relative_to_first,
+    series,
+)
+from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
+@style()
 def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = None, relative: bool | None = None) -> Figure:
     """Draw one statistic of all layers over the epochs; a mark shows where an alert began.
 
@@ -62,20 +72,21 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
         relative = magnitude and len(table.epochs) > 1
     if relative:
         table = dataclasses.replace(table, values=relative_to_first(table.values))
-    title = f"{_subject(ordered[0])} {stat} by {table.noun}"
-    with style():
-        if not table.names:
-            return nothing(sheet(6.4, 2.0), title, f"{stat} applies to none of them.")
-        figure, axes = _tall(table)
-        hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
-        against = f"; each row relative to its first {_of(table)}" if relative else ""
-        heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
-        _cells(figure, axes, table, stat, relative=relative)
-        handles = _beginnings(axes, table, ordered)
-        legend(figure, handles)
+    subject = {GradientFlowReport: "Gradient", ClipReport: "Clipping"}.get(type(ordered[0]), "Output")
+    title = f"{subject} {stat} by {table.noun}"
+    if not table.names:
+        return nothing(title, f"{stat} applies to none of them.")
+    figure, axes = single(_width(table), _height(table))
+    hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
+    against = f"; each row relative to its first {_of(table)}" if relative else ""
+    heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
+    _cells(figure, axes, table, stat, relative=relative)
+    handles = _beginnings(axes, table, ordered)
+    legend(figure, handles)
     return figure
 
 
+@style()
 def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
     """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
 
@@ -89,35 +100,32 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
         TypeError: If ``reports`` are not FeatureReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports)
-    if not isinstance(ordered[0], FeatureReport):
-        raise TypeError(f"expected FeatureReports, such as FeatureStatsMonitor's history; got {type(ordered[0]).__name__}.")
+    ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
     title = "Dead units of rectifiers"
-    with style():
-        if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
-            return nothing(sheet(6.4, 2.0), title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
-        table = series(ordered, "dead_fraction")
-        several = len(ordered) > 1
-        figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
-        if several:
-            axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-            heading(axes, title, _span(table))
-            _cells(figure, axes, table, "dead_fraction", colorbar=False)
-            handles = _beginnings(axes, table, ordered)
-            bars.tick_params(left=False, labelleft=False)
-        else:
-            bars = figure.add_subplot()
-            heading(bars, title, f"{table.unit} {table.epochs[-1]}")
-            bars.set_ylim(len(table.names) - 0.5, -0.5)
-            name_layers(bars, table.names, "y", "rectifier")
-            handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
-        _bars(
-            bars,
-            table.values[:, -1],
-            f"{table.unit} {table.epochs[-1]}",
-            limit_of("dead", (alert for report in ordered for alert in report.alerts)),
-        )
-        legend(figure, handles)
+    if not any(stats.dead_fraction is not None for report in ordered for stats in report.sites.values()):
+        return nothing(title, "No rectifier (nn.ReLU, nn.ReLU6) was observed.")
+    table = series(ordered, "dead_fraction")
+    several = len(ordered) > 1
+    figure = sheet(_width(table) + (2.6 if several else 1.2), _height(table))
+    if several:
+        axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
+        heading(axes, title, _span(table))
+        _cells(figure, axes, table, "dead_fraction", colorbar=False)
+        handles = _beginnings(axes, table, ordered)
+        bars.tick_params(left=False, labelleft=False)
+    else:
+        bars = figure.add_subplot()
+        heading(bars, title, f"{table.unit} {table.epochs[-1]}")
+        bars.set_ylim(len(table.names) - 0.5, -0.5)
+        name_layers(bars, table.names, "y", "rectifier")
+        handles = alert_handles(kinds_by_severity(alert for alert in ordered[-1].alerts if alert.site in table.names))
+    _bars(
+        bars,
+        table.values[:, -1],
+        f"{table.unit} {table.epochs[-1]}",
+        limit_of("dead", (alert for report in ordered for alert in report.alerts)),
+    )
+    legend(figure, handles)
     return figure
 
 
@@ -143,48 +151,36 @@ def _bars(axes: Axes, shares: np.ndarray, when: str, limit: float) -> None:
 
 
 def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
-    rows, columns = table.values.shape
+    columns = table.values.shape[1]
     shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
-    axes.set_facecolor(MISSING)
-    axes.patch.set_hatch("////")
-    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-    gap = 0.4 if rows <= 40 and columns <= 60 else 0.0
-    mesh = axes.pcolormesh(
-        *edges, shown, norm=norm, cmap=colors, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True
-    )
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.spines[:].set_visible(False)
+    mesh = draw_table(axes, shown, (40, 60), norm=norm, cmap=colors)
     name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
     name_layers(axes, table.names, "y", table.noun)
     if colorbar and not np.ma.getmaskarray(shown).all():
-        bar = figure.colorbar(mesh, ax=axes, aspect=22, pad=0.015, fraction=0.06, anchor=(0, 1), **ticks)
-        bar.outline.set_visible(False)
-        bar.ax.minorticks_off()
-        bar.set_label(f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}")
+        label = f"{stat} over that of the first {_of(table)}" if relative else f"{stat}, {_unit(stat)}"
+        color_bar(figure, mesh, axes, label, **ticks)
 
 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """As :func:`_scale`, for sizes over the first of their row: less is blue, the same white, more red."""
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     finite = np.isfinite(values)
     powers = np.abs(np.log10(np.clip(values[finite & (values > 0)], 1e-100, 1e100)))
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
     places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
-    text = FuncFormatter(lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x")
-    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", {"ticks": FixedLocator(places), "format": text}
+    ticks = {"ticks": places, "format": lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x"}
+    return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", ticks
 
 
 def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """What is coloured (masked where nothing can be), and how."""
     from matplotlib.colors import LogNorm, Normalize, SymLogNorm
-    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     finite = np.isfinite(values)
     if stat in FRACTIONS:
-        return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": FuncFormatter(lambda v, _: f"{v:.0%}")}
+        return np.ma.masked_array(values, ~finite), Normalize(0, 1), "viridis", {"format": lambda v, _: f"{v:.0%}"}
     if stat in SIGNED:
         sizes = np.clip(np.abs(values[finite & (values != 0)]), SMALLEST, LARGEST)
         largest = float(sizes.max()) if sizes.size else 1.0
@@ -193,10 +189,9 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         low = min(low, top - 1)
         step = max(1, -(-(top - low) // 4))
         powers = [10.0**power for power in range(top, low, -step)]
-        ticks = FixedLocator([*(-power for power in powers), 0.0, *reversed(powers)])
+        ticks = [*(-power for power in powers), 0.0, *reversed(powers)]
         norm = SymLogNorm(10.0**low, linscale=0.5, vmin=-(10.0**top), vmax=10.0**top, base=10)
-        text = FuncFormatter(lambda v, _: (MINUS if v < 0 else "") + power_of_ten(abs(v)))
-        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": text}
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"ticks": ticks, "format": signed_power}
     positive = finite & (values > 0)
     some = np.clip(values[positive], SMALLEST, LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
@@ -206,16 +201,12 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
     step = max(1, -(-(last - first) // 7))
     if last - first >= 2:
         places = [10.0**power for power in range(first, last + 1) if power % step == 0]
-        text = FuncFormatter(lambda value, _: power_of_ten(value))
+        text: Any = signed_power
     else:  # few decades: numbers between them, too
         places = [digit * 10.0**power for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
-        text = FuncFormatter(lambda value, _: f"{value:.3g}")
+        text = "%.3g"
     shown = np.ma.masked_array(np.where(values == 0, lowest, values), ~finite)  # zero is the scale's bottom
-    return shown, LogNorm(lowest, highest), "viridis", {"ticks": FixedLocator(places), "format": text}
-
-
-def _subject(report: Report) -> str:
-    return "Gradient" if isinstance(report, GradientFlowReport) else "Clipping" if isinstance(report, ClipReport) else "Output"
+    return shown, LogNorm(lowest, highest), "viridis", {"ticks": places, "format": text}
 
 
 def _unit(stat: str) -> str:
@@ -231,11 +222,11 @@ def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[An
     began = [(index, place[site], alert) for site, found in beginnings(reports).items() if site in place for index, alert in found]
     size = float(np.clip(40 / max(len(table.names), 1), 0.3, 1.0))
     edge = len(table.names) <= 120
-    for severity, mark in MARKS.items():
+    for severity in MARKS:
         points = [(x, y) for x, y, alert in began if alert.severity == severity]
         if points:
             x, y = np.array(points).T
-            axes.scatter(x, y, marker=mark["marker"], color=mark["color"], s=mark["s"] * size, ec="white", lw=0.7 * edge, zorder=5)
+            mark(axes, severity, x, y, size, 0.7 * edge)
     return alert_handles(kinds_by_severity(alert for _, _, alert in began))
 
 
@@ -255,8 +246,3 @@ def _width(table: Series) -> float:
 
 def _height(table: Series) -> float:
     return float(np.clip(1.9 + 0.19 * len(table.names), 2.8, 12.5))
-
-
-def _tall(table: Series) -> tuple[Figure, Axes]:
-    figure = sheet(_width(table), _height(table))
-    return figure, figure.add_subplot()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import MINUS, MISSING, heading, name_epochs, nothing, power_of_ten, sheet, style
+from lightning_hooks.plots.canvas import (
+    MINUS,
+    MISSING,
+    Axes,
+    Figure,
+    color_bar,
+    heading,
+    name_epochs,
+    nothing,
+    sheet,
+    signed_power,
+    style,
+)
 from lightning_hooks.plots.names import shortened
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, of length n + 1 and rising, and counts, of length n."""
@@ -31,6 +39,7 @@ LINEAR_PART = 0.5
 """How many decades' room a signed logarithm gives to what is linear around zero."""
 
 
+@style()
 def colourful_dimension(
     histograms: Mapping[str, Sequence[Histogram | None]],
     *,
@@ -64,37 +73,30 @@ def colourful_dimension(
     if len(named) != n_epochs:
         raise ValueError(f"epochs must name each of the {n_epochs} columns; got {len(named)} names.")
     checked = {name: [_checked(name, column) for column in columns] for name, columns in histograms.items()}
-    with style():
-        if not n_epochs:
-            return nothing(sheet(6.4, 2.0), "Colourful dimension", "There is no histogram.")
-        columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
-        rows = -(-len(checked) // columns)
-        width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
-        figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
-        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-        mesh = None
-        for index, (name, layer) in enumerate(checked.items()):
-            axes = grid.flat[index]
-            drawn = _panel(axes, layer)
-            mesh = drawn or mesh
-            heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
-            if index % columns == 0:
-                axes.set_ylabel(value)
-        for axes in grid.flat[len(checked) :]:
-            axes.set_axis_off()
-        for column in range(columns):
-            last = (len(checked) - 1 - column) // columns
-            name_epochs(grid[last, column], named, unit=unit)
-            grid[last, column].tick_params(labelbottom=True)
-        if mesh is not None:
-            from matplotlib.ticker import FuncFormatter
-
-            bar = figure.colorbar(
-                mesh, ax=grid, aspect=30, fraction=0.04, pad=0.015, format=FuncFormatter(lambda v, _: power_of_ten(v))
-            )
-            bar.outline.set_visible(False)
-            bar.ax.minorticks_off()
-            bar.set_label(f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis")
+    if not n_epochs:
+        return nothing("Colourful dimension", "There is no histogram.")
+    columns = 1 if len(checked) < 4 else 2 if len(checked) < 13 else 3
+    rows = -(-len(checked) // columns)
+    width = float(np.clip(2.2 + 0.12 * n_epochs, 4.6, 9.0)) * (1 if columns == 1 else 0.75 * columns)
+    figure = sheet(min(width, 15.0), 0.9 + 2.0 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    mesh = None
+    for index, (name, layer) in enumerate(checked.items()):
+        axes = grid.flat[index]
+        drawn = _panel(axes, layer)
+        mesh = drawn or mesh
+        heading(axes, shortened(name, 40), "" if drawn else "no finite value", size=9.5)
+        if index % columns == 0:
+            axes.set_ylabel(value)
+    for axes in grid.flat[len(checked) :]:
+        axes.set_axis_off()
+    for column in range(columns):
+        last = (len(checked) - 1 - column) // columns
+        name_epochs(grid[last, column], named, unit=unit)
+        grid[last, column].tick_params(labelbottom=True)
+    if mesh is not None:
+        label = f"share of {'an epoch' if unit == 'epoch' else 'a window'}'s values in a cell of the axis"
+        color_bar(figure, mesh, grid, label, aspect=30, fraction=0.04, anchor=(0, 0.5), format=signed_power)
     return figure
 
 
@@ -123,7 +125,7 @@ def _closed(edges: np.ndarray) -> np.ndarray:
 
 def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> Any:
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     axes.set_facecolor(MISSING)
     axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -146,7 +148,7 @@ def _panel(axes: Axes, columns: Sequence[tuple[np.ndarray, np.ndarray] | None]) 
     mesh = axes.pcolormesh(x, grid, shown, norm=LogNorm(lower, upper), cmap="magma", rasterized=True)
     if linear is None:
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: (MINUS if value < 0 else "") + f"{abs(value):.3g}"))
+        axes.yaxis.set_major_formatter(lambda value, _: (MINUS if value < 0 else "") + f"{abs(value):.3g}")
     else:
         _signed_log(axes, grid, linear)
     axes.set_ylim(grid[0], grid[-1])
@@ -197,13 +199,11 @@ def _transform(linear: float) -> Any:
 
 
 def _signed_log(axes: Axes, grid: np.ndarray, linear: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     axes.set_yscale("symlog", linthresh=linear, linscale=LINEAR_PART)
     first, last = round(np.log10(linear)), int(np.floor(np.log10(np.abs(grid).max())))
     both = grid[0] < 0 < grid[-1]
     step = max(1, -(-(last - first) // (2 if both else 4)))
     powers = [10.0**power for power in range(last, first - 1, -step)]
-    axes.yaxis.set_major_locator(FixedLocator([*(-power for power in powers), 0.0, *powers]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: (MINUS if v < 0 else "") + power_of_ten(abs(v))))
+    axes.set_yticks([*(-power for power in powers), 0.0, *powers])
+    axes.yaxis.minorticks_off()
+    axes.yaxis.set_major_formatter(signed_power)

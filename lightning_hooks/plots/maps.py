@@ -1,20 +1,32 @@
-"""The outputs of a layer for a few samples, as pictures: maps, tokens, attention."""
+"""The outputs of a layer for a few samples, as pictures: maps, tokens, attention, and Grad-CAM over its images."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lightning_hooks.plots.canvas import heading, nothing, sheet, style
-from lightning_hooks.plots.tiles import coloured, tiled
+from lightning_hooks.plots.canvas import INK, VERMILLION, Figure, heading, nothing, plain, sheet, style
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from torch import Tensor
 
 Kind = Literal["maps", "attention", "tokens", "signals", "vectors"]
 
 HEAT_INCHES = 2.6
+
+GAP = 0.06
+"""White between tiles, in tile heights."""
+
+SIDES = (48, 256)
+"""A tile's height in image points is that of the largest picture in it, within these."""
+
+CONSTANT = (190, 194, 200)
+"""Grey: a map that has one value all over has no darkest and no brightest place."""
+
+STRENGTH = 0.65
+"""How much of the colour is laid over the image where a map is strongest."""
 
 
 def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
@@ -39,6 +51,7 @@ def kind_of(values: np.ndarray, channels_first: bool) -> Kind | None:
     return "vectors"
 
 
+@style()
 def feature_map(
     name: str,
     values: np.ndarray,
@@ -67,8 +80,7 @@ def feature_map(
     title = f"{what}, {when}" if when else what
     shape = "x".join(map(str, values.shape[1:]))
     if kind is None:
-        with style():
-            return nothing(sheet(6.4, 2.0), title, f"An output of shape {tuple(values.shape)} has no picture here.")
+        return nothing(title, f"An output of shape {tuple(values.shape)} has no picture here.")
     if kind in ("maps", "attention"):
         return _grid(title, shape, values, kind, images, max_maps)
     return _heat(title, shape, values, kind)
@@ -98,19 +110,186 @@ def _heat(title: str, shape: str, values: np.ndarray, kind: Kind) -> Figure:
     panels = values[None] if kind == "vectors" else values
     from matplotlib.ticker import MaxNLocator
 
-    with style():
-        height = HEAT_INCHES if kind != "vectors" else float(np.clip(0.3 * len(values), 0.8, HEAT_INCHES))
-        figure = sheet(max(HEAT_INCHES * len(panels), 6.0), height + 1.1)
-        grid = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        line = f"{down} x {across} ({shape}); blue is below zero, red above, each picture on its own scale"
-        for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
-            finite = np.abs(panel[np.isfinite(panel)])
-            limit = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-            axes.set_facecolor("black")  # shows where a value is not finite
-            axes.imshow(panel, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-            axes.set_xlabel(f"{across}\n±{limit:.3g}" if kind == "vectors" else f"{across}\nsample {index}: ±{limit:.3g}")
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(MaxNLocator(6, integer=True))
-        grid[0].set_ylabel(down)
-        heading(grid[0], title, line, max(HEAT_INCHES * len(panels), 6.0) - 1.0)
+    height = HEAT_INCHES if kind != "vectors" else float(np.clip(0.3 * len(values), 0.8, HEAT_INCHES))
+    figure = sheet(max(HEAT_INCHES * len(panels), 6.0), height + 1.1)
+    grid = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    line = f"{down} x {across} ({shape}); blue is below zero, red above, each picture on its own scale"
+    for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+        finite = np.abs(panel[np.isfinite(panel)])
+        limit = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+        axes.set_facecolor("black")  # shows where a value is not finite
+        axes.imshow(panel, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+        axes.set_xlabel(f"{across}\n±{limit:.3g}" if kind == "vectors" else f"{across}\nsample {index}: ±{limit:.3g}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6, integer=True))
+    grid[0].set_ylabel(down)
+    heading(grid[0], title, line, max(HEAT_INCHES * len(panels), 6.0) - 1.0)
+    return figure
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A tensor of any device and number type as an array; what NumPy does not know, such as bfloat16, in float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
+def as_images(values: np.ndarray) -> np.ndarray:
+    """Make images of model inputs.
+
+    Args:
+        values: ``(n, channels, height, width)``. One channel is grey, three are red, green and blue; of any other number the
+            mean is shown. Values from 0 to 1, or uint8, are taken as they are; anything else (normalised inputs) is scaled image by
+            image from its minimum to its maximum.
+
+    Returns:
+        uint8, shape ``(n, height, width, 3)``.
+    """
+    if values.dtype == np.uint8:
+        scaled = values.astype(np.float64) / 255
+    else:
+        scaled = np.nan_to_num(values.astype(np.float64))
+        if scaled.min() < 0 or scaled.max() > 1:
+            low, high = (extreme(scaled, axis=(1, 2, 3), keepdims=True) for extreme in (np.min, np.max))
+            scaled = (scaled - low) / np.where(high > low, high - low, 1)
+    if scaled.shape[1] != 3:
+        scaled = scaled.mean(axis=1, keepdims=True).repeat(3, axis=1)
+    return (scaled.transpose(0, 2, 3, 1) * 255).round().astype(np.uint8)
+
+
+def overlaid(image: np.ndarray, cam: np.ndarray, colours: str = "inferno") -> np.ndarray:
+    """Lay a map over an image of the same size: the stronger the map, the more of its colour, over the image in grey.
+
+    Args:
+        image: uint8, shape ``(height, width, 3)``.
+        cam: At least 0, shape ``(height, width)``; scaled by its maximum.
+        colours: A matplotlib colour map.
+
+    Returns:
+        uint8, shape ``(height, width, 3)``.
+    """
+    from matplotlib import colormaps
+
+    peak = cam.max()
+    strength = np.clip(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
+    colour = colormaps[colours](0.25 + 0.75 * strength)[..., :3] * 255
+    grey = np.broadcast_to(image.mean(-1, keepdims=True), image.shape)
+    alpha = (STRENGTH * np.sqrt(strength))[..., None]
+    return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)
+
+
+def cam_figure(
+    title: str,
+    line: str,
+    maps: np.ndarray,
+    images: np.ndarray | None,
+    names: Sequence[str],
+) -> Figure:
+    """Draw Grad-CAM maps: the images, and the maps over them.
+
+    Args:
+        title: Above all.
+        line: Below it.
+        maps: Of the images' size, shape ``(n, height, width)``.
+        images: uint8, shape ``(n, height, width, 3)``; None to draw the maps alone.
+        names: What to write below each.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    if images is None:
+        return tiled(title, line, [[coloured(cam, 0.0, "inferno") for cam in maps]], column_names=names, inches=1.9)
+    over = [overlaid(image, cam) for image, cam in zip(images, maps, strict=True)]
+    return tiled(title, line, [list(images), over], row_names=["input", "Grad-CAM"], column_names=names, inches=1.9)
+
+
+def coloured(values: np.ndarray, low: float | None = None, colours: str = "viridis") -> np.ndarray:
+    """Colour one map by itself, from its minimum to its maximum.
+
+    Args:
+        values: Shape ``(height, width)``.
+        low: Where the scale starts instead of at the minimum.
+        colours: A matplotlib colour map.
+
+    Returns:
+        uint8, shape ``(height, width, 3)``. What is not finite is vermillion; a constant map is grey.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    values = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    shape = (*values.shape, 3)
+    picture = np.empty(shape, dtype=np.uint8)
+    picture[:] = CONSTANT
+    if finite.any():
+        start = values[finite].min() if low is None else low
+        span = values[finite].max() - start
+        if span > 0:
+            scaled = np.where(finite, (values - start) / span, 0.0).clip(0, 1)
+            picture = (colormaps[colours](scaled)[..., :3] * 255).round().astype(np.uint8)
+    picture[~finite] = (np.array(to_rgb(VERMILLION)) * 255).astype(np.uint8)
+    return picture
+
+
+def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Scale a picture to a size, each point the nearest one of the original."""
+    rows = np.arange(height) * picture.shape[0] // height
+    columns = np.arange(width) * picture.shape[1] // width
+    return np.asarray(picture[rows][:, columns])
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """A figure as an image, uint8 of shape ``(height, width, 3)``, in all its colours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)  # without types of its own
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+@style()
+def tiled(
+    title: str,
+    line: str,
+    rows: Sequence[Sequence[np.ndarray | None]],
+    *,
+    row_names: Sequence[str] = (),
+    column_names: Sequence[str] = (),
+    below: str = "",
+    inches: float = 1.05,
+) -> Figure:
+    """Lay pictures out in rows and columns, below a title.
+
+    Args:
+        title: Above all.
+        line: Below the title: what is seen.
+        rows: Rows of pictures, uint8 of shape ``(height, width, 3)``; None for a place that stays empty.
+        row_names: Written to the left of each row.
+        column_names: Written below each column.
+        below: What the columns are, below them.
+        inches: The height of a row.
+    """
+    pictures = [picture for row in rows for picture in row if picture is not None]
+    side = int(np.clip(max(picture.shape[0] for picture in pictures), *SIDES))
+    wide = max(picture.shape[1] / picture.shape[0] for picture in pictures)
+    width = int(side * float(np.clip(wide, 0.5, 4.0)))
+    gap = max(1, round(GAP * side))
+    n_columns = max(map(len, rows))
+    whole = np.full((len(rows) * (side + gap) - gap, n_columns * (width + gap) - gap, 3), 255, dtype=np.uint8)
+    for y, row in enumerate(rows):
+        for x, picture in enumerate(row):
+            if picture is not None:
+                top, left = y * (side + gap), x * (width + gap)
+                whole[top : top + side, left : left + width] = resized(picture, side, width)
+    across = max(inches * whole.shape[1] / side + 0.9, 5.0)
+    figure = sheet(across, inches * whole.shape[0] / side + (1.25 if below else 1.05))
+    axes = figure.add_subplot()
+    heading(axes, title, line, across - 1.4)
+    axes.imshow(whole, interpolation="nearest")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0, labeltop=False, labelbottom=bool(column_names), labelcolor=INK)
+    axes.set_xticks([x * (width + gap) + width / 2 for x in range(len(column_names))], [plain(name) for name in column_names])
+    axes.set_xlabel(below)
+    axes.set_yticks([y * (side + gap) + side / 2 for y in range(len(row_names))], [plain(name) for name in row_names])
     return figure

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_hooks.diagnostics.attention.report import AttentionReport
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, Report
 from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.plots.attention import attention_heads
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.clip import clip_history
 from lightning_hooks.plots.flow import gradient_flow
 from lightning_hooks.plots.heat import dead_units, heatmap
 from lightning_hooks.plots.routers import expert_load
 from lightning_hooks.plots.series import as_reports
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def picture(reports: Report | Sequence[Report], stat: str | None = None) -> Figure:

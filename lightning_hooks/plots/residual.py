@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,25 +11,23 @@ from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.plots.canvas import (
     BLUE,
     GREY,
-    MARKS,
     ORANGE,
     VERMILLION,
+    Axes,
+    Figure,
     alert_handles,
+    along_layers,
     decades,
     heading,
-    legend,
-    name_layers,
+    mark,
     nothing,
-    sheet,
+    single,
     style,
 )
-from lightning_hooks.plots.series import alerts_by_site, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.declare.alert import Alert
+from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
+from lightning_hooks.reports.alert import Alert
+from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.reports.windows import FeatureReport
 
 LINES = (
     ("rms", "all values", BLUE, "-"),
@@ -41,6 +39,7 @@ LINES = (
 KINDS = ("activation_outliers", "residual_growth")
 
 
+@style()
 def residual_stream(report: FeatureReport) -> Figure:
     """Draw the RMS of the residual stream by depth, on a log axis: all values, the largest channel and the median one.
 
@@ -53,35 +52,29 @@ def residual_stream(report: FeatureReport) -> Figure:
         ImportError: If matplotlib is not installed.
         TypeError: If ``report`` is not a FeatureReport.
     """
-    if not isinstance(report, FeatureReport):
-        raise TypeError(f"expected one FeatureReport, such as FeatureStatsMonitor's report; got {type(report).__name__}.")
+    check_report(report, FeatureReport, "FeatureStatsMonitor")
     title = f"Residual stream, {report.when}"
     names, blocks = list(report.residual), list(report.residual.values())
-    with style():
-        if not blocks:
-            return nothing(sheet(6.4, 2.0), title, "The model is no stack of blocks that keep the shape of their input.")
-        figure = sheet(float(np.clip(1.8 + 0.25 * len(names), 6.4, 16.0)), 4.6)
-        axes = figure.add_subplot()
-        heading(axes, title, "RMS of what each block hands on to the next", figure.get_figwidth() - 0.8)
-        values = {stat: _positive([getattr(block, stat) for block in blocks]) for stat, *_ in LINES}
-        known = np.concatenate(list(values.values()))
-        known = known[np.isfinite(known)]
-        if not known.size:
-            return nothing(sheet(6.4, 2.0), title, f"The output of none of the {len(blocks)} blocks has a finite value above zero.")
-        decades(axes, known)
-        axes.grid(axis="y")
-        handles: list[Any] = []
-        parts = _parts([block.stream for block in blocks])
-        for stat, text, color, dashes in LINES:
-            for start, end in parts:
-                drawn = axes.plot(range(start, end), values[stat][start:end], color=color, ls=dashes, marker="o", ms=3.5, lw=1.3)
-            handles += [*drawn]
-            drawn[0].set_label(text)
-        handles += _marks(axes, names, values["rms"], [alert for alert in report.alerts if alert.kind in KINDS])
-        axes.set_ylabel("root mean square")
-        axes.set_xlim(-0.6, len(names) - 0.4)
-        name_layers(axes, names, "x", "block")
-        legend(figure, handles)
+    if not blocks:
+        return nothing(title, "The model is no stack of blocks that keep the shape of their input.")
+    figure, axes = single(float(np.clip(1.8 + 0.25 * len(names), 6.4, 16.0)), 4.6)
+    heading(axes, title, "RMS of what each block hands on to the next", figure.get_figwidth() - 0.8)
+    values = {stat: _positive([getattr(block, stat) for block in blocks]) for stat, *_ in LINES}
+    known = np.concatenate(list(values.values()))
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return nothing(title, f"The output of none of the {len(blocks)} blocks has a finite value above zero.")
+    decades(axes, known)
+    handles: list[Any] = []
+    parts = _parts([block.stream for block in blocks])
+    for stat, text, color, dashes in LINES:
+        for start, end in parts:
+            drawn = axes.plot(range(start, end), values[stat][start:end], color=color, ls=dashes, marker="o", ms=3.5, lw=1.3)
+        handles += [*drawn]
+        drawn[0].set_label(text)
+    handles += _marks(axes, names, values["rms"], [alert for alert in report.alerts if alert.kind in KINDS])
+    axes.set_ylabel("root mean square")
+    along_layers(figure, axes, names, "block", handles)
     return figure
 
 
@@ -100,9 +93,9 @@ def _parts(streams: list[str]) -> list[tuple[int, int]]:
 def _marks(axes: Axes, names: list[str], values: np.ndarray, alerts: list[Alert]) -> list[Any]:
     found = {site: some for site, some in alerts_by_site(alerts).items() if site in names}
     for site, some in sorted(found.items(), key=lambda item: -gravity(item[1][0].severity)):
-        mark, at = MARKS[some[0].severity], names.index(site)
+        at = names.index(site)
         if np.isfinite(values[at]):
-            axes.scatter([at], [values[at]], marker=mark["marker"], color=mark["color"], s=mark["s"], ec="white", lw=0.6, zorder=6)
+            mark(axes, some[0].severity, [at], [values[at]])
         else:
             axes.axvline(at, color=VERMILLION, lw=0.8)
     return alert_handles(kinds_by_severity(alerts)) if found else []

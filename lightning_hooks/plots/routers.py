@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lightning_hooks.diagnostics.routers.report import RouterReport
-from lightning_hooks.plots.canvas import GREY, VERMILLION, alert_handles, heading, legend, name_epochs, nothing, sheet, style
+from lightning_hooks.plots.canvas import (
+    GREY,
+    VERMILLION,
+    Axes,
+    Figure,
+    alert_handles,
+    heading,
+    legend,
+    name_epochs,
+    nothing,
+    sheet,
+    style,
+)
 from lightning_hooks.plots.series import as_reports, kinds_by_severity
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_ROUTERS = 12
 """Routers that get a panel; of more, those with the least even load."""
@@ -22,6 +29,7 @@ MOST_COLUMNS = 60
 """Windows that get a bar; of more, evenly spaced ones."""
 
 
+@style()
 def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
     """Draw the share of the tokens' choices that each expert gets, a stacked bar for each window and a panel for each router.
 
@@ -35,31 +43,28 @@ def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
         TypeError: If ``reports`` are not RouterReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports)
-    if not isinstance(ordered[0], RouterReport):
-        raise TypeError(f"expected RouterReports, such as RouterMonitor's history; got {type(ordered[0]).__name__}.")
+    ordered = as_reports(reports, RouterReport, "RouterMonitor")
     last = {name: stats for report in ordered for name, stats in report.routers.items()}
     title = "Load of experts"
-    with style():
-        if not last:
-            return nothing(sheet(6.4, 2.0), title, "There was no router.")
-        worst = set(sorted(last, key=lambda name: last[name].balance)[:MOST_ROUTERS])
-        names = [name for name in last if name in worst]
-        shown = ordered[:: math.ceil(len(ordered) / MOST_COLUMNS)]
-        columns = min(len(names), 3)
-        rows = math.ceil(len(names) / columns)
-        wide = float(np.clip(2.6 + 0.1 * len(shown), 3.4, 7.0))
-        figure = sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for place, axes in enumerate(grid.flat):
-            if place < len(names):
-                _bars(axes, names[place], shown)
-            else:
-                axes.set_axis_off()
-        for axes in grid[:, 0]:
-            axes.set_ylabel("share of choices")
-        alerts = (alert for report in ordered for alert in report.alerts if alert.site in last)
-        legend(figure, alert_handles(kinds_by_severity(alerts)))
+    if not last:
+        return nothing(title, "There was no router.")
+    worst = set(sorted(last, key=lambda name: last[name].balance)[:MOST_ROUTERS])
+    names = [name for name in last if name in worst]
+    shown = ordered[:: math.ceil(len(ordered) / MOST_COLUMNS)]
+    columns = min(len(names), 3)
+    rows = math.ceil(len(names) / columns)
+    wide = float(np.clip(2.6 + 0.1 * len(shown), 3.4, 7.0))
+    figure = sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for place, axes in enumerate(grid.flat):
+        if place < len(names):
+            _bars(axes, names[place], shown)
+        else:
+            axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("share of choices")
+    alerts = (alert for report in ordered for alert in report.alerts if alert.site in last)
+    legend(figure, alert_handles(kinds_by_severity(alerts)))
     return figure
 
 

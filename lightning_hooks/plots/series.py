@@ -29,8 +29,13 @@ class Series:
     unit: str = "epoch"  # what numbers the reports: epoch or step
 
 
-def as_reports(reports: Any) -> list[Any]:
+def as_reports(reports: Any, kind: Any = Report, source: str = "") -> list[Any]:
     """One report, or several of a kind, as a list in the order of epochs.
+
+    Args:
+        reports: One or several.
+        kind: The kind that is expected.
+        source: The monitor that has such reports.
 
     Raises:
         TypeError: If something else came, or reports of several kinds.
@@ -45,7 +50,15 @@ def as_reports(reports: Any) -> list[Any]:
                 "expected one report or several of one kind (FeatureReport, GradientFlowReport, ClipReport, …); "
                 f"got {', '.join(sorted({type(report).__name__ for report in found}))}."
             )
+    if not isinstance(found[0], kind):
+        raise TypeError(f"expected {kind.__name__}s, such as {source}'s history; got {type(found[0]).__name__}.")
     return sorted(found, key=lambda report: (report.epoch, report.at))
+
+
+def check_report(report: object, kind: type[Report], source: str) -> None:
+    """Raise TypeError if ``report`` is not of the kind that the monitor ``source`` has."""
+    if not isinstance(report, kind):
+        raise TypeError(f"expected one {kind.__name__}, such as {source}'s report; got {type(report).__name__}.")
 
 
 def tables(report: Report) -> dict[str, Mapping[str, Any]]:
@@ -123,3 +136,16 @@ def beginnings(reports: Sequence[Report]) -> dict[str, list[tuple[int, Alert]]]:
                 found.setdefault(alert.site, []).append((index, alert))
         before = set(now)
     return found
+
+
+def relative_to_first(values: np.ndarray) -> np.ndarray:
+    """The sizes in each row over the first of the row that is finite and not zero; NaN where there is none.
+
+    Args:
+        values: Shape ``(rows, columns)``.
+    """
+    sizes = np.where(np.isfinite(values), np.abs(values), np.nan)
+    known = np.isfinite(sizes) & (sizes > 0)
+    first = np.where(known.any(axis=1), sizes[np.arange(len(sizes)), known.argmax(axis=1)], np.nan)
+    relative: np.ndarray = sizes / first[:, None]
+    return relative

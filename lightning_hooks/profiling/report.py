@@ -1,10 +1,21 @@
-"""The report of a profile: times of every layer, in milliseconds."""
+"""The measured steps of an epoch, and their report: times of every layer, in milliseconds."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lightning_hooks.declare.plain import PlainReport
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_hooks.profiling.graph import BACKWARD, FORWARD, OTHER, RECOMPUTE
+from lightning_hooks.profiling.tracer import TracedStep
+from lightning_hooks.reports.plain import PlainReport
+
+LIMIT = 512
+"""The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +116,102 @@ class ProfileReport(PlainReport):
     overhead: float
     measured_steps: int
     batches: int
+
+
+class StepSamples:
+    """The measured steps of one epoch.
+
+    Args:
+        names: The names of the sites.
+        device: The device of the model.
+    """
+
+    def __init__(self, names: list[str], device: str) -> None:
+        self.names = names
+        self.device = device
+        self.memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new epoch."""
+        self.steps: list[TracedStep] = []
+        self.stride, self._turn = 1, 0
+
+    def wants(self) -> bool:
+        """Return whether to measure the next step."""
+        self._turn += 1
+        return (self._turn - 1) % self.stride == 0
+
+    def add(self, steps: Iterable[TracedStep]) -> None:
+        """Add traced steps."""
+        for step in steps:
+            if step.reads_memory:
+                self.memory = {site: tally.memory_bytes for site, tally in step.tallies.items()}
+            if step.counts:
+                self.steps.append(step)
+        if len(self.steps) >= LIMIT:
+            self.steps, self.stride = self.steps[::2], 2 * self.stride
+
+    def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
+        """Return the report of the added steps."""
+        accounts = list(dict.fromkeys(account for traced in self.steps for account in traced.accounts))
+        table = np.array([[traced.accounts.get(account, 0.0) for account in accounts] for traced in self.steps])
+        table = table.reshape(len(self.steps), len(accounts))
+
+        own: dict[int | None, list[int]] = defaultdict(list)  # site -> its columns
+        inside: dict[int, list[int]] = defaultdict(list)  # site -> its columns and those of inner modules
+        for column, (place, _) in enumerate(accounts):
+            own[place[-1] if place else None].append(column)
+            for site in set(place):
+                inside[site].append(column)
+
+        def spread(columns: Iterable[int], *phases: int) -> Spread:
+            return _spread(table[:, [column for column in columns if not phases or accounts[column][1] in phases]].sum(1))
+
+        whole, outside, n = range(len(accounts)), own[None], len(self.steps)
+        step_time = spread(whole)
+        sites: dict[str, LayerTimes] = {}
+        for site, name in enumerate(self.names):
+            found = [traced.tallies[site] for traced in self.steps if site in traced.tallies]
+            if not found:
+                continue
+            self_time, total_time = spread(own[site]), spread(inside[site])
+            sites[name] = LayerTimes(
+                calls=sum(tally.calls for tally in found) / n,
+                recomputed_calls=sum(tally.recomputed for tally in found) / n,
+                self_time=self_time,
+                total_time=total_time,
+                forward_self=spread(own[site], FORWARD),
+                forward_total=spread(inside[site], FORWARD),
+                backward_self=spread(own[site], BACKWARD),
+                backward_total=spread(inside[site], BACKWARD),
+                recompute_self=spread(own[site], RECOMPUTE),
+                recompute_total=spread(inside[site], RECOMPUTE),
+                share=self_time.mean / step_time.mean,
+                total_share=total_time.mean / step_time.mean,
+                output_bytes=sum(tally.output_bytes for tally in found) / n,
+                memory_bytes=self.memory.get(site),
+            )
+        return ProfileReport(
+            epoch=epoch,
+            step=step,
+            device=self.device,
+            sites=sites,
+            silent=tuple(name for name in self.names if name not in sites),
+            step_time=step_time,
+            forward_time=spread(whole, FORWARD),
+            backward_time=spread(whole, BACKWARD, RECOMPUTE),
+            other_time=spread(whole, OTHER),
+            outside_forward=spread(outside, FORWARD),
+            outside_backward=spread(outside, BACKWARD, RECOMPUTE),
+            overhead=float(np.mean([traced.overhead for traced in self.steps])) if self.steps else math.nan,
+            measured_steps=n,
+            batches=batches,
+        )
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
+    if not values.size:
+        return Spread(math.nan, math.nan, math.nan, math.nan)
+    p50, p95 = np.percentile(values, (50, 95))
+    return Spread(float(values.mean()), float(values.std()), float(p50), float(p95))

@@ -6,17 +6,45 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.profiling.calls import Phase
-from lightning_hooks.profiling.report import ProfileReport
-from lightning_hooks.profiling.samples import Samples
-from lightning_hooks.profiling.sites import profiled_modules
-from lightning_hooks.profiling.tracer import EnterListener, LeaveListener, StepTracer
+from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
+from lightning_hooks.profiling.graph import OTHER
+from lightning_hooks.profiling.report import ProfileReport, StepSamples
+from lightning_hooks.profiling.tracer import StepTracer
+
+
+def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> list[tuple[str, nn.Module | None]]:
+    """Select the modules of ``root`` to time.
+
+    None selects every module that can be called, since every module takes time and the total of a block is of interest too. A
+    compiled module consists of fused kernels: a module that ``torch.compile(module)`` returned is timed as a whole, without hooks
+    inside compiled code.
+
+    Args:
+        root: The model; it is not selected itself.
+        modules: The selector.
+
+    Returns:
+        (name, module to hook) pairs; None in place of the module where it runs inside compiled code.
+
+    Raises:
+        ValueError: If ``modules`` matches nothing.
+        TypeError: If it is of a wrong type.
+    """
+    chosen = select_modules(root, (lambda _, module: can_be_called(module)) if modules is None else modules)
+    wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}
+    compiled = compiled_regions(root)
+    found: list[tuple[str, nn.Module | None]] = []
+    for name, module in chosen:
+        region = compiled_around(name, compiled)
+        found.append((name, module if region is None else wrappers.get(name) if region == name else None))
+    return found
 
 
 class ProfileSession:
@@ -55,7 +83,7 @@ class ProfileSession:
         sites = profiled_modules(model, modules)
         self._faults = Faults()
         self._tracer = StepTracer(device, self._faults)
-        self._samples = Samples([name for name, _ in sites], str(device))
+        self._samples = StepSamples([name for name, _ in sites], str(device))
         self._hooks = HookManager()
         self._sites = sites
         self._model: nn.Module | None = model
@@ -65,15 +93,13 @@ class ProfileSession:
     def __enter__(self) -> ProfileSession:
         if self._model is None:
             raise RuntimeError("This ProfileSession has been used. Create a new one for another profile.")
+        sites = [(-1, "", self._model), *((site, name, module) for site, (name, module) in enumerate(self._sites))]
         with self._hooks.all_or_nothing():
-            for site, (name, module) in [(-1, ("", self._model)), *enumerate(self._sites)]:
-                if module is None:
-                    continue
-                enter = guarded(EnterListener(self._tracer, site), name, self._faults)
-                leave = guarded(LeaveListener(self._tracer, site), name, self._faults)
-                self._hooks.register(module, enter, "forward_pre", label=name)
-                self._hooks.register(module, leave, "forward", label=name, prepend=True, always_call=True)
+            self._tracer.hook(sites, self._register)
         return self
+
+    def _register(self, name: str, module: nn.Module, hook: Any, kind: str, **options: bool) -> None:
+        self._hooks.register(module, guarded(hook, name, self._faults), kind, label=name, **options)
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
         self._hooks.remove_all()
@@ -96,14 +122,13 @@ class ProfileSession:
         if taken < self.warmup_steps and not reads_memory:
             yield
             return
-        self._tracer.begin_step(Phase.OTHER, reads_memory, counts=taken >= self.warmup_steps)
+        self._tracer.begin_step(OTHER, reads_memory, counts=taken >= self.warmup_steps)
         try:
             yield
         except BaseException:
-            self._tracer.abandon()
+            self._tracer.tracing = False  # the step is discarded
             raise
-        self._samples.add_step(self._tracer.end_step())
-        self._samples.add_times(self._tracer.clock.take(wait=False))
+        self._samples.add(self._tracer.end_step())
 
     def report(self) -> ProfileReport:
         """Return the report of the steps so far; waits for the device.
@@ -111,10 +136,10 @@ class ProfileSession:
         Raises:
             RuntimeError: If no step was measured.
         """
-        self._samples.add_times(self._tracer.clock.take(wait=True))
+        self._samples.add(self._tracer.take(wait=True))
         if self._taken <= self.warmup_steps:
             raise RuntimeError(
                 f"No step was measured: {self._taken} were run, and the first {self.warmup_steps} are warm-up. Run more steps, "
                 "or lower warmup_steps."
             )
-        return self._samples.report(self._tracer.tree, epoch=0, step=self._taken, batches=self._taken)
+        return self._samples.report(epoch=0, step=self._taken, batches=self._taken)

@@ -1,11 +1,53 @@
-"""The report of pruning in an epoch."""
+"""The schedule of the masked share of units, and the report of pruning in an epoch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.hooks.checks import check_choice, check_count
+from lightning_hooks.reports.plain import PlainReport
+
+SCHEDULES = ("cubic", "linear")
+"""The schedules, from 0 to ``amount``."""
+
+
+def check_schedule(amount: object, start_epoch: object, end_epoch: object, schedule: object) -> None:
+    """Check the arguments of :func:`target_at`.
+
+    Raises:
+        TypeError: If one is of a wrong type.
+        ValueError: If one is out of range.
+    """
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise TypeError(f"amount must be a number above 0 and below 1; got {amount!r}.")
+    if not 0 < amount < 1:
+        raise ValueError(f"amount must be above 0 and below 1, the share of units to mask; got {amount!r}.")
+    check_count("end_epoch", end_epoch, least=check_count("start_epoch", start_epoch, least=0))
+    check_choice("schedule", schedule, SCHEDULES)
+
+
+def target_at(epoch: int, amount: float, start_epoch: int, end_epoch: int, schedule: str = "cubic") -> float:
+    """Return the share of units to mask at the end of an epoch.
+
+    With the progress p, from ``1 / (end_epoch - start_epoch + 1)`` at the end of ``start_epoch`` to 1 at the end of ``end_epoch``:
+    ``linear`` is ``amount * p``, and ``cubic`` is ``amount * (1 - (1 - p) ** 3)``, which masks most units early (Zhu and Gupta
+    2017, "To prune, or not to prune", equation 1, with initial sparsity 0).
+
+    Args:
+        epoch: The epoch that ends, from 0.
+        amount: The final share, 0 to 1.
+        start_epoch: The epoch at whose end the first units are masked.
+        end_epoch: The epoch at whose end ``amount`` is reached.
+        schedule: One of ``SCHEDULES``.
+
+    Returns:
+        A share between 0 and ``amount``; 0 before ``start_epoch``.
+    """
+    if epoch < start_epoch:
+        return 0.0
+    part = min(1.0, (epoch - start_epoch + 1) / (end_epoch - start_epoch + 1))
+    return amount * (part if schedule == "linear" else 1.0 - (1.0 - part) ** 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The masks and the activity of the units of selected modules."""
+"""The masks and the activity of the units of selected modules, and their hooks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks import Gate, Listener
+from lightning_hooks.extraction import to_host
+from lightning_hooks.extraction.merge import gather
+from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.pruning.report import PrunedUnits, PruningReport
+from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites
+from lightning_hooks.pruning.report import PrunedUnits
 from lightning_hooks.pruning.units import Layout, activity_sums, known_units
 from lightning_hooks.pruning.weights import producer_of
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import REST, Span, Spans, added, largest
-from lightning_hooks.statistics.units import layouts, most_units
+from lightning_hooks.statistics.feature_table import layouts
 
 
 class UnitSite:
@@ -127,52 +128,17 @@ class UnitSites:
             else:
                 self.sites.append(UnitSite(name, Layout(given=unit_dim), None))
         self.device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
-        # If the number of units of a site is unknown, every rank reserves as many as the widest layer has: the site may be called
-        # on one rank only.
-        self._most = most_units(root)
-        self._room = [site.units for site in self.sites]
 
-    def pack(self, fixed: bool) -> Tensor:
-        """Return the epoch's activity as one vector: number of units, number of values per unit, and sums, of each site.
-
-        Args:
-            fixed: Whether to reserve the same length for each site on every rank.
-
-        Raises:
-            RuntimeError: If ``fixed``, and a site has more units than any layer with parameters.
-        """
-        sums = []
-        for site, room in zip(self.sites, self._room, strict=True):
-            found = site.sums if site.sums is not None else torch.zeros(0, dtype=row_dtype(self.device), device=self.device)
-            width = self._most if room is None else room
-            if fixed and len(found) > width:
-                raise RuntimeError(
-                    f"{site.name!r} has {len(found)} units, more than any layer of the model with parameters ({self._most}), "
-                    "which is the limit with several ranks. Select the layer before it with modules=."
-                )
-            sums.append(torch.cat((found, found.new_zeros(width - len(found)))) if fixed else found)
-        known = [len(site.sums) if site.sums is not None else 0 for site in self.sites]
-        counts = [site.count for site in self.sites]
-        head = torch.tensor([*known, *counts], dtype=row_dtype(self.device)).to(self.device, non_blocking=True)
-        return torch.cat([head, *sums])
-
-    @property
-    def spans(self) -> Spans:
-        """How the packed vectors of all ranks merge."""
-        return Span(len(self.sites), largest), Span(REST, added)
-
-    def read(self, packed: Tensor, fixed: bool) -> dict[str, Activity]:
-        """Return the activity of the sites that were called on any rank, from a vector on the host."""
-        n = len(self.sites)
-        known, counts = packed[:n].long().tolist(), packed[n : 2 * n].long().tolist()
-        found: dict[str, Activity] = {}
-        start = 2 * n
-        for site, room, units, count in zip(self.sites, self._room, known, counts, strict=True):
-            width = (self._most if room is None else room) if fixed else units
-            if count:
-                found[site.name] = Activity(packed[start : start + units].clone(), count)
-            start += width
-        return found
+    def merged(self) -> dict[str, Activity]:
+        """Return the epoch's activity of all ranks, on the host, of the sites that were called on any: a collective."""
+        sums = to_host({site.name: site.sums for site in self.sites if site.sums is not None})
+        ranks = gather({site.name: Activity(sums[site.name], site.count) for site in self.sites if site.name in sums})
+        parts = {site.name: [rank[site.name] for rank in ranks if site.name in rank] for site in self.sites}
+        return {
+            name: Activity(torch.stack([part.sums for part in found]).sum(0), sum(part.count for part in found))
+            for name, found in parts.items()
+            if found
+        }
 
     def restore(self, found: Mapping[str, Activity]) -> None:
         """Continue from the activity of an interrupted epoch."""
@@ -247,14 +213,54 @@ def _units_of(site: UnitSite, activity: Activity | None) -> PrunedUnits:
     )
 
 
-def overall(sites: Mapping[str, PrunedUnits]) -> float:
-    """Return the masked share of all units; 0 without units."""
-    units = sum(entry.units for entry in sites.values())
-    return sum(entry.masked for entry in sites.values()) / units if units else 0.0
+def install_masks(
+    model: nn.Module,
+    modules: ModuleSelector,
+    unit_dim: int | None,
+    masks: Mapping[str, Tensor],
+    hooks: HookManager,
+    gate: Gate,
+    training_only: bool,
+) -> UnitSites:
+    """Hook the selected modules, and apply existing masks.
 
+    Args:
+        model: The model.
+        modules: The selector.
+        unit_dim: The dimension of the units in the outputs; None to infer it.
+        masks: Module name to the units that stay, boolean, ``(units,)``.
+        hooks: Where to register the hooks.
+        gate: While it is open, the hooks measure.
+        training_only: Whether to measure only in training mode.
 
-def report_of(sites: UnitSites, found: Mapping[str, Activity], target: float, regrow: bool, epoch: int, step: int) -> PruningReport:
-    """Make new masks, and return their report."""
-    pruned = sites.decide(found, target, regrow)
-    silent = tuple(site.name for site in sites.sites if site.name not in found)
-    return PruningReport(epoch, step, target, overall(pruned), pruned, silent)
+    Returns:
+        The sites of the selected modules.
+
+    Raises:
+        RuntimeError: If a selected module runs under ``torch.compile``.
+        ValueError: If a module with a mask is not selected.
+    """
+    chosen, regions = select_modules(model, modules), compiled_regions(model)
+    compiled = [name for name, _ in chosen if compiled_around(name, regions) is not None]
+    if compiled:
+        raise RuntimeError(
+            f"{compiled[0]!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
+            "uncompiled with the pruner; then call apply(model), and compile."
+        )
+    sites = UnitSites(chosen, model, unit_dim)
+    unknown = sorted(set(masks) - {site.name for site in sites.sites})
+    if unknown:
+        raise ValueError(
+            f"There is a mask for {unknown[0]!r}, which modules={modules!r} does not select in {type(model).__name__}. "
+            "Continue with the same model and modules as before, or start with a new ActivationPruner."
+        )
+    for site in sites.sites:
+        if site.name in masks:
+            if site.units is not None:
+                site.kept = masks[site.name]
+                site.settle(site.units)
+            site.mask(masks[site.name], sites.device)
+    with hooks.all_or_nothing():
+        for site, (name, module) in zip(sites.sites, chosen, strict=True):
+            hooks.register(module, MaskListener(site, gate, training_only), "forward", label=name)
+    return sites

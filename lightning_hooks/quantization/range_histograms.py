@@ -37,7 +37,9 @@ def add_values(histogram: Tensor, ends: Tensor, values: Tensor, found: Tensor) -
     if on_host:
         if math.isinf(number(found[0])):  # nothing finite
             return
-        update = torch.histc(_finite(values), histogram.shape[0], min=number(new[0]), max=number(new[1]))
+        finite = torch.isfinite(values)
+        values = values if number(finite.all()) else values[finite]
+        update = torch.histc(values, histogram.shape[0], min=number(new[0]), max=number(new[1]))
     else:
         update = _counts(values.reshape(-1), new, histogram.shape[0])
     histogram.copy_(moved(histogram, ends, new) + update)
@@ -71,12 +73,6 @@ def moved(histogram: Tensor, old: Tensor, new: Tensor) -> Tensor:
     places = (torch.bucketize(middles, edges, right=True) - 1).clamp_(0, bins - 1)
     weights = histogram.repeat_interleave(UPSAMPLING) / UPSAMPLING
     return torch.bincount(places, weights=weights, minlength=bins)
-
-
-def _finite(values: Tensor) -> Tensor:
-    """The finite values of a CPU tensor."""
-    finite = torch.isfinite(values)
-    return values if number(finite.all()) else values[finite]
 
 
 def _counts(flat: Tensor, ends: Tensor, bins: int) -> Tensor:

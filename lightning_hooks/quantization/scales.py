@@ -65,9 +65,8 @@ class ActivationRange:
 def quantization_parameters(low: Tensor, high: Tensor, dtype: str = "int8", scheme: str = "affine") -> tuple[Tensor, Tensor]:
     """Return the scales and zero points that map ranges to eight bits, as ``torch.ao``'s observers do.
 
-    Affine: the range, extended to contain 0, maps to all levels, and the zero point is the level of 0. Symmetric: the larger
-        absolute
-    end on both sides of 0. See Jacob et al., "Quantization and training of neural networks for efficient
+    Affine: the range, extended to contain 0, maps to all levels, and the zero point is the level of 0. Symmetric: the range is that
+    of the larger absolute end, on both sides of 0. See Jacob et al., "Quantization and training of neural networks for efficient
     integer-arithmetic-only inference" (2018).
 
     Args:

@@ -13,8 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from lightning_hooks.plots.names import Labels, labels
-from lightning_hooks.plots.roles import relative_to_first
-from lightning_hooks.plots.series import FRACTIONS, Series
+from lightning_hooks.plots.series import FRACTIONS, Series, relative_to_first
 from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
 from lightning_hooks.run_report.numerals import number, percent
 
@@ -45,25 +44,10 @@ class HeatMap:
     unit: str  # epoch or step
     relative: bool = False  # whether sizes are relative to the first of their row
 
-    @property
-    def rows(self) -> int:
-        """How many names."""
-        return len(self.names)
-
-    @property
-    def columns(self) -> int:
-        """How many epochs."""
-        return len(self.epochs)
-
     @cached_property
     def labels(self) -> Labels:
         """What is written next to the rows."""
         return labels(self.names)
-
-    @property
-    def colors(self) -> Sequence[str]:
-        """The colours of the scale, from low to high."""
-        return DIVERGING if self.relative else VIRIDIS
 
     @property
     def uri(self) -> str:
@@ -73,35 +57,38 @@ class HeatMap:
     @property
     def gradient(self) -> str:
         """The scale's colours as a CSS gradient, left to right."""
-        return f"linear-gradient(to right,{','.join(f'#{color}' for color in self.colors)})"
+        colors = DIVERGING if self.relative else VIRIDIS
+        return f"linear-gradient(to right,{','.join(f'#{color}' for color in colors)})"
 
     @property
     def height(self) -> int:
         """In pixels."""
-        return self.rows * 14 if self.rows <= 60 else min(max(3 * self.rows, 840), 900)
+        rows = len(self.names)
+        return rows * 14 if rows <= 60 else min(max(3 * rows, 840), 900)
 
     @property
     def names_shown(self) -> list[Tick]:
         """Names of rows, at so many percent from the top."""
         places = zip(self.labels.positions, self.labels.texts, strict=True)
-        return [Tick(round(100 * (at + 0.5) / self.rows, 2), text) for at, text in places]
+        return [Tick(round(100 * (at + 0.5) / len(self.names), 2), text) for at, text in places]
 
     @property
     def epochs_shown(self) -> list[Tick]:
         """Numbers of epochs, at so many percent from the left."""
-        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / self.columns, 2) for place in range(self.columns)], self.unit)
+        n = len(self.epochs)
+        return epoch_ticks(self.epochs, [round(100 * (place + 0.5) / n, 2) for place in range(n)], self.unit)
 
     @property
     def zones(self) -> list[Zone]:
         """A title for each number; of a large one for the last number of each row."""
-        if self.rows * self.columns <= MOST_TITLED_CELLS:
+        if len(self.names) * len(self.epochs) <= MOST_TITLED_CELLS:
             return [
                 Zone(x, y, 1, 1, f"{name}, {self.unit} {epoch}: {self._shown(float(self.values[y, x]))}")
                 for y, name in enumerate(self.names)
                 for x, epoch in enumerate(self.epochs)
             ]
         return [
-            Zone(0, y, self.columns, 1, f"{name}, {self.unit} {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
+            Zone(0, y, len(self.epochs), 1, f"{name}, {self.unit} {self.epochs[-1]}: {self._shown(float(self.values[y, -1]))}")
             for y, name in enumerate(self.names)
         ]
 
@@ -171,7 +158,9 @@ def png(indices: np.ndarray, colors: Sequence[str] = VIRIDIS) -> bytes:
     header = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
     palette = bytes(channel for color in ["000000", *shades(colors)] for channel in bytes.fromhex(color))
     chunks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\x00"), (b"IDAT", zlib.compress(scanlines, 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
@@ -180,7 +169,3 @@ def shades(colors: Sequence[str] = VIRIDIS) -> list[str]:
     at = np.linspace(0, len(anchors) - 1, SHADES)
     channels = [np.interp(at, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
     return ["".join(f"{round(value):02x}" for value in color) for color in np.transpose(channels)]
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

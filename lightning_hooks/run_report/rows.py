@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.run_report.charts import Tick, tick_text
+from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.run_report.charts import Scale, Tick, tick_text
 from lightning_hooks.run_report.numerals import number, percent
-from lightning_hooks.run_report.scale import Scale
 
 SHOWN_ROWS = 40
 """Of more rows those with an alert come first, and those beyond are folded."""

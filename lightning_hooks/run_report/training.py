@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.run_report.charts import Chart, Line, chart
+from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.scale import numbered
 
 COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
 SETTINGS = (

@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.bins import QUANTILES, quantiles
 from lightning_hooks.trackers.names import safe_path
+from lightning_hooks.trackers.picture import Picture
 from lightning_hooks.trackers.tracker import FOLDER, Histogram, Tracker
 
-if TYPE_CHECKING:
-    from lightning_hooks.trackers.picture import Picture
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 class CSVTracker(Tracker):
@@ -56,3 +56,23 @@ class CSVTracker(Tracker):
         folder = Path(self.experiment.log_dir) / FOLDER / safe_path(tag)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
+
+
+def quantiles(edges: Sequence[float], counts: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Compute quantiles of a histogram; values are taken as spread evenly in each bin.
+
+    Args:
+        edges: Ascending, one more than counts.
+        counts: Not negative, not all zero.
+        shares: Ascending, 0 to 1.
+
+    Returns:
+        A value per share; 0 and 1 give the edges of the first and last bin that are not empty.
+    """
+    sides, values = np.asarray(edges, dtype=float), np.asarray(counts, dtype=float)
+    above, filled = np.cumsum(values), np.flatnonzero(values)
+    wanted = np.asarray(shares) * above[-1]
+    place = np.clip(np.searchsorted(above, wanted), filled[0], filled[-1])
+    within = np.clip((wanted - (above - values)[place]) / values[place], 0.0, 1.0)
+    found: list[float] = (sides[place] + np.diff(sides)[place] * within).tolist()
+    return found

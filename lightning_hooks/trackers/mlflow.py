@@ -7,15 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
 from lightning_hooks.trackers.names import metric_name, safe_path
+from lightning_hooks.trackers.picture import Picture
 from lightning_hooks.trackers.tracker import FOLDER, Histogram, Tracker
-
-if TYPE_CHECKING:
-    from lightning_hooks.trackers.picture import Picture
 
 METRICS_PER_BATCH = 1000
 """The most that an MLflow server takes at once."""
@@ -25,12 +23,12 @@ class MLflowTracker(Tracker):
     """Writes through an ``MlflowClient``: metrics in batches, pictures, texts, tables and histograms as artifacts."""
 
     shows_pictures = True
+    needs = ("log_batch", "log_artifact", "log_text", "log_dict")
 
     @classmethod
     @override
     def suits(cls, logger: Any, experiment: Any) -> bool:
-        methods = ("log_batch", "log_artifact", "log_text", "log_dict")
-        return all(callable(getattr(experiment, method, None)) for method in methods) and isinstance(logger.run_id, str)
+        return super().suits(logger, experiment) and isinstance(logger.run_id, str)
 
     @override
     def scalars(self, values: Mapping[str, float], step: int) -> None:

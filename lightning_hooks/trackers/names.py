@@ -56,7 +56,8 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
     Sentences are listed below it: in the table they would leave the other columns no room.
     """
-    sentences = [place for place in range(len(columns)) if any(_is_sentence(row[place]) for row in rows)]
+    texts = [[str(row[place]) for row in rows if isinstance(row[place], str)] for place in range(len(columns))]
+    sentences = [place for place, found in enumerate(texts) if any(len(text) > LONGEST_CELL and " " in text for text in found)]
     short = [place for place in range(len(columns)) if place not in sentences]
     cells = [[markdown_text(cell(row[place])) for place in short] for row in rows]
     lines = [[markdown_text(columns[place]) for place in short], ["---"] * len(short), *cells]
@@ -67,7 +68,3 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
             about = " ".join(str(row[other]) for other in short if isinstance(row[other], str))
             table += [f"- **{markdown_text(about)}**: {markdown_text(cell(row[place]))}"] if row[place] else []
     return "\n".join(table)
-
-
-def _is_sentence(value: object) -> bool:
-    return isinstance(value, str) and len(value) > LONGEST_CELL and " " in value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
+import numpy as np
+
+from lightning_hooks.plots.canvas import Figure
 
 PALETTE = 256
 """Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""
@@ -44,8 +44,6 @@ class Picture:
             ImportError: If Pillow is not installed.
             ValueError: If it is of another type or shape.
         """
-        import numpy as np
-
         image = np.asarray(image)
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ValueError(f"image must be uint8 of shape (height, width, 3); got {image.dtype} of shape {image.shape}.")
@@ -57,7 +55,6 @@ class Picture:
 
     def array(self) -> np.ndarray:
         """Decode it: uint8 of shape ``(height, width, 3)``."""
-        import numpy as np
         from PIL import Image
 
         return np.asarray(Image.open(BytesIO(self.png)).convert("RGB"))

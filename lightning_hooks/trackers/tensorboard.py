@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.layout import Band, Chart, Layout
 from lightning_hooks.trackers.names import markdown_table
-from lightning_hooks.trackers.tracker import Histogram, Tracker
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tracker import Histogram, Tracker, coarsened
 
 VALUES_PER_EVENT = 1000
 
@@ -30,12 +26,7 @@ class TensorBoardTracker(Tracker):
     """Writes to a ``SummaryWriter``."""
 
     shows_pictures = True
-
-    @classmethod
-    @override
-    def suits(cls, logger: Any, experiment: Any) -> bool:
-        methods = ("add_scalar", "add_histogram_raw", "add_text", "add_image", "add_custom_scalars")
-        return all(callable(getattr(experiment, method, None)) for method in methods)
+    needs = ("add_scalar", "add_histogram_raw", "add_text", "add_image", "add_custom_scalars")
 
     @override
     def scalars(self, values: Mapping[str, float], step: int) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lightning_hooks.trackers.layout import Layout
+from lightning_hooks.trackers.picture import Picture
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""
 
 FOLDER = "lightning_hooks"
 """The folder of our files, in a log directory or among a run's artifacts."""
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lightning_hooks.trackers.layout import Layout
-    from lightning_hooks.trackers.picture import Picture
 
 
 class Tracker:
@@ -30,21 +29,23 @@ class Tracker:
         logger: A Lightning logger, of whichever package.
     """
 
-    shows_pictures = False
+    shows_pictures: ClassVar[bool] = False
     """Whether it shows pictures: figures need not be drawn otherwise."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The methods of the logger's ``experiment`` that this adapter calls."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
     @classmethod
-    def suits(cls, logger: Any, experiment: Any) -> bool:  # noqa: ARG003  this one suits all
+    def suits(cls, logger: Any, experiment: Any) -> bool:  # noqa: ARG003  some adapters ask the logger, too
         """Whether the logger can do what this adapter asks of it.
 
         Args:
             logger: The logger.
             experiment: Its ``experiment``, None if it has none.
         """
-        return True
+        return all(callable(getattr(experiment, method, None)) for method in cls.needs)
 
     @cached_property
     def name(self) -> str:
@@ -97,3 +98,25 @@ class Tracker:
     def save(self) -> None:
         """Write what is buffered."""
         self.logger.save()
+
+
+def coarsened(edges: Sequence[float], counts: Sequence[float], parts: int = 256) -> tuple[list[float], list[float]]:
+    """Join bins that are narrower than one of ``parts`` of the whole range: a chart shows about thirty.
+
+    Args:
+        edges: Rising, one more than counts.
+        counts: Of each bin.
+        parts: How many parts the range has.
+    """
+    width = (edges[-1] - edges[0]) / parts
+    new_edges, new_counts, waiting = [edges[0]], [], 0.0
+    for high, count in zip(edges[1:], counts, strict=True):
+        waiting += count
+        if high - new_edges[-1] >= width:
+            new_edges.append(high)
+            new_counts.append(waiting)
+            waiting = 0.0
+    if new_edges[-1] != edges[-1]:  # a narrow rest belongs to the last bin
+        new_edges[-1 if new_counts else len(new_edges) :] = [edges[-1]]
+        new_counts[-1:] = [(new_counts[-1] if new_counts else 0.0) + waiting]
+    return new_edges, new_counts

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.trackers.csv import CSVTracker
+from lightning_hooks.trackers.layout import Layout
 from lightning_hooks.trackers.mlflow import MLflowTracker
 from lightning_hooks.trackers.picture import Picture
 from lightning_hooks.trackers.tensorboard import TensorBoardTracker
 from lightning_hooks.trackers.tracker import Histogram, Tracker
 from lightning_hooks.trackers.wandb import WandbTracker
-
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.trackers.layout import Layout
 
 ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
 

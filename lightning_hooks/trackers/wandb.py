@@ -7,18 +7,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
-from lightning_hooks.trackers.bins import coarsened
 from lightning_hooks.trackers.names import markdown_text, safe_path
-from lightning_hooks.trackers.tracker import Histogram, Tracker
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tracker import Histogram, Tracker, coarsened
 
 ALERTS_VARIABLE = "LIGHTNING_HOOKS_WANDB_ALERTS"
 """Set to 1, alerts are sent by ``run.alert`` too: W&B mails them or posts them to Slack."""
@@ -33,12 +29,7 @@ class WandbTracker(Tracker):
     """
 
     shows_pictures = True
-
-    @classmethod
-    @override
-    def suits(cls, logger: Any, experiment: Any) -> bool:
-        methods = ("log", "define_metric", "log_artifact", "alert", "save")
-        return all(callable(getattr(experiment, method, None)) for method in methods)
+    needs = ("log", "define_metric", "log_artifact", "alert", "save")
 
     @override
     def picture(self, tag: str, picture: Picture, step: int) -> None:
@@ -49,7 +40,6 @@ class WandbTracker(Tracker):
 
     @override
     def histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        import numpy as np
         import wandb
 
         shown = {}

@@ -3,16 +3,17 @@
 from lightning_hooks.transforms.gradients import (
     TRANSFORMS,
     ChangeGradient,
+    Factor,
     GradientFunction,
     GradientState,
     HookOutput,
+    Schedule,
     clamp_gradient,
     noisy_gradient,
     scale_gradient,
     zero_gradient,
 )
 from lightning_hooks.transforms.normalization import Argument, Normalization
-from lightning_hooks.transforms.schedule import Factor, Schedule
 
 __all__ = [
     "TRANSFORMS",

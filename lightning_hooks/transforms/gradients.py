@@ -1,24 +1,27 @@
-"""Transforms of gradients during backward: functions that return a new gradient."""
+"""Transforms of gradients during backward: functions that return a new gradient, and the factor of an epoch."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lightning_hooks.extraction import map_tensors
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.attributes import stored
-from lightning_hooks.hooks.tensors import MAX_DEPTH
 
 TRANSFORMS = ("scale", "zero", "clamp", "noise")
 """The named transforms."""
 
 GradientFunction = Callable[..., "Tensor | None"]
 """A function of the unscaled gradient, and of the factor if there is one, that returns a new gradient, or None for no change."""
+
+
+Factor: TypeAlias = float | Mapping[int, float] | Callable[[int], float | None]
+"""A number; a mapping from first epochs to numbers; or a function of the epoch (None: no number)."""
 
 
 def scale_gradient(gradient: Tensor, factor: float) -> Tensor:
@@ -106,6 +109,56 @@ def apply_function(
     return changed if loss_scale is None else (changed * loss_scale.to(changed.device, changed.dtype)).to(gradient.dtype)
 
 
+class Schedule:
+    """A number for each epoch.
+
+    Args:
+        name: The name of the argument, for messages.
+        factor: A number for all epochs; a mapping, such as ``{0: 0.1, 5: 1.0}`` for 0.1 from epoch 0 and 1.0 from epoch 5, with no
+            number before its first epoch; or a function of the epoch that returns the number, or None.
+        low: Lower bound.
+        above: Whether the bound is exclusive.
+
+    Raises:
+        TypeError: If ``factor`` is of another type.
+        ValueError: If a number is not finite or out of bounds, or the mapping is empty or has a negative epoch.
+    """
+
+    def __init__(self, name: str, factor: Factor, low: float = -math.inf, above: bool = False) -> None:
+        self.name, self.factor, self.low, self.above = name, factor, low, above
+        if isinstance(factor, Mapping):
+            if not factor:
+                raise ValueError(f"{name} must have a number for some epoch; got {factor!r}.")
+            for epoch, value in factor.items():
+                if isinstance(epoch, bool) or not isinstance(epoch, int):
+                    raise TypeError(f"{name} must map epochs (integers) to numbers; got {epoch!r} in {factor!r}.")
+                if epoch < 0:
+                    raise ValueError(f"{name} must map epochs from 0 on; got {epoch!r} in {factor!r}.")
+                self._checked(value)
+        elif not callable(factor):
+            self._checked(factor)
+
+    def at(self, epoch: int) -> float | None:
+        """Return the number for an epoch, or None."""
+        if isinstance(self.factor, Mapping):
+            begun = [start for start in self.factor if start <= epoch]
+            return self._checked(self.factor[max(begun)]) if begun else None
+        if callable(self.factor):
+            value = self.factor(epoch)
+            return None if value is None else self._checked(value, f" from {self.factor!r} for epoch {epoch}")
+        return self._checked(self.factor)
+
+    def _checked(self, value: object, where: str = "") -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(
+                f"{self.name} must be a number, a mapping of epochs to numbers, or a function of the epoch; got {value!r}{where}."
+            )
+        if not math.isfinite(value) or value < self.low or (self.above and value == self.low):
+            bound = "finite" if self.low == -math.inf else f"{'above' if self.above else 'at least'} {self.low:g} and finite"
+            raise ValueError(f"{self.name} must be {bound}; got {value!r}{where}.")
+        return float(value)
+
+
 class GradientState:
     """The state that the hooks of one GradientTransform share.
 
@@ -178,7 +231,7 @@ class HookOutput(Listener):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output with hooks on its tensors."""
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        return _map_tensors(output, lambda tensor: self._hooked(tensor, given))
+        return map_tensors(output, lambda tensor: self._hooked(tensor, given))
 
     def _hooked(self, tensor: Tensor, given: list[Tensor]) -> Tensor:
         if not tensor.requires_grad:
@@ -189,35 +242,6 @@ class HookOutput(Listener):
             tensor = tensor.clone()
         tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
         return tensor
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
-    """Apply a function to the tensors in ``value``; a container is copied only if one of its tensors changed."""
-    if isinstance(value, Tensor):
-        return function(value) if value.is_floating_point() or value.is_complex() else value
-    if depth >= MAX_DEPTH:
-        return value
-    if isinstance(value, dict):
-        changed = {key: _map_tensors(entry, function, depth + 1) for key, entry in value.items()}
-        if all(changed[key] is value[key] for key in value):
-            return value
-        if type(value) is dict:
-            return changed
-        copied = value.copy() if hasattr(value, "copy") else type(value)(value)
-        for key, entry in changed.items():
-            copied[key] = entry
-        return copied
-    if isinstance(value, tuple | list):
-        entries = [_map_tensors(entry, function, depth + 1) for entry in value]
-        if all(one is other for one, other in zip(entries, value, strict=True)):
-            return value
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: stored(value, field.name) for field in dataclasses.fields(value)}
-        mapped = {name: _map_tensors(entry, function, depth + 1) for name, entry in fields.items()}
-        changed = {name: entry for name, entry in mapped.items() if entry is not fields[name]}
-        return dataclasses.replace(value, **changed) if changed else value
-    return value
 
 
 def _on_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

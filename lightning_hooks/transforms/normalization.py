@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,7 +44,10 @@ class Normalization:
         found = channel_moments(x.detach(), self.dim)
         known = self.moments
         self.moments = found if known is None else merge_moments(torch.stack((known, found.to(known.device))))
-        self._estimate()
+        everything = self.everything()
+        assert everything is not None  # as learned just now
+        self.mean, self.std = mean_and_std(everything)
+        self._ready.clear()
 
     def everything(self) -> Tensor | None:
         """Return the learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
@@ -52,17 +55,6 @@ class Normalization:
         if not parts:
             return None
         return merge_moments(torch.stack([part.to(parts[-1].device) for part in parts]))
-
-    def _estimate(self) -> None:
-        everything = self.everything()
-        if everything is not None:
-            self.mean, self.std = mean_and_std(everything)
-            self._ready.clear()
-
-    def resume(self, moments: Tensor) -> None:
-        """Continue from the moments of an earlier run."""
-        self.earlier, self.moments = moments, None
-        self._estimate()
 
     def freeze(self, moments: Tensor | None = None) -> None:
         """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
@@ -150,7 +142,7 @@ class Argument:
 
     def __init__(self, module: nn.Module, site: str, name: str | None) -> None:
         self.site, self.name = site, name
-        self.position: int | None = None
+        self.position = -1  # of the parameter among the positional ones
         if name is None:
             return
         parameters = list(inspect.signature(module.forward).parameters.values())
@@ -169,34 +161,24 @@ class Argument:
         Raises:
             TypeError: If there is no such tensor.
         """
-        place = self._place(args, kwargs)
-        found = args[place] if isinstance(place, int) else kwargs[place]
-        changed = change(found)
-        if isinstance(place, int):
-            return (*args[:place], changed, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: changed}
+        values: dict[int | str, Any] = dict(enumerate(args))
+        values.update(kwargs)
+        place = self._place(values)
+        values[place] = change(values[place])
+        return tuple(values[index] for index in range(len(args))), {key: values[key] for key in kwargs}
 
-    def _place(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
-        found: Any
+    def _place(self, values: dict[int | str, Any]) -> int | str:
         if self.name is not None:
-            place: int | str = self.name
-            if self.name in kwargs:
-                found = kwargs[self.name]
-            elif self.position is not None and self.position < len(args):
-                found, place = args[self.position], self.position
-            else:
-                found = None
+            place = self.position if self.position in values and self.name not in values else self.name
+            found = values.get(place)
             if isinstance(found, Tensor):
                 return place
             came = "nothing" if found is None else type(found).__name__
             raise TypeError(f"argument={self.name!r} of {self.site!r} must be a tensor; got {came}.")
-        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for place, value in named:
+        for place, value in values.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 return place
-        came = ", ".join(
-            [*(type(value).__name__ for value in args), *(f"{key}={type(value).__name__}" for key, value in kwargs.items())]
-        )
+        came = ", ".join(f"{key}=" * isinstance(key, str) + type(value).__name__ for key, value in values.items())
         raise TypeError(
             f"{self.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
             "forward with argument=; integers, such as images in uint8, are normalised only if named."

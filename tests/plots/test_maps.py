@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_hooks.plots.maps import feature_map, kind_of
-from lightning_hooks.plots.overlay import array_of, as_images, cam_figure, overlaid
-from lightning_hooks.plots.tiles import CONSTANT, coloured, resized, tiled
+from lightning_hooks.plots.maps import (
+    CONSTANT,
+    array_of,
+    as_images,
+    cam_figure,
+    coloured,
+    feature_map,
+    kind_of,
+    overlaid,
+    resized,
+    tiled,
+)
 from tests.support.made_reports import HOSTILE
 
 RANDOM = np.random.default_rng(0)

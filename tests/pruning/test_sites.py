@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks import Gate
 from lightning_hooks.pruning.sites import Activity, MaskListener, UnitSites
-from lightning_hooks.statistics.reduction import merge_ranks
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -59,7 +58,7 @@ def test_activity_is_the_mean_magnitude_of_each_unit_and_masks_zero_it(kind: str
         assert hook(module, (), output) is None  # nothing masked yet: the output itself goes on
     magnitudes = [np.moveaxis(np.abs(output), axis, 0).reshape(5, -1) for output in outputs]
     expected = np.concatenate(magnitudes, axis=1).mean(1)
-    found = sites.read(sites.pack(fixed=False), fixed=False)
+    found = sites.merged()
     (activity,) = found.values()
     np.testing.assert_allclose(activity.means(), expected, rtol=1e-6)
     sites.decide(found, target=0.4, regrow=False)
@@ -88,7 +87,7 @@ def test_low_precision_outputs_are_summed_in_more(dtype: torch.dtype) -> None:
     sites, hook = one(module)
     output = (torch.ones(3000, 2) * 1.001).to(dtype)
     hook(module, (), output)
-    means = sites.read(sites.pack(False), False)["0"].means()
+    means = sites.merged()["0"].means()
     assert means == pytest.approx([float(output[0, 0])] * 2, rel=1e-6)
     sites.sites[0].mask(torch.tensor([True, False]), torch.device("cpu"))
     assert hook(module, (), output).dtype == dtype
@@ -147,38 +146,26 @@ def test_a_silent_site_keeps_its_mask() -> None:
     assert math.isnan(units["0"].activity)
 
 
-def test_ranks_are_merged_as_if_their_data_were_one() -> None:
-    """The middle site runs on the second rank only, and says nothing about its units beforehand."""
+def test_ranks_are_merged_as_if_their_data_were_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middle site runs on the second rank only, with more units than any layer has."""
     net = nn.ModuleDict({"a": nn.Linear(3, 4), "odd": nn.ReLU(), "b": nn.Linear(4, 2)})
     batches = [random(5, 3), random(2, 3)]
-    packed, whole = [], None
+    found = []
     for rank, batch in enumerate([*batches, torch.cat(batches)]):
         sites = UnitSites(list(net.items()), net)
         hooks = {site.name: MaskListener(site, Gate(open=True), False) for site in sites.sites}
         hidden = net["a"](batch)
         hooks["a"](net["a"], (), hidden)
         if rank > 0:
-            hooks["odd"](net["odd"], (), net["odd"](hidden[-2:]))
+            hooks["odd"](net["odd"], (), net["odd"](hidden[-2:].repeat(1, 3)))
         hooks["b"](net["b"], (), net["b"](hidden))
-        if rank < 2:
-            packed.append(sites.pack(fixed=True))
-        else:
-            whole = sites.read(sites.pack(fixed=False), fixed=False)
-    assert len(packed[0]) == len(packed[1])
-    found = sites.read(merge_ranks(sites.spans, packed), fixed=True)
-    assert list(found) == list(whole) == ["a", "odd", "b"]
-    for name, activity in found.items():
+        found.append(sites.merged())
+    monkeypatch.setattr("lightning_hooks.pruning.sites.gather", lambda own: found[:2])
+    merged, whole = sites.merged(), found[2]
+    assert list(merged) == list(whole) == ["a", "odd", "b"]
+    for name, activity in merged.items():
         assert activity.count == whole[name].count
         np.testing.assert_allclose(activity.means(), whole[name].means(), rtol=1e-6)
-
-
-def test_more_units_than_ranks_can_agree_on() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.Unflatten(1, (3, 1)), nn.ReLU(), nn.Linear(1, 1))
-    sites, hook = one(net[2], net)
-    assert hook.site.units is None
-    hook(net[2], (), torch.ones(1, 7))
-    with pytest.raises(RuntimeError, match=r"'2' has 7 units, more than any layer of the model with parameters \(3\)"):
-        sites.pack(fixed=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lightning_hooks.run_report.scale import FEWEST_TICKS, MOST_TICKS, numbered, scale
+from lightning_hooks.run_report.charts import FEWEST_TICKS, MOST_TICKS, numbered, scale
 
 
 @pytest.mark.parametrize("kind", ["log", "linear"])
