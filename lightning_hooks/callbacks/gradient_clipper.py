@@ -16,10 +16,10 @@ from lightning_hooks.alerts import ClipReport
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import FactorPolicy
-from lightning_hooks.collectors.clipping import ClipCollector
-from lightning_hooks.collectors.collector import Collector
-from lightning_hooks.collectors.step import Step
-from lightning_hooks.collectors.tensor_clips import TensorClip, TensorClipCollector
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.step import Step
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.clipping_events.tensor_clips import TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.hosts.lightning_api import loss_scaler

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
-from lightning_hooks.collectors.warn import info
+from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import to_host
 from lightning_hooks.extraction.merge import gather
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector

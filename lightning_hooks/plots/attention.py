@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_hooks.diagnostics.attention.report import AttentionReport
 from lightning_hooks.plots.canvas import Figure, color_bar, heading, name_layers, nothing, single, style, table
-from lightning_hooks.reports.attention import AttentionReport
 
 SHARES = {"entropy": "entropy over its maximum", "first_token_share": "share of the first token"}
 _MEANING = {

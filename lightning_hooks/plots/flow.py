@@ -33,8 +33,6 @@ from lightning_hooks.plots.canvas import (
 )
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.windows import GradientFlowReport
 
 HEALTHY_UPDATES = (1e-4, 1e-2)
 """Ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side."""

@@ -43,7 +43,6 @@ from lightning_hooks.plots.series import (
     relative_to_first,
     series,
 )
-from lightning_hooks.reports.windows import ClipReport, FeatureReport, GradientFlowReport, Report
 
 
 @style()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.plots.canvas import (
@@ -25,9 +26,6 @@ from lightning_hooks.plots.canvas import (
     style,
 )
 from lightning_hooks.plots.series import alerts_by_site, check_report, kinds_by_severity
-from lightning_hooks.reports.alert import Alert
-from lightning_hooks.reports.kinds import gravity
-from lightning_hooks.reports.windows import FeatureReport
 
 LINES = (
     ("rms", "all values", BLUE, "-"),

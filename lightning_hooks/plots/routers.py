@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.plots.canvas import (
     GREY,
     VERMILLION,

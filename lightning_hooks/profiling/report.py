@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.profiling.graph import BACKWARD, FORWARD, OTHER, RECOMPUTE
 from lightning_hooks.profiling.tracer import TracedStep
-from lightning_hooks.reports.plain import PlainReport
 
 LIMIT = 512
 """The number of steps kept of an epoch. At this number every second one is dropped, and half as many are measured from then on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.reports.plain import PlainReport
 
 SCHEDULES = ("cubic", "linear")
 """The schedules, from 0 to ``amount``."""

@@ -19,7 +19,7 @@ from lightning_hooks.pruning.report import PrunedUnits
 from lightning_hooks.pruning.units import Layout, activity_sums, known_units
 from lightning_hooks.pruning.weights import producer_of
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.feature_table import layouts
+from lightning_hooks.statistics.units import layouts
 
 
 class UnitSite:

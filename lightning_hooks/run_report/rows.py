@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_hooks.reports.kinds import gravity
+from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report.charts import Scale, Tick, tick_text
 from lightning_hooks.run_report.numerals import number, percent
 
