@@ -18,17 +18,18 @@ from torch import Tensor
 
 from lightning_hooks import monitors
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
+from lightning_hooks.diagnostics.batches import hashes as batch_hash
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features import outputs
 from lightning_hooks.diagnostics.features.functional import FunctionalFeatures
 from lightning_hooks.diagnostics.gradients import measured_step
+from lightning_hooks.diagnostics.loss_inputs import labels
 from lightning_hooks.diagnostics.loss_inputs import target_calls as targets
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
 from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
 from lightning_hooks.diagnostics.setup import checks as setup_checks
 from lightning_hooks.diagnostics.setup.first_weights import FirstWeights
 from lightning_hooks.diagnostics.setup.module_modes import ModuleModes
-from lightning_hooks.statistics import batch_hash, labels
 from lightning_hooks.statistics.histograms import HistogramTable
 from tests.benchmarks.fits import fit
 from tests.benchmarks.own_time import Stopwatch, measured, own_time

@@ -120,7 +120,7 @@ def test_a_nan_ends_the_fit_within_two_intervals(every: int, how: str) -> None:
 
 
 def test_two_launches_a_tensor() -> None:
-    from lightning_hooks.statistics import FeatureTable
+    from lightning_hooks.diagnostics.features.table import FeatureTable
     from lightning_hooks.statistics.kernels import kernels_for
 
     if kernels_for("cuda").name != "triton":

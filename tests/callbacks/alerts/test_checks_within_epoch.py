@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import Alert, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, TrainingMonitor, monitors
 from lightning_hooks.alerts import AlertError, FeatureReport
-from lightning_hooks.declare.early import LINES, Early
+from lightning_hooks.declare.early import Early
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
-from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
+from lightning_hooks.diagnostics.nonfinite.checks import LINES, StepChecks
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hooks import Faults
 from lightning_hooks.run_report import judge, read_run

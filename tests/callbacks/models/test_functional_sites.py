@@ -252,7 +252,7 @@ def test_more_sites_than_there_is_room_for_are_left_out(monkeypatch: pytest.Monk
 
 
 def test_a_recorder_that_raises_disables_its_site_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_hooks.statistics import FeatureTable
+    from lightning_hooks.diagnostics.features.table import FeatureTable
 
     add = FeatureTable.add
 
