@@ -23,7 +23,7 @@ from tests.benchmarks.workloads import NAMES
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "cpu.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "about" / "cost.md")
-MEASURED = ("hooks", "session", "collectors", "statistics", "clipping", "callbacks")
+MEASURED = ("hooks", "session", "hosts", "declare", "diagnostics", "statistics", "clipping", "callbacks")
 """The folders of the package whose code runs in a training step."""
 IN_SHORT = ("default", "every", "nothing", "five-items", "fastai", "wandb")
 """The rows of the README's table."""
