@@ -11,7 +11,7 @@ from lightning_hooks.alerts import (
     DropoutInEval,
     DropoutUse,
     FeatureReport,
-    LabelsIgnoredByLoss,
+    LabelsIgnored,
     OutputRange,
     OutputStats,
     PrecisionNotApplied,
@@ -116,7 +116,7 @@ def test_what_bounded_logits_reach() -> None:
     ],
 )
 def test_labels_ignored(numbers: dict[str, Any], severity: str | None) -> None:
-    assert severities(LabelsIgnoredByLoss()(of_loss(**numbers))) == ([("cross_entropy", severity)] if severity else [])
+    assert severities(LabelsIgnored()(of_loss(**numbers))) == ([("cross_entropy", severity)] if severity else [])
 
 
 @pytest.mark.parametrize(

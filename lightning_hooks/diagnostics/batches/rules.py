@@ -19,12 +19,14 @@ THE_DATA = "the data"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelsIgnored(Rule):
-    """Batches all of whose targets are ``ignore_index``: cross entropy has nothing to average, and gives NaN.
+    """Targets that are all ``ignore_index``: cross entropy has nothing to average, and gives NaN.
 
-    PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored.
+    PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored. Counted are batches as the
+    data have them, and calls of ``cross_entropy`` or ``nll_loss``, whose targets may be shifted, masked or made in
+    ``training_step``.
 
     Attributes:
-        threshold: Share of the sampled batches that must be ignored as a whole, unless a loss was not finite.
+        threshold: Share of the sampled batches, or calls, that must be ignored as a whole, unless a loss was not finite.
     """
 
     kind: ClassVar[str] = "labels_ignored"
@@ -32,48 +34,29 @@ class LabelsIgnored(Rule):
 
     threshold: float = 0.5
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning if batches are lost, an info if a few are and the loss is finite all the same."""
-        labels = report.model_setup.labels
-        if labels is None or not labels.ignored_batches:
-            return
-        share = labels.ignored_batches / labels.batches
-        lost = report.loss is not None and report.loss.nonfinite_steps > 0
-        yield self.alert(
-            report, THE_DATA, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
-            f"all targets are ignore_index in {labels.ignored_batches} of {labels.batches} sampled batches "
-            f"({percent(labels.ignored / labels.targets)} of all targets): cross entropy averages over nothing, which is NaN.",
-            "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelsIgnoredByLoss(Rule):
-    """Calls of ``cross_entropy`` or ``nll_loss`` all of whose targets are ``ignore_index``: nothing to average, so NaN.
-
-    As :class:`LabelsIgnored`, for the targets that the function is given: shifted, masked or made in ``training_step``.
-
-    Attributes:
-        threshold: Share of its calls that must be ignored as a whole, unless one returned NaN.
-    """
-
-    kind: ClassVar[str] = "labels_ignored"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
-    threshold: float = 0.5
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield a warning if calls are lost, an info if a few are and return a number all the same."""
-        for site, stats in report.outputs.items():
-            if not stats.ignored_calls:
-                continue
-            share = stats.ignored_calls / stats.calls
+    def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning if batches or calls are lost, an info if a few are and the loss is finite all the same."""
+        for site, ignored, of, what, targets, lost in _ignored(report):
+            share = ignored / of
             yield self.alert(
-                report, site, share, self.threshold, "warning" if stats.lost_calls or share >= self.threshold else "info",
-                f"all targets are ignore_index in {stats.ignored_calls} of its {stats.calls} sampled calls "
-                f"({percent(stats.ignored_fraction)} of all targets): it averages over nothing, which is NaN.",
+                report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+                f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
+                f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
                 "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
             )  # fmt: skip
+
+
+def _ignored(report: FeatureReport | GradientFlowReport) -> Iterator[tuple[str, int, int, str, float, bool]]:
+    """Per site how many are ignored, of how many, these in words, the share of all targets, and whether a loss was not finite."""
+    if isinstance(report, FeatureReport):
+        for site, stats in report.outputs.items():
+            if stats.ignored_calls:
+                what = f"its {stats.calls} sampled calls"
+                yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
+    elif (labels := report.model_setup.labels) is not None and labels.ignored_batches:
+        lost = report.loss is not None and report.loss.nonfinite_steps > 0
+        what = f"{labels.batches} sampled batches"
+        yield THE_DATA, labels.ignored_batches, labels.batches, what, labels.ignored / labels.targets, lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +216,6 @@ __all__ = [
     "BatchRepeated",
     "IdOutOfRange",
     "LabelsIgnored",
-    "LabelsIgnoredByLoss",
     "RanksDiffer",
     "RanksSameBatch",
     "ValidationShift",
@@ -313,7 +295,6 @@ KINDS = (
 
 RULES = (
     LabelsIgnored(),
-    LabelsIgnoredByLoss(),
     BatchRepeated(),
     ValidationShift(),
     IdOutOfRange(),
