@@ -8,7 +8,17 @@ from functools import cache
 from pathlib import Path
 
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
-from lightning_hooks.alerts.explain import advice_of, causes_of, consequences_of, documented, formula, rules_of, thresholds_of
+from lightning_hooks.alerts.explain import (
+    advice_of,
+    causes_of,
+    consequences_of,
+    documented,
+    effect_of,
+    excuses_of,
+    formula,
+    rules_of,
+    thresholds_of,
+)
 from lightning_hooks.declare.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +97,7 @@ def page(kind: str) -> str:
         f"```text\n{formula(kind)}\n```",
         *(["The numbers are the defaults; each is a field of a rule:"] if any(map(thresholds_of, rules_of(kind))) else []),
         *(_rule(rule) for rule in rules_of(kind)),
+        *_excuses(kind),
         *_figure(kind),
         "## How to fix it",
         "\n".join(f"- {step}." for step in advice_of(kind)),
@@ -104,6 +115,11 @@ def _rule(rule: Rule) -> str:
     rows = [f"| `{name}` | `{default!r}` | {explained.get(name, '')} |" for name, default in thresholds_of(rule).items()]
     table = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) if rows else "It has no threshold."
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
+
+
+def _excuses(kind: str) -> list[str]:
+    rows = [f"| `{excuse.name}` | {excuse.because} | {effect_of(excuse)} |" for excuse in excuses_of(kind)]
+    return ["### Excuses", "\n".join(["| excuse | where | then it is |", "|---|---|---|", *rows])] if rows else []
 
 
 def _figure(kind: str) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import excused
 from lightning_hooks.declare.kinds import KINDS, SEVERITIES
 from lightning_hooks.declare.rule import Judges, Rule, check_patterns, matches
 
@@ -90,7 +91,7 @@ class RuleBook:
     @property
     def wants_history(self) -> bool:
         """Whether any rule uses earlier reports."""
-        return any(_takes_history(rule) for rule in self.rules)
+        return any(_takes_history(rule) or getattr(rule, "excuses", ()) for rule in self.rules)
 
     @property
     def kinds_of_epochs(self) -> frozenset[str]:
@@ -125,6 +126,8 @@ class RuleBook:
                 try:
                     given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
                     alerts = [_sound(alert) for alert in given]
+                    if isinstance(rule, Rule):
+                        alerts = [left for alert in alerts if (left := excused(rule, alert, report, history)) is not None]
                 except Exception as error:
                     if on_fault is None:
                         raise

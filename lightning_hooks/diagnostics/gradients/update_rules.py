@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.excuses import CONVERGED, FIRST_STEP_ONLY
 from lightning_hooks.diagnostics.past import (
     falls_within,
-    has_converged,
     is_scale_free,
     loss_falls,
     only_the_first_step,
@@ -44,8 +45,8 @@ class UpdateTooSmall(Rule):
 
     SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
     many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless
-    the loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first
-    epoch), where the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
+    the loss falls all the same. It is no alert where the schedule has a low learning rate at the moment. A warm-up may start from
+    0.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
@@ -60,6 +61,7 @@ class UpdateTooSmall(Rule):
     kind: ClassVar[str] = "update_too_small"
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("falls", "scheduled", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (FIRST_STEP_ONLY, CONVERGED)
 
     threshold: float = 1e-6
     slow: float = 1e-4
@@ -69,10 +71,8 @@ class UpdateTooSmall(Rule):
     scheduled: float = 0.5
     converged: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer none of whose weights moves."""
-        if only_the_first_step(report) or has_converged(report, history, self.converged):
-            return
         steps = report.planned_steps or 0
         few = steps < self.min_planned or falls_within(report, self.falls)
         limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
