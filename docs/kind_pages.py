@@ -90,7 +90,8 @@ def page(kind: str) -> str:
     monitors = [MONITORS[report.__name__] for report, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
-        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {known.severities}.",
+        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: "
+        f"{known.severities}{', unless an [excuse](#excuses) holds' if excuses_of(kind) else ''}.",
         "## What it means",
         known.meaning,
         "## Formula and threshold",

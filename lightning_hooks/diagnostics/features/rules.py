@@ -179,7 +179,7 @@ KINDS = (
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
         "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
         "first window",
-        severities="warning; info for the last module, which is confident on purpose",
+        severities="warning",
         advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
         follows={"constant": downstream, "dead": downstream_of_whole},
         spreads=from_first(forward),

@@ -281,8 +281,8 @@ KINDS = (
         "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
         "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
         "the third is {Stretching.scale_free} times less strict.",
-        severities="critical where it grows over the steps, or along the model while the loss does not fall; warning where the "
-        "loss falls, or the gradient is only large; info where nothing of it reaches a weight",
+        severities="critical where it grows over the steps or along the model; warning where the gradient is only large; info "
+        "where nothing of it reaches a weight",
         advice=(
             "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
             "Use a smaller initialisation or normalisation layers",

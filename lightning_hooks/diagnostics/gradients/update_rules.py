@@ -243,8 +243,7 @@ KINDS = (
         "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
         "{UpdateTooSmall.min_planned} or more,\n"
         "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
-        "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
-        "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
+        "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak",
         severities="warning",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
         follows={

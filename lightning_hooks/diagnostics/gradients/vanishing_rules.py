@@ -256,12 +256,8 @@ KINDS = (
         "zero", "Gradients that are exactly zero", group="Backward", rank=1150, measures="share",
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
-        "alert if zero_fraction >= {Zero.threshold}\n"
-        "an info for one of several experts, for a bias where the weight of its module has a gradient, and in a library's model,\n"
-        "unless more than {Zero.part} of what trains has none; and where no parameter has a gradient and the loss was 0 in as "
-        "many\n"
-        "batches as were measured, and not in all",
-        severities="warning; info for an expert, a bias whose weight learns, and in a library's model",
+        "alert if zero_fraction >= {Zero.threshold}",
+        severities="warning",
         advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
         follows={"labels_ignored": of_whole, "constant": of_whole, "dead": of_whole, "saturated": upstream, "vanishing": upstream},
         spreads=in_a_row,
@@ -270,8 +266,7 @@ KINDS = (
         "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
-        severities="warning; info for an unused part of a library's model, unless it holds blocks that were called or is its "
-        "body, and for a copy that follows another module",
+        severities="warning",
         advice=(
             "Use it in forward", "Remove what breaks the path to the loss",
             "Freeze it with requires_grad_(False) if it is not to learn",

@@ -265,7 +265,7 @@ KINDS = (
         "{OptimizerSettings.momentum}\n"
         "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
         "> {DecayDominates.factor}, median of the matrices\n"
-        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
+        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop)",
         severities="warning; info for a large eps that does not decide the steps",
         advice=("Check the arguments of the optimizer",),
     ),
