@@ -239,19 +239,15 @@ KINDS = (
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
         "        the same: all tensors, or one of floating-point numbers (32 and more different ones) that changes at times\n\n"
         "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
-        severities="warning",
-        advice=(
-            "Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
+        advice=("Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
             "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
-            "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']",
-        ),
+            "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
-        severities="warning",
         advice=("Use the same transforms and units for training and validation",),
     ),
     Kind(
@@ -261,11 +257,9 @@ KINDS = (
         "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",
         formula="alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
         severities="critical",
-        advice=(
-            "Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
+        advice=("Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
             "Encode the data with the tokenizer that the table was made for",
-            "Replace padding such as -100 before the model is called",
-        ),
+            "Replace padding such as -100 before the model is called"),
     ),
     Kind(
         "ranks_differ", "Ranks that no longer train one model", group="Several processes", rank=200, measures="share",
@@ -276,11 +270,9 @@ KINDS = (
         "weights:   norm and a weighted sum of some elements, at the end of the window\n\n"
         "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
         severities="critical",
-        advice=(
-            "Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
+        advice=("Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
             "Unfreeze parameters before fit, under ddp_find_unused_parameters_true if they are used later only",
-            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads",
-        ),
+            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads"),
     ),
     Kind(
         "ranks_same_batch", "The same batch on all ranks", group="Several processes", rank=250, measures="nothing",
@@ -288,7 +280,6 @@ KINDS = (
         "help.",
         formula="alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
         "      from one another",
-        severities="warning",
         advice=("Leave use_distributed_sampler=True, or pass a DistributedSampler", "Split the data by rank in an IterableDataset"),
     ),
 )  # fmt: skip

@@ -230,8 +230,8 @@ KINDS = (
         "samples of\n"
         "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and the "
         "batch's samples differ",
-        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while it "
-        "falls",
+        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while "
+        "it falls",
         advice=("Check the data that reaches it and the layers before it",),
         follows={"dead": downstream_of_whole},
         spreads=from_first(forward),

@@ -165,10 +165,8 @@ KINDS = (
         "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
         "of fewer than {Dead.min_units} units from {Dead.of_few} on",
         severities="warning; critical if all units are dead",
-        advice=(
-            "Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
-            "Use a LeakyReLU or GELU in its place",
-        ),
+        advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place"),
         follows={"representation_collapse": _of_a_part, "constant": downstream},
         spreads=_from_whole_layers,
     ),
@@ -179,7 +177,6 @@ KINDS = (
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
         "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
         "first window",
-        severities="warning",
         advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
         follows={"constant": downstream, "dead": downstream_of_whole},
         spreads=from_first(forward),
@@ -190,10 +187,8 @@ KINDS = (
         "is known about it: it is neither zero nor dead.",
         formula="alert if calls = 0, or no output holds a floating-point tensor",
         severities="info",
-        advice=(
-            "Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
-            "Call torch.compiler.reset() before fit if the model was compiled earlier",
-        ),
+        advice=("Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier"),
     ),
 )  # fmt: skip
 

@@ -283,10 +283,8 @@ KINDS = (
         "the third is {Stretching.scale_free} times less strict.",
         severities="critical where it grows over the steps or along the model; warning where the gradient is only large; info "
         "where nothing of it reaches a weight",
-        advice=(
-            "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
-            "Use a smaller initialisation or normalisation layers",
-        ),
+        advice=("Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Use a smaller initialisation or normalisation layers"),
         follows={"constant": upstream},
         spreads=from_first(backward),
     ),
@@ -296,7 +294,6 @@ KINDS = (
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
         "steps",
-        severities="warning",
         advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
     ),
 )  # fmt: skip

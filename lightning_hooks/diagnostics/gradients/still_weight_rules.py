@@ -188,12 +188,9 @@ KINDS = (
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
         "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
         "or one of several has taken none since training started, and gradients reach what it holds",
-        severities="warning",
-        advice=(
-            "Find code that writes weights: an average copied back, a parametrization, a step of your own",
+        advice=("Find code that writes weights: an average copied back, a parametrization, a step of your own",
             "Raise its learning rate, or keep the weights in float32",
-            "Freeze it with requires_grad_(False) if it is not to learn",
-        ),
+            "Freeze it with requires_grad_(False) if it is not to learn"),
         follows={"updates_lost": always, "vanishing": always, "zero": always},
     ),
     Kind(
@@ -203,11 +200,8 @@ KINDS = (
         "works.",
         formula="lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
         "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
-        severities="warning",
-        advice=(
-            "Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
-            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)",
-        ),
+        advice=("Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
+            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)"),
     ),
 )  # fmt: skip
 

@@ -244,13 +244,10 @@ KINDS = (
         "{UpdateTooSmall.min_planned} or more,\n"
         "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
         "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak",
-        severities="warning",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
-        follows={
-            "missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always, "always_clipped": always,
-            "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always, "optimizer_settings": always,
-            "second_moment_stale": always,
-        },
+        follows={"missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always,
+            "always_clipped": always, "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always,
+            "optimizer_settings": always, "second_moment_stale": always},
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
@@ -261,10 +258,8 @@ KINDS = (
         "               of two or more in the first window, if the loss falls in it\n\n"
         "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
         "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
-        severities="warning",
-        advice=(
-            "Try a lower learning rate, a warm-up, or less weight decay", "Check its parameter group if only this weight is named",
-        ),
+        advice=("Try a lower learning rate, a warm-up, or less weight decay",
+            "Check its parameter group if only this weight is named"),
         spreads=from_first(lambda node: node.number),  # the largest
     ),
     Kind(
@@ -274,7 +269,6 @@ KINDS = (
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
         "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
         "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
-        severities="warning",
         advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
         follows={"spike": always},
     ),

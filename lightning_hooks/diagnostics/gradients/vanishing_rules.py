@@ -247,7 +247,6 @@ KINDS = (
         "not where g > {Vanishing.alike} * max(g of later modules of the same role), nor where gradients explode or are not "
         "finite,\n"
         "nor where the module's weight moves by at least {Vanishing.learns} of its size at each step of an optimizer like SGD",
-        severities="warning",
         advice=("Try ReLU or GELU", "Use He initialisation", "Add normalisation layers or residual connections"),
         follows={"dead": upstream, "saturated": upstream},
         spreads=from_first(backward),
@@ -257,7 +256,6 @@ KINDS = (
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
-        severities="warning",
         advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
         follows={"labels_ignored": of_whole, "constant": of_whole, "dead": of_whole, "saturated": upstream, "vanishing": upstream},
         spreads=in_a_row,
@@ -266,11 +264,8 @@ KINDS = (
         "missing", "Parameters without a gradient", group="Backward", rank=600, measures="nothing",
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
-        severities="warning",
-        advice=(
-            "Use it in forward", "Remove what breaks the path to the loss",
-            "Freeze it with requires_grad_(False) if it is not to learn",
-        ),
+        advice=("Use it in forward", "Remove what breaks the path to the loss",
+            "Freeze it with requires_grad_(False) if it is not to learn"),
         spreads=in_a_row,
     ),
 )  # fmt: skip

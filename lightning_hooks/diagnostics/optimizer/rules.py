@@ -239,7 +239,6 @@ KINDS = (
         "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
         "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
-        severities="warning",
         advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
         follows={"optimizer_settings": always},
     ),
@@ -252,10 +251,8 @@ KINDS = (
         "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its "
         "warm-up",
         severities="warning; info for a rate that has always been 0",
-        advice=(
-            "Step the scheduler as often as it was made for (interval='epoch' or 'step')",
-            "Make the schedule as long as the training: T_max, total_steps, num_training_steps",
-        ),
+        advice=("Step the scheduler as often as it was made for (interval='epoch' or 'step')",
+            "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
     ),
     Kind(
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,

@@ -176,11 +176,8 @@ KINDS = (
         "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} "
         "sampled calls;\n"
         "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
-        severities="warning",
-        advice=(
-            "Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
-            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate",
-        ),
+        advice=("Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
+            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate"),
         follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
         spreads=from_first(forward),
     ),
