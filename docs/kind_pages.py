@@ -7,8 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule
-from lightning_hooks.alerts.explain import advice_of, causes_of, consequences_of, documented, formula, rules_of, thresholds_of
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -80,16 +79,22 @@ def page(kind: str) -> str:
     monitors = [MONITORS[report.__name__] for report, rules in RULES.items() if any(rule.kind == kind for rule in rules)]
     parts = [
         f"---\ntitle: {kind}\n---\n\n# {known.title}",
-        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: {known.severities}.",
+        f"Kind `{kind}`, raised by {' and '.join(f'`{name}`' for name in monitors)}. Severity: "
+        f"{known.severities}{', unless an [excuse](#excuses) holds' if explain.excuses_of(kind) else ''}.",
         "## What it means",
         known.meaning,
         "## Formula and threshold",
-        f"```text\n{formula(kind)}\n```",
-        *(["The numbers are the defaults; each is a field of a rule:"] if any(map(thresholds_of, rules_of(kind))) else []),
-        *(_rule(rule) for rule in rules_of(kind)),
+        f"```text\n{explain.formula(kind)}\n```",
+        *(
+            ["The numbers are the defaults; each is a field of a rule:"]
+            if any(map(explain.thresholds_of, explain.rules_of(kind)))
+            else []
+        ),
+        *(_rule(rule) for rule in explain.rules_of(kind)),
+        *_excuses(kind),
         *_figure(kind),
         "## How to fix it",
-        "\n".join(f"- {step}." for step in advice_of(kind)),
+        "\n".join(f"- {step}." for step in explain.advice_of(kind)),
         *_causes(kind),
         "## False alarms",
         _record(kind),
@@ -100,10 +105,15 @@ def page(kind: str) -> str:
 
 
 def _rule(rule: Rule) -> str:
-    about, explained = documented(type(rule))
-    rows = [f"| `{name}` | `{default!r}` | {explained.get(name, '')} |" for name, default in thresholds_of(rule).items()]
+    about, explained = explain.documented(type(rule))
+    rows = [f"| `{name}` | `{default!r}` | {explained.get(name, '')} |" for name, default in explain.thresholds_of(rule).items()]
     table = "\n".join(["| field | default | meaning |", "|---|---|---|", *rows]) if rows else "It has no threshold."
     return f"### `{type(rule).__name__}` {{ #{type(rule).__name__.lower()} }}\n\n{about}\n\n{table}"
+
+
+def _excuses(kind: str) -> list[str]:
+    rows = [f"| `{excuse.name}` | {excuse.because} | {explain.effect_of(excuse)} |" for excuse in explain.excuses_of(kind)]
+    return ["### Excuses", "\n".join(["| excuse | where | then it is |", "|---|---|---|", *rows])] if rows else []
 
 
 def _figure(kind: str) -> list[str]:
@@ -122,7 +132,7 @@ def _figure(kind: str) -> list[str]:
 
 
 def _causes(kind: str) -> list[str]:
-    causes, effects = causes_of(kind), consequences_of(kind)
+    causes, effects = explain.causes_of(kind), explain.consequences_of(kind)
     lines = []
     if causes:
         lines.append(f"- It can be a consequence of {_links(causes)}. Fix that first.")
@@ -159,7 +169,7 @@ def _record(kind: str) -> str:
 
 
 def _change(kind: str) -> str:
-    found = [threshold for rule in rules_of(kind) for threshold in thresholds_of(rule).items()]
+    found = [threshold for rule in explain.rules_of(kind) for threshold in explain.thresholds_of(rule).items()]
     lines = [f'        "-{kind}",  # mute it everywhere', f'        "-{kind} at encoder.*",  # or at some sites']
     if found:
         name, default = found[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs import kind_pages, reference_pages
-from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule
+from lightning_hooks.alerts import ALERT_KINDS, RULES, Dead, Rule, explain
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rule import percent
 
@@ -100,14 +100,14 @@ def test_a_kinds_page_has_its_thresholds_and_advice(kind: str) -> None:
     rules = [rule for rules in RULES.values() for rule in rules if rule.kind == kind]
     assert rules
     for rule in rules:
-        _, explained = kind_pages.documented(type(rule))
+        _, explained = explain.documented(type(rule))
         for name in {field.name for field in fields(rule)} - {field.name for field in fields(Rule)}:
             assert explained[name], f"{type(rule).__name__}'s docstring does not explain {name}"
             assert f"| `{name}` | `{getattr(rule, name)!r}` |" in text
     for section in ("What it means", "Formula and threshold", "How to fix it", "False alarms", "How to change or mute it"):
         assert f"## {section}" in text
     assert f'"-{kind}"' in text
-    assert "{" not in kind_pages.formula(kind)
+    assert "{" not in explain.formula(kind)
 
 
 @pytest.mark.parametrize("kind", ALERT_KINDS)
@@ -117,9 +117,9 @@ def test_a_kinds_code_runs(kind: str) -> None:
 
 
 def test_a_formula_has_the_default_of_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "> 0.7\n" in kind_pages.formula("dead")
+    assert "> 0.7\n" in explain.formula("dead")
     monkeypatch.setitem(KINDS, "dead", replace(KINDS["dead"], formula="{Dead.of_few}"))
-    assert kind_pages.formula("dead") == "0.8"
+    assert explain.formula("dead") == "0.8"
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -4,6 +4,7 @@ from lightning_hooks.alerts.defaults import ALERT_KINDS, RULES
 from lightning_hooks.alerts.observers import AlertObservers
 from lightning_hooks.alerts.windows import AlertWindow
 from lightning_hooks.declare.alert import Alert, AlertError
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
 from lightning_hooks.diagnostics.attention import rules as attention_rules
@@ -70,6 +71,7 @@ __all__ = [
     "BatchCounts",
     "ClipReport",
     "DropoutUse",
+    "Excuse",
     "FeatureReport",
     "GradientFlowReport",
     "GroupSettings",

@@ -13,18 +13,19 @@ from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import reports_of
 
 _DIAGNOSTICS = import_module("lightning_hooks.diagnostics")
-_FILES = [
+FILES = [
     import_module(file.name)
     for file in pkgutil.walk_packages(_DIAGNOSTICS.__path__, f"{_DIAGNOSTICS.__name__}.")
     if file.name.endswith("rules")
 ]
+"""The files of rules, each with its ``KINDS`` and ``RULES``."""
 
-KINDS.update((kind.name, kind) for kind in sorted((kind for file in _FILES for kind in file.KINDS), key=lambda kind: kind.rank))
+KINDS.update((kind.name, kind) for kind in sorted((kind for file in FILES for kind in file.KINDS), key=lambda kind: kind.rank))
 
 RULES: dict[type[Any], tuple[Rule, ...]] = {}
 """By the report that they read, in the order of causes."""
 
-for _rule in sorted((rule for file in _FILES for rule in file.RULES), key=lambda rule: KINDS[rule.kind].rank):
+for _rule in sorted((rule for file in FILES for rule in file.RULES), key=lambda rule: KINDS[rule.kind].rank):
     for _report in reports_of(_rule):
         RULES[_report] = (*RULES.get(_report, ()), _rule)
 

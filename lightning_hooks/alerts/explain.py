@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import RULES
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rule import Rule
 
@@ -61,6 +62,16 @@ def consequences_of(kind: str) -> list[str]:
     return [effect for effect, causes in links().items() if kind in causes]
 
 
+def excuses_of(kind: str) -> list[Excuse]:
+    """The conditions under which alerts of a kind are infos, or none."""
+    return list(dict.fromkeys(excuse for rule in rules_of(kind) for excuse in rule.excuses))
+
+
+def effect_of(excuse: Excuse) -> str:
+    """What is left of an alert that an excuse holds for."""
+    return {None: "no alert", "info": "an info"}.get(excuse.lowers_to, f"a {excuse.lowers_to}")
+
+
 def explain(kind: str) -> list[str]:
     """A kind in lines for a terminal.
 
@@ -73,6 +84,9 @@ def explain(kind: str) -> list[str]:
     known = KINDS[kind]
     lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {known.severities}."), ""]
     lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in advice_of(kind))]
+    lines += ["", "Excuses:"] if excuses_of(kind) else []
+    for excuse in excuses_of(kind):
+        lines += _wrapped(f"{excuse.name}: {excuse.because}. It is {effect_of(excuse)} then.", "  ", "      ")
     for rule in rules_of(kind):
         explained = documented(type(rule))[1]
         lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []

@@ -23,38 +23,21 @@ def gravity(severity: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An alert among those of one window, and when in a training batch it happens.
-
-    Attributes:
-        kind: The alert's kind.
-        site: Its site.
-        value: Its value.
-        severity: Its severity.
-        report: The place of its report.
-        number: Its number in the order of the reports.
-        place: The site's place in the order of calls; of a parameter that of its module; infinite if unknown.
-        passing: ``FORWARD``, ``BACKWARD`` or ``STEP``.
-        batch: Of what is not finite, the batch at which it first was not; infinite if unknown.
-        began: The batch at which the alert began; infinite if unknown.
-        every: Every so many batches its site is sampled.
-        held: Whether it was raised before and lasts.
-        cause: What it is a consequence of.
-        consequences: Its consequences.
-    """
+    """An alert among those of one window, and when in a training batch it happens."""
 
     kind: str
     site: str
     value: float
     severity: Severity
-    report: int
-    number: int
-    place: float
-    passing: int
-    batch: float = math.inf
-    began: float = math.inf
-    every: int = 1
-    held: bool = False
-    cause: Node | None = None
+    report: int  # the place of its report
+    number: int  # its number in the order of the reports
+    place: float  # the site's place in the order of calls; of a parameter that of its module; infinite if unknown
+    passing: int  # FORWARD, BACKWARD or STEP
+    batch: float = math.inf  # of what is not finite, the batch at which it first was not; infinite if unknown
+    began: float = math.inf  # the batch at which the alert began; infinite if unknown
+    every: int = 1  # every so many batches its site is sampled
+    held: bool = False  # whether it was raised before and lasts
+    cause: Node | None = None  # what it is a consequence of
     consequences: list[Node] = field(default_factory=list)
 
     @property
@@ -90,9 +73,9 @@ class Kind:
         group: Where in a training a user looks for it: a heading of the documentation's table.
         meaning: What it means, in a few sentences of Markdown.
         formula: When an alert is raised. ``{Dead.threshold}`` stands for the default of that field of that rule.
-        severities: How severe its alerts are, the usual one first.
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
         rank: Its place in the order of causes: of two problems without a link, the one of the lower rank comes first.
+        severities: How severe its alerts are, the usual one first.
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
         follows: The kinds that it can be a consequence of, each with the condition; what is most likely comes first.
         causes: More consequences, other than those that say so themselves by ``follows``; each with the condition.
@@ -107,9 +90,9 @@ class Kind:
     group: str
     meaning: str
     formula: str
-    severities: str
     advice: tuple[str, ...]
     rank: int
+    severities: str = "warning"
     measures: Literal["share", "number", "nothing"] = "number"
     follows: Mapping[str, Link] = field(default_factory=dict)
     causes: Mapping[str, Link] = field(default_factory=dict)

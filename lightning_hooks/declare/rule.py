@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import SEVERITIES, Severity, advice_for
 
 Judges = Literal["window", "epoch"]
@@ -39,6 +40,7 @@ class Rule:
     judges: ClassVar[Judges] = "window"  # ``epoch`` for a rule that needs more than one short window: see RuleBook.judge
     urgent: ClassVar[bool] = False  # whether it runs within an epoch too, where check_every_n_steps is set
     shares: ClassVar[tuple[str, ...]] = ()  # fields that are shares, from 0 to 1
+    excuses: ClassVar[tuple[Excuse, ...]] = ()  # conditions under which its alerts are infos, or none
     superseded_by: ClassVar[tuple[type[Rule], ...]] = ()  # rules whose alerts on a report make those of this one redundant
 
     sites: str | Sequence[str] = "*"

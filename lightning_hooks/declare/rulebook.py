@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import excused
 from lightning_hooks.declare.kinds import KINDS, SEVERITIES
 from lightning_hooks.declare.rule import Judges, Rule, check_patterns, matches
 
@@ -90,7 +91,7 @@ class RuleBook:
     @property
     def wants_history(self) -> bool:
         """Whether any rule uses earlier reports."""
-        return any(_takes_history(rule) for rule in self.rules)
+        return any(_takes_history(rule) or getattr(rule, "excuses", ()) for rule in self.rules)
 
     @property
     def kinds_of_epochs(self) -> frozenset[str]:
@@ -125,6 +126,8 @@ class RuleBook:
                 try:
                     given = rule(report, history) if _takes_history(rule) else rule(report)  # type: ignore[operator]
                     alerts = [_sound(alert) for alert in given]
+                    if isinstance(rule, Rule):
+                        alerts = [left for alert in alerts if (left := excused(rule, alert, report, history)) is not None]
                 except Exception as error:
                     if on_fault is None:
                         raise
@@ -175,15 +178,14 @@ class RuleBook:
         """The built-in rules of a kind that have all the fields that are given, with these."""
         fields = dict(entry)
         kind = fields.pop("kind", None)
-        known = [rule for rule in self.defaults if isinstance(rule, Rule)]
-        of_kind = [rule for rule in known if rule.kind == kind]
+        of_kind = [rule for rule in self.defaults if isinstance(rule, Rule) and rule.kind == kind]
         if not of_kind:
-            kinds = list(dict.fromkeys(rule.kind for rule in known))
+            kinds = list(dict.fromkeys(rule.kind for rule in self.defaults if isinstance(rule, Rule)))
             raise ValueError(
                 f"rules: {entry!r} needs the 'kind' of a rule of this monitor ({', '.join(kinds)}), or 'mute'."
                 f"{_closest(str(kind), kinds)}"
             )
-        fits = [rule for rule in of_kind if {field.name for field in dataclasses.fields(rule)} >= {*fields}]
+        fits = [rule for rule in of_kind if fields.keys() <= _fields(rule)]
         if not fits:
             names = {type(rule).__name__: [field.name for field in dataclasses.fields(rule)] for rule in of_kind}
             have = ", ".join(f"{rule} has the fields {', '.join(known)}" for rule, known in names.items())
@@ -207,35 +209,45 @@ def hand_out(given: Sequence[RuleSpec], defaults: Mapping[type[Any], Sequence[Ru
     """
     if isinstance(given, str | dict) or not isinstance(given, Sequence):
         raise TypeError(f"rules must be a list of rules; got {given!r}.")
-    kinds = {reads: [rule.kind for rule in rules if isinstance(rule, Rule)] for reads, rules in defaults.items()}
     handed: dict[type[Any], list[RuleSpec]] = {reads: [] for reads in defaults}
     for entry in given:
-        chosen = list(defaults)
         if isinstance(entry, dict) and "class_path" in entry:
             entry = instance_of(entry)
-        if isinstance(entry, dict) and "mute" not in entry:
-            chosen = [reads for reads in defaults if entry.get("kind") in kinds[reads]]
-            chosen = [reads for reads in chosen if _has_fields(entry, defaults[reads])] or chosen  # none: an error names the fields
-        elif callable(entry):
-            wanted = reports_of(entry)
-            if not wanted:
-                raise ValueError(
-                    f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
-                    "def rule(report: FeatureReport), or give it to one monitor."
-                )
-            chosen = [reads for reads in defaults if reads in wanted]
+        if callable(entry) and not reports_of(entry):
+            raise ValueError(
+                f"rules: {_name(entry)} does not say which report it reads. Annotate its first parameter, as in "
+                "def rule(report: FeatureReport), or give it to one monitor."
+            )
+        chosen = readers(entry, defaults)
         if not chosen:
-            known = dict.fromkeys(kind for rules in kinds.values() for kind in rules)
+            known = dict.fromkeys(rule.kind for rules in defaults.values() for rule in rules if isinstance(rule, Rule))
             raise ValueError(f"rules: {entry!r} fits none of the monitors, whose kinds are {', '.join(known)}.")
         for reads in chosen:
             handed[reads].append(entry)
     return handed
 
 
-def _has_fields(entry: Mapping[str, Any], rules: Sequence[RuleLike]) -> bool:
-    """Whether a rule of the entry's kind has all the fields that the entry sets."""
-    of_kind = [rule for rule in rules if isinstance(rule, Rule) and rule.kind == entry["kind"]]
-    return any({field.name for field in dataclasses.fields(rule)} >= {*entry} - {"kind"} for rule in of_kind)
+def readers(entry: RuleSpec, defaults: Mapping[type[Any], Sequence[RuleLike]]) -> list[type[Any]]:
+    """The classes of reports that an entry is for: those that its rule reads; all for a mute.
+
+    Args:
+        entry: The user's, with no class path.
+        defaults: The classes of reports to the built-in rules that read them.
+    """
+    if isinstance(entry, dict) and "mute" not in entry:
+        kind, names = entry.get("kind"), {*entry} - {"kind"}
+        fits = {reads: [names <= _fields(rule) for rule in rules if _is_of(rule, kind)] for reads, rules in defaults.items()}
+        # Where no rule of the kind has the fields, an error names those there are.
+        return [reads for reads, known in fits.items() if any(known)] or [reads for reads, known in fits.items() if known]
+    return [reads for reads in defaults if not callable(entry) or reads in reports_of(entry)]
+
+
+def _is_of(rule: RuleLike, kind: Any) -> bool:
+    return isinstance(rule, Rule) and rule.kind == kind
+
+
+def _fields(rule: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(rule)}
 
 
 def reports_of(rule: Any) -> tuple[type[Any], ...]:

@@ -57,7 +57,7 @@ def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) ->
     return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
 
 
-def another_expert_learns(report: GradientFlowReport, site: str) -> bool:
+def another_expert(report: GradientFlowReport, site: str) -> bool:
     """Whether a parameter belongs to one of several experts, and that of another one has a gradient: tokens choose among them."""
     found = _EXPERT.fullmatch(site)
     if found is None:

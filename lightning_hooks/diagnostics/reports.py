@@ -61,7 +61,7 @@ class FeatureReport(PlainReport):
             that no other is like.
         functions: Those of the sites that are calls of a function, such as ``blocks.3.attn/sdpa``, to its name, ``sdpa``.
         shared: Modules that one parent holds under several names: the first name to the others.
-        of_libraries: The modules with an output that hardly varies (by 1 % of its size) that a class of an installed library holds.
+        of_libraries: The modules with an output that hardly varies (by 1 % of its size) that a library's class holds.
         residual: Block name to the residual stream behind it, in the order of depth; blocks are the modules of one class in
             one list, such as a transformer's layers, whose output has the shape of their input.
         outputs: Calls of ``cross_entropy`` and ``nll_loss`` (``cross_entropy``, ``loss/nll_loss``) to what they were given.

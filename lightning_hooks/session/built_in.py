@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from lightning_hooks.alerts import RULES, AttentionReport, Mute, RouterReport
-from lightning_hooks.declare.rulebook import instance_of, reports_of
+from lightning_hooks.alerts import RULES, AttentionReport, FeatureReport, RouterReport
+from lightning_hooks.declare.rulebook import instance_of, readers
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
@@ -84,21 +84,11 @@ def _handed(rules: Rules, *reports: type[Any]) -> list[Any]:
     """The rules of the feature statistics, then those that read other reports; what mutes a kind is for all of them."""
     if isinstance(rules, str | dict) or not isinstance(rules, Sequence):
         return [rules, *([] for _ in reports)]  # the rule book of the feature statistics raises
-    handed: list[list[Any]] = [[], *([] for _ in reports)]
+    known: dict[type[Any], Any] = {FeatureReport: RULES[FeatureReport], **{report: RULES[report] for report in reports}}
+    handed: dict[type[Any], list[Any]] = {report: [] for report in known}
     for entry in rules:
-        readers = [place for place, report in enumerate(reports, start=1) if _reads(entry, report)]
-        places = range(len(handed)) if _mutes(entry) else readers or [0]
-        for place in places:
-            handed[place].append(entry)
-    return handed
-
-
-def _reads(entry: Any, report: type[Any]) -> bool:
-    if isinstance(entry, dict):
-        kind = instance_of(entry).kind if "class_path" in entry else entry.get("kind")
-        return kind in {rule.kind for rule in RULES[report]}
-    return callable(entry) and report in reports_of(entry)
-
-
-def _mutes(entry: Any) -> bool:
-    return isinstance(entry, str | Mute) or (isinstance(entry, dict) and "mute" in entry)
+        if isinstance(entry, dict) and "class_path" in entry:
+            entry = instance_of(entry)
+        for report in readers(entry, known) or [FeatureReport]:
+            handed[report].append(entry)
+    return [*handed.values()]

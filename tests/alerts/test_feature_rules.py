@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_hooks.alerts import Constant, Dead, NonfiniteFeatures, Saturated, Silent
+from tests.support.judged import judged
 
 RULES = [
     # rule, change that is still fine, change that is not, value, threshold, severity, words of the remedy
@@ -48,9 +49,9 @@ def test_healthy_sites_give_no_alert(features, rule):
 def test_a_gate_that_has_not_moved_is_an_info(features):
     half = {"std": 0.0, "mean": 0.5, "rms": 0.5}
     report = features(half, half, half)
-    assert [alert.severity for alert in Constant()(report)] == ["warning"] * 3
+    assert [alert.severity for alert in judged(Constant(), report)] == ["warning"] * 3
     gates = replace(report, functions={"site0": "sigmoid", "site2/sigmoid": "sigmoid"})
-    assert [alert.severity for alert in Constant()(gates)] == ["info", "warning", "info"]
+    assert [alert.severity for alert in judged(Constant(), gates)] == ["info", "warning", "info"]
 
 
 def test_routing_that_starts_with_even_weights_is_an_info(features):
@@ -58,19 +59,19 @@ def test_routing_that_starts_with_even_weights_is_an_info(features):
     report = features(even, {}, even)
     sites = dict(zip(("net/softmax", "net/softmax_1", "net/softmax_2"), report.sites.values(), strict=True))
     routing = replace(report, sites=sites, functions=dict.fromkeys(sites, "softmax"))
-    assert [(alert.site, alert.severity) for alert in Constant()(routing)] == [
+    assert [(alert.site, alert.severity) for alert in judged(Constant(), routing)] == [
         ("net/softmax", "info"),
         ("net/softmax_2", "warning"),
     ]
     alone = replace(routing, sites={"net/softmax": sites["net/softmax"]})
-    assert [alert.severity for alert in Constant()(alone)] == ["warning"]
+    assert [alert.severity for alert in judged(Constant(), alone)] == ["warning"]
 
 
 def test_a_hinge_whose_margin_is_kept_is_an_info(features):
     zeros = {"std": 0.0, "mean": 0.0, "rms": 0.0, "dead_fraction": None}
     report = features(zeros, zeros, {**zeros, "mean": 0.1, "rms": 0.1}, {**zeros, "dead_fraction": 0.5})
     hinges = replace(report, functions={"site0": "relu", "site2": "relu", "site3": "relu"})
-    assert [alert.severity for alert in Constant()(hinges)] == ["info", "warning", "warning", "warning"]
+    assert [alert.severity for alert in judged(Constant(), hinges)] == ["info", "warning", "warning", "warning"]
 
 
 def test_a_wholly_dead_rectifier_is_dead_and_not_constant_too(features):
@@ -102,7 +103,7 @@ def test_units_that_die_in_training_count_earlier_and_the_limit_is_the_same(feat
 @pytest.mark.parametrize(("began", "now", "found"), [(0.5, 0.9, False), (0.5, 0.91, True), (0.51, 0.52, True), (None, 0.51, True)])
 def test_an_activation_that_was_not_saturated_may_learn_to_be(features, began, now, found):
     first, report = (features({"saturated_fraction": share}, {}) for share in (began, now))
-    assert bool(list(Saturated()(report, [first]))) is found
+    assert bool(list(judged(Saturated(), report, [first]))) is found
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_an_activation_that_was_not_saturated_may_learn_to_be(features, began, n
 def test_what_was_constant_from_the_start_in_a_library_s_model(features, now, before, severity):
     still = features({"std": 0.0}, {})
     given, first = (replace(still, of_libraries=("site0",) if known else ()) for known in (now, before))
-    (alert,) = Constant()(given, [first])
+    (alert,) = judged(Constant(), given, [first])
     assert alert.severity == severity
 
 

@@ -18,6 +18,7 @@ from lightning_hooks.alerts import (
     SecondMomentStale,
 )
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
+from tests.support.judged import judged
 
 ADAM = GroupSettings(lr=1e-3, lr_peak=1e-3, lr_initial=1e-3, eps=1e-8, betas=(0.9, 0.999))
 
@@ -31,7 +32,7 @@ def report(
 
 
 def found(rule: Any, now: GradientFlowReport, *history: GradientFlowReport) -> list[tuple[str, str]]:
-    return [(alert.site, alert.severity) for alert in (rule(now) if isinstance(rule, OptimizerSettings) else rule(now, history))]
+    return [(alert.site, alert.severity) for alert in judged(rule, now, history)]
 
 
 WARNING = [("0-Adam", "warning")]
@@ -51,7 +52,7 @@ def test_in_training_s_first_window_small_second_moments_may_still_grow(stale: f
 
 
 def test_second_moment_stale_message() -> None:
-    (alert,) = SecondMomentStale()(report(ADAM, stale_fraction=0.873), [report(ADAM)])
+    (alert,) = judged(SecondMomentStale(), report(ADAM, stale_fraction=0.873), [report(ADAM)])
     assert alert.seen == (
         "87.3% of its second moments are below eps² (eps is 1.0e-08; limit 50%): eps, not the gradient, decides the size of these "
         "steps, and they are smaller than the learning rate says. Common causes: gradients that are tiny (a loss that is divided "
@@ -112,12 +113,12 @@ def test_a_rate_of_zero_that_is_meant() -> None:
 
 
 def test_lr_zero_messages() -> None:
-    (alert,) = LrZero()(report(LOW))
+    (alert,) = judged(LrZero(), report(LOW))
     assert alert.seen == (
         "its learning rate has been below 1e-4 of its peak (1.0e-03) for 50 of the 1000 planned steps, and is 1.0e-08 now. Common "
         "causes: a scheduler made for epochs that is stepped at every batch, or a schedule shorter than the training."
     )
-    (alert,) = LrZero()(report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
+    (alert,) = judged(LrZero(), report(RISING, step=600), [report(replace(RISING, lr=1e-7))])
     assert alert.seen == (
         "its learning rate is 9.0e-05, below 10% of the 1.0e-03 that its scheduler is made for, after 60% of the planned 1000 "
         "steps. Common causes: a warm-up that is longer than the training, or one made for steps and taken once per epoch."

@@ -11,7 +11,7 @@ from lightning_hooks.alerts import (
     DropoutInEval,
     DropoutUse,
     FeatureReport,
-    LabelsIgnoredByLoss,
+    LabelsIgnored,
     OutputRange,
     OutputStats,
     PrecisionNotApplied,
@@ -24,6 +24,7 @@ from lightning_hooks.alerts import (
 )
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from tests.support.judged import judged
 from tests.support.made_reports import features
 
 WELL = OutputStats(
@@ -116,7 +117,7 @@ def test_what_bounded_logits_reach() -> None:
     ],
 )
 def test_labels_ignored(numbers: dict[str, Any], severity: str | None) -> None:
-    assert severities(LabelsIgnoredByLoss()(of_loss(**numbers))) == ([("cross_entropy", severity)] if severity else [])
+    assert severities(LabelsIgnored()(of_loss(**numbers))) == ([("cross_entropy", severity)] if severity else [])
 
 
 @pytest.mark.parametrize(
@@ -176,9 +177,9 @@ def ratios(sites: dict[str, float | None], largest: float = 0.0, **more: Any) ->
     return replace(features(0, list(sites)), representations=stats, **more)
 
 
-def judged(sites: dict[str, float | None], first: float = 0.3, **more: Any) -> list[Alert]:
+def collapsed(sites: dict[str, float | None], first: float = 0.3, **more: Any) -> list[Alert]:
     history = [ratios(dict.fromkeys(sites, first)), ratios(sites)]
-    return list(RepresentationCollapse()(ratios(sites, **more), history))
+    return list(judged(RepresentationCollapse(), ratios(sites, **more), history))
 
 
 LOW = 1e-6
@@ -202,20 +203,20 @@ LOW = 1e-6
     ],
 )
 def test_where_representations_collapse(sites: dict[str, float | None], found: list[str]) -> None:
-    assert severities(judged(sites)) == [(site, "warning") for site in found]
+    assert severities(collapsed(sites)) == [(site, "warning") for site in found]
 
 
 def test_what_never_differed_has_not_collapsed() -> None:
-    assert not judged({"queries": LOW}, first=LOW)
-    assert judged({"queries": LOW}, first=LOW, largest=0.2)  # within this window
+    assert not collapsed({"queries": LOW}, first=LOW)
+    assert collapsed({"queries": LOW}, first=LOW, largest=0.2)  # within this window
 
 
 def test_calls_of_functions_are_no_end() -> None:
-    assert judged({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
+    assert collapsed({"net.head": LOW, "relu": None}, functions={"relu": "relu"})
 
 
 def test_a_classifier_that_knows_only_frequencies_is_an_info() -> None:
-    (alert,) = judged({"head": LOW}, outputs={"cross_entropy": WELL})
+    (alert,) = collapsed({"head": LOW}, outputs={"cross_entropy": WELL})
     assert alert.severity == "info"
     assert "how frequent labels are" in alert.seen
 
@@ -235,7 +236,7 @@ def test_a_classifier_that_knows_only_frequencies_is_an_info() -> None:
 def test_it_must_last_or_be_exact(before: float | None, now: float, calls: int, found: bool) -> None:
     report, history = ratios({"head": now}), [ratios({"head": 0.3}), ratios({"head": before})]
     stats = replace(report.representations["head"], calls=calls)
-    assert bool([*RepresentationCollapse()(replace(report, representations={"head": stats}), history)]) == found
+    assert bool([*judged(RepresentationCollapse(), replace(report, representations={"head": stats}), history)]) == found
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from lightning_hooks.alerts import DeadExperts, GradientFlowReport, Missing, RouterCollapse, RouterReport, Zero
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats
+from tests.support.judged import judged
 
 
 def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:
@@ -131,9 +132,9 @@ WITHOUT = gradient(steps=0, missing_steps=10, zero_fraction=0.0)
 def test_an_expert_without_tokens_is_an_info_where_another_one_learns(rule: Any, affected: Any) -> None:
     severities = []
     for names in (("moe__experts__0__w", "moe__experts__1__w"), ("moe__layers__0__w", "moe__layers__1__w")):
-        (alert,) = rule(parameters(**{names[0]: affected, names[1]: ALIVE}))
+        (alert,) = judged(rule, parameters(**{names[0]: affected, names[1]: ALIVE}))
         severities.append(alert.severity)
-        assert len([*rule(parameters(**{names[0]: affected, names[1]: affected}))]) == 2
+        assert len([*judged(rule, parameters(**{names[0]: affected, names[1]: affected}))]) == 2
     assert severities == ["info", "warning"]
-    all_dead = rule(parameters(moe__experts__0__w=affected, moe__experts__1__w=affected))
+    all_dead = judged(rule, parameters(moe__experts__0__w=affected, moe__experts__1__w=affected))
     assert [alert.severity for alert in all_dead] == ["warning", "warning"]

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import (
+    RULES,
     Alert,
     BatchCounts,
     BatchRepeated,
     EvalMode,
+    FeatureReport,
     FrozenStatistics,
     GradientFlowReport,
     LabelCounts,
@@ -22,11 +24,13 @@ from lightning_hooks.alerts import (
     OptimizerChoices,
     ParameterSetup,
     RanksSameBatch,
+    RuleBook,
     Unregistered,
     UnregisteredModules,
     VectorDecay,
 )
 from lightning_hooks.alerts.causes import in_order_of_cause
+from lightning_hooks.declare.rulebook import hand_out, reports_of
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
 
@@ -288,3 +292,13 @@ def test_a_loss_over_no_label_follows_from_the_labels() -> None:
         ("labels_ignored", ""),
         ("loss_nonfinite", "labels_ignored at the data"),
     ]
+
+
+def test_labels_that_are_ignored_are_one_rule_over_two_reports():
+    """A limit of the user's own holds for the batches of the one and for the calls of the other."""
+    assert reports_of(LabelsIgnored()) == (FeatureReport, GradientFlowReport)
+    for entry in ({"kind": "labels_ignored", "threshold": 0.9}, LabelsIgnored(0.9)):
+        handed = hand_out([entry], RULES)
+        for reads in (FeatureReport, GradientFlowReport):
+            (rule,) = [rule for rule in RuleBook(RULES[reads], handed[reads], reads).rules if rule.kind == "labels_ignored"]
+            assert rule.threshold == 0.9

@@ -21,6 +21,7 @@ from lightning_hooks.diagnostics.gradients.stats import GradientStats, Parameter
 from lightning_hooks.diagnostics.gradients.still_weight_rules import NotUpdated
 from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
 from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from tests.support.judged import judged
 
 MEASURED = ParameterGradientStats(
     steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3
@@ -87,12 +88,12 @@ def test_one_optimizer_of_two_takes_no_step(steps: int, before: int, gradient: b
     ],
 )
 def test_updates_that_all_planned_steps_cannot_make_large(ratio: float, planned: int | None, found: float | None) -> None:
-    alerts = list(UpdateTooSmall()(report(ratio, 1e-9, planned_steps=planned)))
+    alerts = list(judged(UpdateTooSmall(), report(ratio, 1e-9, planned_steps=planned)))
     assert [alert.threshold for alert in alerts] == ([] if found is None else [pytest.approx(found)])
-    assert not list(UpdateTooSmall()(report(0.0, planned_steps=planned, epoch=0, sampled_batches=1)))  # a warm-up from 0
+    assert not list(judged(UpdateTooSmall(), report(0.0, planned_steps=planned, epoch=0, sampled_batches=1)))  # a warm-up from 0
     falls, stays = (LossReport(8, 1.0, 0.1, 0.1, 0.9, last, recent=(1.0,) * 6 + (last,) * 2) for last in (0.89, 0.91))
-    assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=stays)))) is (found is not None)
-    assert bool(list(UpdateTooSmall()(report(ratio, planned_steps=planned, loss=falls)))) is (found == 1e-6)
+    assert bool(list(judged(UpdateTooSmall(), report(ratio, planned_steps=planned, loss=stays)))) is (found is not None)
+    assert bool(list(judged(UpdateTooSmall(), report(ratio, planned_steps=planned, loss=falls)))) is (found == 1e-6)
     assert all(("planned" in alert.seen) is (found != 1e-6) for alert in alerts)
 
 
@@ -122,7 +123,7 @@ def test_a_weight_that_starts_next_to_zero_counts_by_the_size_of_the_others(rati
     given = report(
         5e-8, ratio, setups={1: {"starts_at_zero": True}}, parameters=dict(zip(("0.weight", "1.weight"), sizes, strict=True))
     )
-    assert [alert.value for alert in UpdateTooSmall()(given)] == pytest.approx(found)
+    assert [alert.value for alert in judged(UpdateTooSmall(), given)] == pytest.approx(found)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +131,8 @@ def test_a_weight_that_starts_next_to_zero_counts_by_the_size_of_the_others(rati
 )
 def test_what_has_converged_may_stand_still(first: float, now: float, found: bool) -> None:
     faulty = report(1e-8, total_norm=now)
-    assert bool(list(UpdateTooSmall()(faulty, [report(1e-3, total_norm=first)]))) is found
-    (alert,) = UpdateTooSmall()(report(1e-8))
+    assert bool(list(judged(UpdateTooSmall(), faulty, [report(1e-3, total_norm=first)]))) is found
+    (alert,) = judged(UpdateTooSmall(), report(1e-8))
     assert alert.text == (
         "a step changes none of its weights by more than 1.0e-08 of their size (0.weight; limit 1e-06). About 1e-3 is usual, and "
         "below 6e-8 a float32 weight does not change at all. The learning rate is 1.0e-03. Raise the learning rate. Find out why "
@@ -241,10 +242,10 @@ def test_a_weight_that_starts_at_zero_is_judged_once_it_has_grown() -> None:
 def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of() -> None:
     spare = {"has_gradient": False, "spare": "a part of Big (from library) that this task does not use"}
     never = replace(report(1e-3, setups={0: spare}), parameters={"0.weight": replace(MEASURED, steps=0, missing_steps=4)})
-    (alert,) = Missing()(never)
+    (alert,) = judged(Missing(), never)
     assert alert.severity == "info"
-    assert "This seems intended: it is a part of Big (from library) that this task does not use." in alert.text
-    (alert,) = Missing()(never, [replace(report(1e-3), epoch=1), replace(never, epoch=2)])
+    assert "It is an info: it is a part of Big (from library) that this task does not use (unused_part)." in alert.text
+    (alert,) = judged(Missing(), never, [replace(report(1e-3), epoch=1), replace(never, epoch=2)])
     assert alert.severity == "warning"
     assert "It last had one in epoch 1." in alert.text
 
@@ -252,10 +253,10 @@ def test_a_parameter_that_loses_its_gradient_is_a_warning_whatever_it_is_part_of
 def test_missing_asks_every_step() -> None:
     never = replace(MEASURED, steps=0, missing_steps=4)
     faulty = replace(report(1e-3), parameters={"0.weight": never})
-    assert list(Missing()(faulty)) == []  # it had one at a step that was not sampled
+    assert list(judged(Missing(), faulty)) == []  # it had one at a step that was not sampled
     faulty = replace(faulty, setups={"0.weight": replace(HELD, has_gradient=False)})
-    assert [alert.site for alert in Missing()(faulty)] == ["0.weight"]
-    assert [alert.site for alert in Missing()(replace(faulty, setups={}))] == ["0.weight"]
+    assert [alert.site for alert in judged(Missing(), faulty)] == ["0.weight"]
+    assert [alert.site for alert in judged(Missing(), replace(faulty, setups={}))] == ["0.weight"]
 
 
 def still(ratios: dict[str, float | None], changes: dict[str, dict[str, Any]] | None = None, **stats: Any) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from lightning_hooks.alerts import (
 from lightning_hooks.alerts.causes import in_order_of_cause
 from lightning_hooks.diagnostics.gradients.stats import ParameterGradientStats
 from lightning_hooks.diagnostics.gradients.update_rules import UpdateTooSmall
+from tests.support.judged import judged
 
 MEASURED = ParameterGradientStats(
     steps=4, norm=1.0, norm_max=2.0, rms=0.1, zero_fraction=0.0, nonfinite_steps=0, missing_steps=0, update_ratio=1e-3,
@@ -33,7 +34,7 @@ def report(epoch: int = 5, total_norm: float = 1.0, setup: Any = None, **stats: 
 
 
 def found(rule: Any, now: GradientFlowReport, *history: GradientFlowReport) -> list[tuple[str, str, str]]:
-    return [(alert.kind, alert.site, alert.severity) for alert in rule(now, history)]
+    return [(alert.kind, alert.site, alert.severity) for alert in judged(rule, now, history)]
 
 
 LOST = ("updates_lost", "a.weight", "warning")
@@ -59,7 +60,7 @@ def test_updates_lost(stats: Any, setup: Any, alerts: Any) -> None:
 def test_updates_lost_after_convergence_and_its_message() -> None:
     lost = report(lost_fraction=0.9974)
     assert found(UpdatesLost(), replace(lost, total_norm=0.01), report()) == []
-    (alert,) = UpdatesLost()(lost)
+    (alert,) = judged(UpdatesLost(), lost)
     assert alert.text == (
         "99.7% of its elements keep their value at a measured step although they have a gradient (limit 99%; 50 to 80% is usual "
         "with such weights). Cause: it is in half precision, and the step (learning rate 1.0e-03) is smaller than the rounding of "
@@ -70,8 +71,8 @@ def test_updates_lost_after_convergence_and_its_message() -> None:
 
 def test_lost_updates_are_why_updates_are_too_small() -> None:
     lost = report(lost_fraction=1.0, update_ratio=0.0)
-    judged = replace(lost, alerts=(*UpdateTooSmall()(lost), *UpdatesLost()(lost)))
-    ((root, effect),) = in_order_of_cause([judged]).of_report
+    given = replace(lost, alerts=(*judged(UpdateTooSmall(), lost), *judged(UpdatesLost(), lost)))
+    ((root, effect),) = in_order_of_cause([given]).of_report
     assert (root.kind, root.consequences) == ("updates_lost", ("update_too_small at 0-Adam",))
     assert effect.severity == "info"
 

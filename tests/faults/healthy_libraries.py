@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         return self.body(x)  # type: ignore[no-any-return]
 
 
-Decoder.__module__ = installed.__name__  # as if it came from an installed package
+Decoder.__module__ = installed.__name__  # as if it came from a library
 
 
 @healthy("MLP", "a library's model with a branch that this task does not use", reaches=0.8)

@@ -7,7 +7,11 @@ import pytest
 
 from lightning_hooks import alerts
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
+from lightning_hooks.alerts.causes import links
+from lightning_hooks.alerts.defaults import FILES
+from lightning_hooks.alerts.explain import rules_of, thresholds_of
 from lightning_hooks.declare.kinds import KINDS, inside_a_sentence
+from lightning_hooks.declare.rulebook import reports_of
 
 BUILT_IN = sorted(
     {thing for thing in vars(alerts).values() if inspect.isclass(thing) and issubclass(thing, Rule) and thing.kind},
@@ -24,6 +28,35 @@ class Report:
 def test_the_table_holds_every_kind_and_no_other():
     assert set(KINDS) == set(ALERT_KINDS)
     assert len({kind.title for kind in KINDS.values()}) == len(KINDS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.__name__.rpartition(".")[2])
+def test_a_kind_stands_with_its_rules(file):
+    """One file holds all of a kind: what there is in the package beyond it is made from its KINDS and RULES."""
+    assert {kind.name for kind in file.KINDS} == {rule.kind for rule in file.RULES}
+    assert {type(rule).__name__ for rule in file.RULES} == set(file.__all__)
+    for rule in file.RULES:
+        assert type(rule).__module__ == file.__name__
+        assert getattr(alerts, type(rule).__name__) is type(rule)
+        assert type(rule).__name__ in alerts.__all__
+        assert all(rule in RULES[report] for report in reports_of(rule))
+    for kind in file.KINDS:
+        assert KINDS[kind.name] is kind
+        assert sum(kind in other.KINDS for other in FILES) == 1
+
+
+def test_ranks_differ_and_links_are_between_known_kinds():
+    assert len({kind.rank for kind in KINDS.values()}) == len(KINDS)
+    for effect, causes in links().items():
+        assert {effect, *causes} <= set(KINDS)
+        assert effect not in causes
+
+
+def test_a_limit_is_the_default_of_a_rule():
+    drawn = {name: kind.limit for name, kind in KINDS.items() if kind.limit}
+    assert set(drawn) == {"dead", "saturated", "always_clipped", "exploding", "update_too_small", "update_too_large"}
+    for name, limit in drawn.items():
+        assert limit in {value for rule in rules_of(name) for value in thresholds_of(rule).values()}
 
 
 @pytest.mark.parametrize("kind", ALERT_KINDS)

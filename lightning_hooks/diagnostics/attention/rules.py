@@ -196,11 +196,8 @@ KINDS = (
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
         "      or end_max_logit > {AttentionLogits.growth} * max(begin_max_logit, 1), and > {AttentionLogits.least}\n\n"
         "begin_max_logit and end_max_logit are those of the first and the last sampled call of the window.",
-        severities="warning",
-        advice=(
-            "Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
-            "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width",
-        ),
+        advice=("Normalise queries and keys (QK-norm), or clip their weights (QK-clip)",
+            "Try a lower learning rate or a longer warm-up", "Divide the logits by the root of a head's width"),
         follows={"poor_init": _same_layer},
         causes={"saturated": _same_layer},
     ),
@@ -213,11 +210,8 @@ KINDS = (
         "alert if entropy < {AttentionCollapse.threshold} and first_token_share < {AttentionCollapse.sink}\n"
         "      in more than {AttentionCollapse.share} of the heads, and max_logit > {AttentionCollapse.least};\n"
         "      entropy < {AttentionCollapse.everywhere} is enough where that is so in all attention layers, two or more",
-        severities="warning",
-        advice=(
-            "Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
-            "Divide the logits by the root of a head's width",
-        ),
+        advice=("Normalise queries and keys (QK-norm)", "Try a lower learning rate, a longer warm-up or a smaller initialisation",
+            "Divide the logits by the root of a head's width"),
         follows={"poor_init": _same_layer, "attention_logits": _same_layer},
         causes={"saturated": _same_layer},
     ),
@@ -239,10 +233,8 @@ KINDS = (
         "critical if such a row gives NaN\n"
         "a warning if the share of samples none of whose rows has a key > {MaskedRows.threshold}",
         severities="critical where rows become NaN; warning where a sample has no key; else info",
-        advice=(
-            "Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
-            "Leave out samples that are all padding",
-        ),
+        advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
+            "Leave out samples that are all padding"),
         causes={"nonfinite": _lost},
     ),
 )  # fmt: skip

@@ -19,12 +19,14 @@ THE_DATA = "the data"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelsIgnored(Rule):
-    """Batches all of whose targets are ``ignore_index``: cross entropy has nothing to average, and gives NaN.
+    """Targets that are all ``ignore_index``: cross entropy has nothing to average, and gives NaN.
 
-    PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored.
+    PyTorch's documentation of ``CrossEntropyLoss``: the mean is over the targets that are not ignored. Counted are batches as the
+    data have them, and calls of ``cross_entropy`` or ``nll_loss``, whose targets may be shifted, masked or made in
+    ``training_step``.
 
     Attributes:
-        threshold: Share of the sampled batches that must be ignored as a whole, unless a loss was not finite.
+        threshold: Share of the sampled batches, or calls, that must be ignored as a whole, unless a loss was not finite.
     """
 
     kind: ClassVar[str] = "labels_ignored"
@@ -32,48 +34,29 @@ class LabelsIgnored(Rule):
 
     threshold: float = 0.5
 
-    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
-        """Yield a warning if batches are lost, an info if a few are and the loss is finite all the same."""
-        labels = report.model_setup.labels
-        if labels is None or not labels.ignored_batches:
-            return
-        share = labels.ignored_batches / labels.batches
-        lost = report.loss is not None and report.loss.nonfinite_steps > 0
-        yield self.alert(
-            report, THE_DATA, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
-            f"all targets are ignore_index in {labels.ignored_batches} of {labels.batches} sampled batches "
-            f"({percent(labels.ignored / labels.targets)} of all targets): cross entropy averages over nothing, which is NaN.",
-            "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelsIgnoredByLoss(Rule):
-    """Calls of ``cross_entropy`` or ``nll_loss`` all of whose targets are ``ignore_index``: nothing to average, so NaN.
-
-    As :class:`LabelsIgnored`, for the targets that the function is given: shifted, masked or made in ``training_step``.
-
-    Attributes:
-        threshold: Share of its calls that must be ignored as a whole, unless one returned NaN.
-    """
-
-    kind: ClassVar[str] = "labels_ignored"
-    shares: ClassVar[tuple[str, ...]] = ("threshold",)
-
-    threshold: float = 0.5
-
-    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
-        """Yield a warning if calls are lost, an info if a few are and return a number all the same."""
-        for site, stats in report.outputs.items():
-            if not stats.ignored_calls:
-                continue
-            share = stats.ignored_calls / stats.calls
+    def __call__(self, report: FeatureReport | GradientFlowReport) -> Iterator[Alert]:
+        """Yield a warning if batches or calls are lost, an info if a few are and the loss is finite all the same."""
+        for site, ignored, of, what, targets, lost in _ignored(report):
+            share = ignored / of
             yield self.alert(
-                report, site, share, self.threshold, "warning" if stats.lost_calls or share >= self.threshold else "info",
-                f"all targets are ignore_index in {stats.ignored_calls} of its {stats.calls} sampled calls "
-                f"({percent(stats.ignored_fraction)} of all targets): it averages over nothing, which is NaN.",
+                report, site, share, self.threshold, "warning" if lost or share >= self.threshold else "info",
+                f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
+                f"{'cross entropy' if site == THE_DATA else 'it'} averages over nothing, which is NaN.",
                 "Common causes: labels masked as a whole, sequences cut off before their answer, a wrong ignore_index.",
             )  # fmt: skip
+
+
+def _ignored(report: FeatureReport | GradientFlowReport) -> Iterator[tuple[str, int, int, str, float, bool]]:
+    """Per site how many are ignored, of how many, these in words, the share of all targets, and whether a loss was not finite."""
+    if isinstance(report, FeatureReport):
+        for site, stats in report.outputs.items():
+            if stats.ignored_calls:
+                what = f"its {stats.calls} sampled calls"
+                yield site, stats.ignored_calls, stats.calls, what, stats.ignored_fraction, bool(stats.lost_calls)
+    elif (labels := report.model_setup.labels) is not None and labels.ignored_batches:
+        lost = report.loss is not None and report.loss.nonfinite_steps > 0
+        what = f"{labels.batches} sampled batches"
+        yield THE_DATA, labels.ignored_batches, labels.batches, what, labels.ignored / labels.targets, lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +216,6 @@ __all__ = [
     "BatchRepeated",
     "IdOutOfRange",
     "LabelsIgnored",
-    "LabelsIgnoredByLoss",
     "RanksDiffer",
     "RanksSameBatch",
     "ValidationShift",
@@ -257,19 +239,15 @@ KINDS = (
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
         "        the same: all tensors, or one of floating-point numbers (32 and more different ones) that changes at times\n\n"
         "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
-        severities="warning",
-        advice=(
-            "Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
+        advice=("Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
             "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
-            "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']",
-        ),
+            "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", rank=1420,
         meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}",
-        severities="warning",
         advice=("Use the same transforms and units for training and validation",),
     ),
     Kind(
@@ -279,11 +257,9 @@ KINDS = (
         "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",
         formula="alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
         severities="critical",
-        advice=(
-            "Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
+        advice=("Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
             "Encode the data with the tokenizer that the table was made for",
-            "Replace padding such as -100 before the model is called",
-        ),
+            "Replace padding such as -100 before the model is called"),
     ),
     Kind(
         "ranks_differ", "Ranks that no longer train one model", group="Several processes", rank=200, measures="share",
@@ -294,11 +270,9 @@ KINDS = (
         "weights:   norm and a weighted sum of some elements, at the end of the window\n\n"
         "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
         severities="critical",
-        advice=(
-            "Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
+        advice=("Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
             "Unfreeze parameters before fit, under ddp_find_unused_parameters_true if they are used later only",
-            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads",
-        ),
+            "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads"),
     ),
     Kind(
         "ranks_same_batch", "The same batch on all ranks", group="Several processes", rank=250, measures="nothing",
@@ -306,14 +280,12 @@ KINDS = (
         "help.",
         formula="alert if the sampled batches are the same on all ranks, and at least {RanksSameBatch.min_batches} of them differ\n"
         "      from one another",
-        severities="warning",
         advice=("Leave use_distributed_sampler=True, or pass a DistributedSampler", "Split the data by rank in an IterableDataset"),
     ),
 )  # fmt: skip
 
 RULES = (
     LabelsIgnored(),
-    LabelsIgnoredByLoss(),
     BatchRepeated(),
     ValidationShift(),
     IdOutOfRange(),

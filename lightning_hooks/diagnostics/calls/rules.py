@@ -126,11 +126,8 @@ KINDS = (
         "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is "
         "masked\n"
         "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
-        severities="warning",
-        advice=(
-            "Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
-            "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']",
-        ),
+        advice=("Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
+            "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']"),
         causes={"nonfinite": downstream},
     ),
     Kind(
@@ -139,12 +136,9 @@ KINDS = (
         "that makes it is in eval mode. Validation is noisy, and so is what the model predicts later.",
         formula="alert if p > 0 and training=True (dropout) or dropout_p > 0 (attention), and module.training is False,\n"
         "      in a sampled training batch, or in the first batch of a validation",
-        severities="warning",
-        advice=(
-            "Pass training=self.training to F.dropout, or use nn.Dropout",
+        advice=("Pass training=self.training to F.dropout, or use nn.Dropout",
             "Pass dropout_p=self.p if self.training else 0.0 to scaled_dot_product_attention",
-            "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']",
-        ),
+            "Where it is on purpose (Monte Carlo dropout), mute this with rules=['-dropout_in_eval']"),
     ),
     Kind(
         "precision_not_applied", "Half precision that is not applied", group="Set-up", rank=420, measures="share",
@@ -153,11 +147,8 @@ KINDS = (
         formula="share = numbers in the weights of the linear and convolution layers with outputs in float32\n"
         "        / those of all that were called\n\n"
         "alert if share > {PrecisionNotApplied.threshold} under bf16-mixed, 16-mixed, bf16-true or 16-true",
-        severities="warning",
-        advice=(
-            "Remove autocast(enabled=False) and .float() around the model",
-            "Call the model within training_step, or under trainer.precision_plugin.forward_context()",
-        ),
+        advice=("Remove autocast(enabled=False) and .float() around the model",
+            "Call the model within training_step, or under trainer.precision_plugin.forward_context()"),
     ),
 )  # fmt: skip
 

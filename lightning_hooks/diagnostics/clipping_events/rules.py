@@ -217,7 +217,6 @@ KINDS = (
         "already taken.",
         formula="alert if norm after clipping > configured limit * (1 + {ClipIneffective.tolerance})\n"
         "      or gradients change between a step and the next zero_grad, {WastedClip.threshold} times or more in an epoch",
-        severities="warning",
         advice=("Call self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm) there",),
     ),
     Kind(
@@ -227,7 +226,6 @@ KINDS = (
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer",
-        severities="warning",
         advice=("Call zero_grad() before manual_backward()",),
     ),
     Kind(
@@ -235,7 +233,6 @@ KINDS = (
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",
         formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",
-        severities="warning",
         advice=("Try precision='bf16-mixed' or a lower learning rate", "Find the layer with the largest outputs"),
     ),
 )  # fmt: skip

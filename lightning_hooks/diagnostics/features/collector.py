@@ -24,7 +24,7 @@ from lightning_hooks.diagnostics.residual_stream.collector import ResidualStream
 from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.spare import of_libraries
+from lightning_hooks.hooks.unused_parts import of_libraries
 from lightning_hooks.statistics.order import first_calls, in_order, sites_in_order
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
-from lightning_hooks.diagnostics.past import first_called, loss_falls, only_the_first_step
+from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY
+from lightning_hooks.diagnostics.past import first_called, loss_falls
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -19,10 +21,7 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 class Constant(Rule):
     """A module whose output is the same value for every input.
 
-    It is an info for a call of sigmoid at 0.5: a gate that its zero-initialised branch has not moved yet; for the first of several
-    calls of softmax: routing by agreement starts with even weights; for a call of relu at 0
-    that gives one number for each sample: a hinge loss whose margin is kept; and for a module inside a library's model that has
-    been so from the start: positions of padding, a branch for inputs that this task does not have.
+    Inside a library's model so are positions of padding, and a branch for inputs that this task does not have.
 
     Attributes:
         threshold: Standard deviation over root mean square at or below which an output counts as constant. The default
@@ -31,25 +30,47 @@ class Constant(Rule):
 
     kind: ClassVar[str] = "constant"
     judges: ClassVar[Judges] = "epoch"
+    excuses: ClassVar[tuple[Excuse, ...]] = (
+        FIRST_STEP_ONLY,
+        Excuse(
+            "gate_at_half", "the zero-initialised branch of a gate has not moved it yet",
+            lambda _, alert, report, __: (
+                "sigmoid" in (report.functions.get(alert.site), report.functions.get(f"{alert.site}/sigmoid"))
+                and abs(report.sites[alert.site].mean - 0.5) < 1e-3
+            ),
+        ),
+        Excuse(
+            "hinge_at_zero", "all samples keep the margin of a hinge loss, which gives one number for each",
+            lambda _, alert, report, __: (
+                report.functions.get(alert.site) == "relu"
+                and report.sites[alert.site].dead_fraction is None
+                and report.sites[alert.site].rms == 0
+            ),
+        ),
+        Excuse(
+            "even_routing", "routing by agreement starts with even weights, in the first of several calls of softmax",
+            lambda _, alert, report, __: (
+                report.functions.get(alert.site) == report.functions.get(f"{alert.site}_1") == "softmax"
+                and f"{alert.site}_1" in report.sites
+            ),
+        ),
+        Excuse(
+            "inside_library", "a library's class holds it, and it has been so from the start",
+            lambda _, alert, report, history: all(alert.site in window.of_libraries for window in (*history, report)),
+        ),
+    )  # fmt: skip
 
     threshold: float = 1e-6
 
-    def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: FeatureReport) -> Iterator[Alert]:
         """Yield an alert per module whose output does not vary; rectifiers are judged by their dead units."""
-        if only_the_first_step(report):
-            return
-        calls = report.functions
         for site, stats in report.sites.items():
             if stats.count < 2 or (stats.dead_fraction or 0.0) == 1.0:
                 continue
             spread = stats.std / stats.rms if stats.rms > 0 else 0.0
             if spread <= self.threshold:
-                gate = "sigmoid" in (calls.get(site), calls.get(f"{site}/sigmoid")) and abs(stats.mean - 0.5) < 1e-3
-                hinge = calls.get(site) == "relu" and stats.dead_fraction is None and stats.rms == 0
-                routing = calls.get(site) == "softmax" and calls.get(f"{site}_1") == "softmax" and f"{site}_1" in report.sites
-                meant = site in report.of_libraries and all(site in earlier.of_libraries for earlier in history)
                 yield self.alert(
-                    report, site, spread, self.threshold, "info" if gate or routing or hinge or meant else "warning",
+                    report, site, spread, self.threshold, "warning",
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {spread:.1g}, limit "
                     f"{self.threshold:.1g}).",
                     "Common causes: a constant input, weights that are all zero, or dead layers before it.",
@@ -209,9 +230,8 @@ KINDS = (
         "samples of\n"
         "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and the "
         "batch's samples differ",
-        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, of CTC while it "
-        "falls, for a gate at 0.5, for a relu of one number per sample at 0, as in a hinge loss, and for a module in a library's "
-        "model that was so from the start",
+        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while "
+        "it falls",
         advice=("Check the data that reaches it and the layers before it",),
         follows={"dead": downstream_of_whole},
         spreads=from_first(forward),

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.links import downstream, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.reports import FeatureReport
 
 
@@ -75,6 +77,16 @@ class Saturated(Rule):
     kind: ClassVar[str] = "saturated"
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "learned")
+    excuses: ClassVar[tuple[Excuse, ...]] = (
+        Excuse(
+            "last_activation", "the last activation of a confident classifier is meant to be there",
+            lambda _, alert, report, __: alert.site == next(reversed(_judged(report))),
+        ),
+        Excuse(
+            "outside_the_model", "it is a call in training_step itself, perhaps for a metric",
+            lambda _, alert, report, __: alert.site in report.functions and "/" not in alert.site,
+        ),
+    )  # fmt: skip
 
     threshold: float = 0.5
     learned: float = 0.9
@@ -82,20 +94,21 @@ class Saturated(Rule):
     def __call__(self, report: FeatureReport, history: Sequence[FeatureReport] = ()) -> Iterator[Alert]:
         """Yield an alert per activation that is saturated more often than the threshold."""
         first = history[0].sites if history else {}
-        sites = {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
-        last = next(reversed(sites), None)  # a confident classifier's last activation is meant to be there
-        for site, stats in sites.items():
+        for site, stats in _judged(report).items():
             began = first[site].saturated_fraction if site in first else None
             limit = self.threshold if began is None or began > self.threshold else max(self.learned, self.threshold)
             if stats.saturated_fraction is not None and stats.saturated_fraction > limit:
-                of_model = site in report.functions and "/" not in site  # for a metric, perhaps
-                severity: Severity = "info" if site == last or of_model else "warning"
                 yield self.alert(
-                    report, site, stats.saturated_fraction, limit, severity,
+                    report, site, stats.saturated_fraction, limit, "warning",
                     f"{percent(stats.saturated_fraction)} of its values are at a bound of the activation (limit "
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
                     "Common causes: inputs that are too large, from unnormalised data or a wide initialisation.",
                 )  # fmt: skip
+
+
+def _judged(report: FeatureReport) -> dict[str, FeatureStats]:
+    """The activations that may be saturated, without calls of softmax."""
+    return {site: stats for site, stats in report.sites.items() if report.functions.get(site) != "softmax"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,10 +165,8 @@ KINDS = (
         "from {Dead.min_samples} values of each unit on, unless all units are dead;\n"
         "of fewer than {Dead.min_units} units from {Dead.of_few} on",
         severities="warning; critical if all units are dead",
-        advice=(
-            "Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
-            "Use a LeakyReLU or GELU in its place",
-        ),
+        advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
+            "Use a LeakyReLU or GELU in its place"),
         follows={"representation_collapse": _of_a_part, "constant": downstream},
         spreads=_from_whole_layers,
     ),
@@ -166,7 +177,6 @@ KINDS = (
         formula="saturated_fraction = values within 1 % of the activation's range from a bound / values\n\n"
         "alert if saturated_fraction > {Saturated.threshold}; > {Saturated.learned} if it was below {Saturated.threshold} in the "
         "first window",
-        severities="warning; info for the last module, which is confident on purpose",
         advice=("Normalise the inputs", "Put a normalisation layer before it", "Try a smaller initialisation"),
         follows={"constant": downstream, "dead": downstream_of_whole},
         spreads=from_first(forward),
@@ -177,10 +187,8 @@ KINDS = (
         "is known about it: it is neither zero nor dead.",
         formula="alert if calls = 0, or no output holds a floating-point tensor",
         severities="info",
-        advice=(
-            "Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
-            "Call torch.compiler.reset() before fit if the model was compiled earlier",
-        ),
+        advice=("Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
+            "Call torch.compiler.reset() before fit if the model was compiled earlier"),
     ),
 )  # fmt: skip
 

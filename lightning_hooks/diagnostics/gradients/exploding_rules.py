@@ -10,10 +10,12 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Severity, advice_for
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.past import all_scale_free, falls_within, loss_falls
+from lightning_hooks.diagnostics.excuses import LOSS_FALLS
+from lightning_hooks.diagnostics.past import all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import ClipReport, GradientFlowReport
 
 HUGE = 1e3
@@ -64,7 +66,7 @@ class Exploding(Rule):
     Very large is in the units of the loss: it is no alert where the step of every optimizer is independent of the gradient's
     scale, as Adam's, and the loss falls, unless ``absolute`` differs from the default: a limit of the user's always applies. The
     alert's site is the module through which most of the growth happens; where it is gradual, the one nearest the loss with too
-    large a gradient. It is critical unless the loss falls: what learns is not lost.
+    large a gradient.
 
     Attributes:
         relative: RMS over that near the loss (the largest among the last eighth of the modules) above which a gradient explodes,
@@ -76,6 +78,7 @@ class Exploding(Rule):
     """
 
     kind: ClassVar[str] = "exploding"
+    excuses: ClassVar[tuple[Excuse, ...]] = (LOSS_FALLS,)
 
     relative: float = 1e4
     absolute: float = HUGE
@@ -102,8 +105,7 @@ class Exploding(Rule):
             if culprit is not None and flow.sites.index(culprit) not in grown:
                 sites.insert(0, (culprit, flow.rms[grown[-1]]))
         spared = self._spares_weights(report, [flow.sites[place] for place in grown])
-        learns = loss_falls(report, history) if history else falls_within(report, 0.9, 16)  # more than by chance
-        severity: Severity = "info" if spared else "warning" if learns else "critical"
+        severity: Severity = "info" if spared else "critical"
         for site, rms in sites:
             ratio = rms / near_loss
             what = f"grows in the backward pass (RMS {rms:.1e}, {ratio:.1e} times that near the loss, limit {self.relative:.0e})"
@@ -279,12 +281,10 @@ KINDS = (
         "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
         "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
         "the third is {Stretching.scale_free} times less strict.",
-        severities="critical where it grows over the steps, or along the model while the loss does not fall; warning where the "
-        "loss falls, or the gradient is only large; info where nothing of it reaches a weight",
-        advice=(
-            "Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
-            "Use a smaller initialisation or normalisation layers",
-        ),
+        severities="critical where it grows over the steps or along the model; warning where the gradient is only large; info "
+        "where nothing of it reaches a weight",
+        advice=("Try a lower learning rate", "Set gradient_clip_val=1.0 if nothing clips yet",
+            "Use a smaller initialisation or normalisation layers"),
         follows={"constant": upstream},
         spreads=from_first(backward),
     ),
@@ -294,7 +294,6 @@ KINDS = (
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
         "steps",
-        severities="warning",
         advice=("Check the data of this batch", "Set gradient_clip_val to limit such a step"),
     ),
 )  # fmt: skip

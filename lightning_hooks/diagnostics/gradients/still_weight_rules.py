@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.excuses import CONVERGED
 from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
-from lightning_hooks.diagnostics.past import has_converged, is_scale_free
+from lightning_hooks.diagnostics.past import is_scale_free
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
@@ -138,7 +140,7 @@ class UpdatesLost(Rule):
 
     A bfloat16 number has 8 significant bits: a change below 0.2 to 0.4 % of it is lost (Zamirai et al., "Revisiting BFloat16
     Training", 2020). Healthy trainings with such weights lose 50 to 79 % of the updates of single elements at a step, each time of
-    others. It is no alert where the schedule has a low learning rate at the moment, or where training has converged.
+    others. It is no alert where the schedule has a low learning rate at the moment.
 
     Attributes:
         threshold: Share of a weight's elements whose update was lost, above which it counts.
@@ -149,16 +151,15 @@ class UpdatesLost(Rule):
 
     kind: ClassVar[str] = "updates_lost"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "scheduled", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
     threshold: float = 0.99
     min_steps: int = 3
     scheduled: float = 0.5
     converged: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per weight, the one that loses most first."""
-        if has_converged(report, history, self.converged):
-            return
         lost = {
             name: stats.lost_fraction
             for name, stats in report.parameters.items()
@@ -187,12 +188,9 @@ KINDS = (
         "      with a gradient and a learning rate above 0, while other weights of the optimizer move\n"
         "or if no optimizer takes a step in {NeverStepped.min_batches} or more batches that have gradients,\n"
         "or one of several has taken none since training started, and gradients reach what it holds",
-        severities="warning",
-        advice=(
-            "Find code that writes weights: an average copied back, a parametrization, a step of your own",
+        advice=("Find code that writes weights: an average copied back, a parametrization, a step of your own",
             "Raise its learning rate, or keep the weights in float32",
-            "Freeze it with requires_grad_(False) if it is not to learn",
-        ),
+            "Freeze it with requires_grad_(False) if it is not to learn"),
         follows={"updates_lost": always, "vanishing": always, "zero": always},
     ),
     Kind(
@@ -202,11 +200,8 @@ KINDS = (
         "works.",
         formula="lost_fraction = elements with a gradient that keep their value / elements with a gradient, at measured steps\n\n"
         "alert if lost_fraction > {UpdatesLost.threshold}, in at least {UpdatesLost.min_steps} measured steps",
-        severities="warning",
-        advice=(
-            "Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
-            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)",
-        ),
+        advice=("Keep the weights in float32: precision='bf16-mixed'", "Raise the learning rate",
+            "Use an optimizer that rounds at random or adds up what is lost (Kahan summation)"),
     ),
 )  # fmt: skip
 

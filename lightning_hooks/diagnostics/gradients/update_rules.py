@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
+from lightning_hooks.diagnostics.excuses import CONVERGED, FIRST_STEP_ONLY
 from lightning_hooks.diagnostics.past import (
     falls_within,
-    has_converged,
     is_scale_free,
     loss_falls,
     only_the_first_step,
@@ -44,8 +45,8 @@ class UpdateTooSmall(Rule):
 
     SageMaker's rule asks for less than 1e-8, which is below the rounding of a float32 weight and too late. Where it is known how
     many steps are planned, larger updates count too: those that all steps together cannot make into a change of a weight, unless
-    the loss falls all the same. It is no alert where training has converged (its gradient is small against that of the first
-    epoch), where the schedule has a low learning rate at the moment, or of the first step alone: a warm-up may start from 0.
+    the loss falls all the same. It is no alert where the schedule has a low learning rate at the moment. A warm-up may start from
+    0.
 
     Attributes:
         threshold: Ratio of update to weight, of every weight of an optimizer, below which it counts.
@@ -60,6 +61,7 @@ class UpdateTooSmall(Rule):
     kind: ClassVar[str] = "update_too_small"
     judges: ClassVar[Judges] = "epoch"
     shares: ClassVar[tuple[str, ...]] = ("falls", "scheduled", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (FIRST_STEP_ONLY, CONVERGED)
 
     threshold: float = 1e-6
     slow: float = 1e-4
@@ -69,10 +71,8 @@ class UpdateTooSmall(Rule):
     scheduled: float = 0.5
     converged: float = 1e-2
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer none of whose weights moves."""
-        if only_the_first_step(report) or has_converged(report, history, self.converged):
-            return
         steps = report.planned_steps or 0
         few = steps < self.min_planned or falls_within(report, self.falls)
         limit = self.threshold if few else max(self.threshold, min(self.slow, self.planned / steps))
@@ -243,15 +243,11 @@ KINDS = (
         "      or < {UpdateTooSmall.slow}, and < {UpdateTooSmall.planned} / planned steps of the whole training, of "
         "{UpdateTooSmall.min_planned} or more,\n"
         "         unless the last losses of the window are below {UpdateTooSmall.falls} of the first\n"
-        "not of the first step alone, nor while the learning rate is below {UpdateTooSmall.scheduled} of its peak,\n"
-        "nor where the total gradient norm is below {UpdateTooSmall.converged} of the first epoch's",
-        severities="warning",
+        "not while the learning rate is below {UpdateTooSmall.scheduled} of its peak",
         advice=("Raise the learning rate", "Find out why the gradients are so small"),
-        follows={
-            "missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always, "always_clipped": always,
-            "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always, "optimizer_settings": always,
-            "second_moment_stale": always,
-        },
+        follows={"missing": always, "constant": always, "dead": of_whole, "vanishing": always, "zero": always,
+            "always_clipped": always, "updates_lost": always, "not_updated": _nothing_moved, "lr_zero": always,
+            "optimizer_settings": always, "second_moment_stale": always},
     ),
     Kind(
         "update_too_large", "Updates as large as the weights", group="Updates", rank=720, limit=UpdateTooLarge().threshold,
@@ -262,10 +258,8 @@ KINDS = (
         "               of two or more in the first window, if the loss falls in it\n\n"
         "alert if update_ratio > {UpdateTooLarge.threshold} (under LBFGS only where the loss does not fall)\n"
         "      or learning rate * weight_decay (decoupled) >= {UpdateTooLarge.decay}",
-        severities="warning",
-        advice=(
-            "Try a lower learning rate, a warm-up, or less weight decay", "Check its parameter group if only this weight is named",
-        ),
+        advice=("Try a lower learning rate, a warm-up, or less weight decay",
+            "Check its parameter group if only this weight is named"),
         spreads=from_first(lambda node: node.number),  # the largest
     ),
     Kind(
@@ -275,7 +269,6 @@ KINDS = (
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"
         "alert if update_ratio_max > {UpdateSpike.factor} * usual, and > {UpdateSpike.least}\n"
         "      and > {UpdateSpike.peak} * the largest update_ratio_max of the last windows",
-        severities="warning",
         advice=("Check the data of this window", "Set gradient_clip_val to limit such a step"),
         follows={"spike": always},
     ),

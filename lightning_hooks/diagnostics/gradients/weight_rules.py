@@ -288,7 +288,6 @@ KINDS = (
         "or if the weights of at least {ConstantWeights.layers} linear or convolution layers are one number each, and not 0,\n"
         "or the time-step bias of a state-space layer (dt_bias) is; matrices of recurrent layers count as layers\n"
         "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below",
-        severities="warning",
         advice=("Use the initialisation of the other layers",),
     ),
     Kind(
@@ -301,7 +300,6 @@ KINDS = (
         "each,\n"
         "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
         "batch",
-        severities="warning",
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
         follows={"update_spike": always, "update_too_large": always},
     ),

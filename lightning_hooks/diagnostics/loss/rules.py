@@ -247,10 +247,8 @@ KINDS = (
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
         "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
         severities="critical; info where a loss scaler skips the step",
-        advice=(
-            "Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
-            "Set every_n_steps=1 to see which layer was first",
-        ),
+        advice=("Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
+            "Set every_n_steps=1 to see which layer was first"),
         follows={"nonfinite": _before_loss, "labels_ignored": not_later},
         causes={"nonfinite": _from_loss},
     ),
@@ -258,18 +256,15 @@ KINDS = (
         "loss_spike", "A loss far above that before", group="Loss", rank=910,
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
-        formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses in a "
-        "row\n\n"
+        formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "
+        "in a row\n\n"
         "alert if low > mean + {LossSpiking.sigmas} * std\n"
         "     and low > mean + {LossSpiking.ratio} * (largest - mean)\n"
         "     and low - mean > {LossSpiking.lost} * (loss at the start - lowest level so far)\n"
         "Not in the first {LossSpiking.settle} batches of an epoch, nor under manual optimisation, where the loss may be "
         "anything.",
-        severities="warning",
-        advice=(
-            "Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
-            "Restart from a checkpoint before it if the loss does not come back",
-        ),
+        advice=("Try a lower learning rate, a longer warm-up or gradient_clip_val=1.0", "Check the data of that batch",
+            "Restart from a checkpoint before it if the loss does not come back"),
         follows={"update_too_large": not_later, "update_spike": not_later, "exploding": not_later, "spike": not_later},
         causes={"spike": _earlier},
     ),
@@ -287,15 +282,10 @@ KINDS = (
         "an\n"
         "   optimizer have maximize=True, or it is minus one of these and none has\n"
         "Not under manual optimisation.",
-        severities="warning",
-        advice=(
-            "Try a lower learning rate, and check what its scheduler does",
-            "Check the sign and the weight of each term of the loss",
-        ),
-        follows={
-            "update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
-            "loss_spike": not_later,
-        },
+        advice=("Try a lower learning rate, and check what its scheduler does",
+            "Check the sign and the weight of each term of the loss"),
+        follows={"update_too_large": not_later, "weights_growing": not_later, "exploding": not_later, "spike": not_later,
+            "loss_spike": not_later},
     ),
 )  # fmt: skip
 

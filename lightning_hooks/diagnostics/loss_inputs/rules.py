@@ -226,11 +226,9 @@ KINDS = (
         "to 1\n"
         "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0",
         severities="warning; info for logarithms of probabilities",
-        advice=(
-            "Give cross_entropy the output of the last linear layer, without an activation",
+        advice=("Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",
-            "Give nll_loss the log_softmax of the logits, or log(p) of probabilities",
-        ),
+            "Give nll_loss the log_softmax of the logits, or log(p) of probabilities"),
         follows={"double_softmax": always},
     ),
     Kind(
@@ -238,7 +236,6 @@ KINDS = (
         meaning="The loss applies a softmax or sigmoid to the output of a softmax or sigmoid. `cross_entropy` and "
         "`binary_cross_entropy_with_logits` expect logits. Gradients are small and the loss cannot reach 0.",
         formula="alert if the input of the loss's softmax or sigmoid is the output of a softmax or sigmoid, in the first batch",
-        severities="warning",
         advice=("Remove it before the loss, or use nll_loss of log_softmax, or binary_cross_entropy",),
     ),
 )  # fmt: skip

@@ -100,10 +100,8 @@ KINDS = (
         "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
         "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
         severities="info",
-        advice=(
-            "Try a learning rate ten times larger, and one ten times smaller",
-            "Check that labels belong to their inputs, on one batch that the model should learn by heart",
-        ),
+        advice=("Try a learning rate ten times larger, and one ten times smaller",
+            "Check that labels belong to their inputs, on one batch that the model should learn by heart"),
     ),
     Kind(
         "overfitting", "Validation loss that rises", group="Loss", rank=1450, measures="share",
@@ -113,10 +111,8 @@ KINDS = (
         "all,\n"
         "     while the mean training loss before the validations fell",
         severities="info",
-        advice=(
-            "Stop here, with EarlyStopping, and keep the best checkpoint",
-            "Use more data, augmentation, dropout or weight decay, or a smaller model",
-        ),
+        advice=("Stop here, with EarlyStopping, and keep the best checkpoint",
+            "Use more data, augmentation, dropout or weight decay, or a smaller model"),
     ),
 )  # fmt: skip
 

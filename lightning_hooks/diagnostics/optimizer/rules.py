@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.excuses import CONVERGED
 from lightning_hooks.diagnostics.optimizer.report import GroupSettings
-from lightning_hooks.diagnostics.past import has_converged, is_scale_free
+from lightning_hooks.diagnostics.past import is_scale_free
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 
@@ -21,8 +23,7 @@ class SecondMomentStale(Rule):
     """Second moments so small that Adam's eps, not the gradient, decides the size of its steps.
 
     Then it is plain gradient descent with the learning rate over eps. Updates vanish as the gradient's root mean square comes near
-    eps (Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023, section 3.4). It is no
-    alert where training has converged.
+    eps (Wortsman et al., "Small-scale proxies for large-scale Transformer training instabilities", 2023, section 3.4).
 
     Attributes:
         threshold: Share of the second moments, where the gradient is not 0, above which it counts.
@@ -32,6 +33,7 @@ class SecondMomentStale(Rule):
 
     kind: ClassVar[str] = "second_moment_stale"
     shares: ClassVar[tuple[str, ...]] = ("threshold", "at_once", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
     threshold: float = 0.5
     at_once: float = 0.9
@@ -39,8 +41,6 @@ class SecondMomentStale(Rule):
 
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
-        if has_converged(report, history, self.converged):
-            return
         limit = self.threshold if history else self.at_once
         for name, stats in report.optimizers.items():
             if stats.stale_fraction is None or stats.stale_fraction <= limit or not any(rate > 0 for rate in stats.lr):
@@ -62,8 +62,8 @@ class LrZero(Rule):
     All parameter groups of an optimizer must have one: a single group may be frozen by its schedule. A low point of a cycle is
     short against the training, so a rate counts only when it has been low for a while; a warm-up that starts at zero rises. It
     then counts to the end of training, unless the rate rises again: few steps that are left do not undo those that were lost. How
-    long training will be must be known (``max_steps`` or ``max_epochs``). It is no alert where training has converged. The limits
-    are a cosine's: it is below 1e-4 of its peak in its last 0.6 %.
+    long training will be must be known (``max_steps`` or ``max_epochs``). The limits are a cosine's: it is below 1e-4 of its peak
+    in its last 0.6 %.
 
     Attributes:
         left: Share of the planned steps that must be left when the rate has been low for ``held``.
@@ -75,6 +75,7 @@ class LrZero(Rule):
 
     kind: ClassVar[str] = "lr_zero"
     shares: ClassVar[tuple[str, ...]] = ("left", "held", "initial", "converged")
+    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
     left: float = 0.1
     held: float = 0.05
@@ -84,8 +85,6 @@ class LrZero(Rule):
     def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         planned, first = report.planned_steps, history[0] if history else report
-        if has_converged(report, history, self.converged):
-            return
         for name, stats in report.optimizers.items():
             groups = [group for group in stats.groups if group.lr is not None]
             if not groups:
@@ -193,7 +192,7 @@ class DecayDominates(Rule):
     """Weight decay that Adam adds to the gradient (L2), many times as large as the gradient of the loss.
 
     Adam divides both by their size, so that a large decay does not shrink weights faster: it takes the loss's place (Loshchilov and
-    Hutter 2019, "Decoupled weight decay regularization"). It is no alert where training has converged and gradients are small.
+    Hutter 2019, "Decoupled weight decay regularization").
 
     Attributes:
         decay: A smaller weight decay is not judged: gradients that vanish are another fault.
@@ -204,12 +203,13 @@ class DecayDominates(Rule):
 
     kind: ClassVar[str] = "optimizer_settings"
     shares: ClassVar[tuple[str, ...]] = ("converged",)
+    excuses: ClassVar[tuple[Excuse, ...]] = (CONVERGED,)
 
     decay: float = 0.01
     factor: float = 2.0
     converged: float = 0.1
 
-    def __call__(self, report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> Iterator[Alert]:
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert per optimizer."""
         for name in report.optimizers:
             decayed = [
@@ -219,7 +219,7 @@ class DecayDominates(Rule):
             ]
             ratios = [decay * m.weight_rms / m.rms for decay, m in decayed if m.weight_rms is not None and m.rms > 0]
             ratio = statistics.median(ratios) if ratios else 0.0
-            if ratio > self.factor and not has_converged(report, history, self.converged):
+            if ratio > self.factor:
                 yield self.alert(
                     report, name, ratio, self.factor, "warning",
                     f"its weight decay of {max(decay for decay, _ in decayed):g} is added to the gradient, of which it is "
@@ -239,7 +239,6 @@ KINDS = (
         "alone divides: steps shrink with the gradient, and the learning rate no longer says how large they are.",
         formula="stale_fraction = second moments below eps² / second moments, where the gradient is not 0\n\n"
         "alert if stale_fraction > {SecondMomentStale.threshold}; {SecondMomentStale.at_once} in the first window",
-        severities="warning",
         advice=("Scale the loss up if it is divided more than once", "Try a smaller eps, such as 1e-15"),
         follows={"optimizer_settings": always},
     ),
@@ -252,10 +251,8 @@ KINDS = (
         "      or is below {LrZero.initial} * initial_lr (of a cycle: max_lr) after half of them, and still at the foot of its "
         "warm-up",
         severities="warning; info for a rate that has always been 0",
-        advice=(
-            "Step the scheduler as often as it was made for (interval='epoch' or 'step')",
-            "Make the schedule as long as the training: T_max, total_steps, num_training_steps",
-        ),
+        advice=("Step the scheduler as often as it was made for (interval='epoch' or 'step')",
+            "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
     ),
     Kind(
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", rank=550,
@@ -265,7 +262,7 @@ KINDS = (
         "{OptimizerSettings.momentum}\n"
         "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
         "> {DecayDominates.factor}, median of the matrices\n"
-        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop), unless training has converged",
+        "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop)",
         severities="warning; info for a large eps that does not decide the steps",
         advice=("Check the arguments of the optimizer",),
     ),

@@ -8,7 +8,8 @@ from itertools import takewhile
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.excuses import Excuse
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always, downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
@@ -18,11 +19,6 @@ from lightning_hooks.diagnostics.reports import FeatureReport
 _CAUSES = (
     "Common causes: self-supervised or metric learning with nothing that makes samples differ, a generator with one output, labels "
     "that do not depend on the input."
-)
-
-
-_OF_CLASSES = (
-    "A classifier that has learnt only how frequent labels are does so for a while, or for good if inputs say nothing of them."
 )
 
 
@@ -36,8 +32,8 @@ class RepresentationCollapse(Rule):
     the ratio stays above 0.002; some self-supervised methods pass through a low at their start, so that it must last for two
     reports, unless samples are the same but for roundings. Without negatives, stop-gradient or variance term it falls below 1e-5.
 
-    With a cross entropy it is an info: a classifier first learns how frequent the labels are, whatever the input. A healthy HuBERT
-    came down to 1e-7 in its second epoch, and was at 0.03 in its eighth.
+    A classifier first learns how frequent the labels are, whatever the input: a healthy HuBERT came down to 1e-7 in its second
+    epoch, and was at 0.03 in its eighth.
 
     Attributes:
         threshold: Variance over the samples of a batch over that within a sample, at or below which samples are the same.
@@ -48,6 +44,12 @@ class RepresentationCollapse(Rule):
 
     kind: ClassVar[str] = "representation_collapse"
     judges: ClassVar[Judges] = "epoch"
+    excuses: ClassVar[tuple[Excuse, ...]] = (
+        Excuse(
+            "classifier", "a classifier first learns how frequent labels are, and no more if inputs say nothing of them",
+            lambda _, __, report, ___: bool(report.outputs),
+        ),
+    )  # fmt: skip
 
     threshold: float = 5e-4
     started: float = 0.01
@@ -66,13 +68,12 @@ class RepresentationCollapse(Rule):
                     break
                 site = earlier if earlier in report.representations else site
             ratio = report.representations[site].ratio
-            severity: Severity = "info" if report.outputs else "warning"
             yield self.alert(
-                report, site, ratio, self.threshold, severity,
+                report, site, ratio, self.threshold, "warning",
                 f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
                 f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
                 f"{self._first(report, site, history):.2g}.",
-                _OF_CLASSES if report.outputs else _CAUSES,
+                _CAUSES,
             )  # fmt: skip
 
     def _collapsed(self, report: FeatureReport, site: str, history: Sequence[FeatureReport]) -> bool:
@@ -175,11 +176,8 @@ KINDS = (
         "or if all rows that a cross entropy is given are the same but for roundings, in all of at least {SameOutputs.calls} "
         "sampled calls;\n"
         "   of the losses between numbers: all samples of its input, of two numbers at least, while the targets differ",
-        severities="warning; info if a cross entropy is computed",
-        advice=(
-            "Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
-            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate",
-        ),
+        advice=("Add what makes samples differ: negatives, a stop-gradient and a predictor, a variance term",
+            "Check that the part reads its input, and lower the weight of a divergence or penalty", "Try a lower learning rate"),
         follows={"constant": always, "update_too_large": always, "dead": downstream_of_whole},
         spreads=from_first(forward),
     ),

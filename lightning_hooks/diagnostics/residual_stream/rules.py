@@ -182,10 +182,8 @@ KINDS = (
         "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
         severities="info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
         "doubles it",
-        advice=(
-            "Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
-            "In float16, train in bfloat16",
-        ),
+        advice=("Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
+            "In float16, train in bfloat16"),
     ),
     Kind(
         "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
@@ -195,10 +193,8 @@ KINDS = (
         formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
         "alert if channel_ratio > {ActivationOutliers.threshold}",
         severities="info; warning where the block's largest value is above a quarter of what its type holds",
-        advice=(
-            "Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
-            "Before quantising, give such channels a scale of their own",
-        ),
+        advice=("Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
+            "Before quantising, give such channels a scale of their own"),
     ),
 )  # fmt: skip
 

@@ -175,11 +175,8 @@ KINDS = (
         "in windows in a row of at least {RouterCollapse.min_batches} batches, each of at least {RouterCollapse.min_choices} "
         "choices for each expert\n"
         "at an even load",
-        severities="warning",
-        advice=(
-            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
-            "Try a lower learning rate for the router, noise on its logits, or a z-loss", "Normalise what it reads",
-        ),
+        advice=("Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Try a lower learning rate for the router, noise on its logits, or a z-loss", "Normalise what it reads"),
     ),
     Kind(
         "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", rank=1210, measures="share",
@@ -191,10 +188,8 @@ KINDS = (
         "experts),\n"
         "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
         severities="warning; info for less than a quarter of the experts",
-        advice=(
-            "Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
-            "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts",
-        ),
+        advice=("Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
+            "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts"),
         follows={"router_collapse": at_the_same_site},
     ),
 )  # fmt: skip

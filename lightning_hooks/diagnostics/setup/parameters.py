@@ -12,7 +12,7 @@ from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.setup.initial import starting_at_zero
 from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.spare import of_libraries, spare_parts
+from lightning_hooks.hooks.unused_parts import of_libraries, unused_parts
 from lightning_hooks.hooks.values import as_number
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
@@ -149,7 +149,7 @@ def with_reasons(
     named = ((raw, clean_name(raw)) for raw, parameter in model.named_parameters() if parameter.requires_grad)
     without = {raw: name for raw, name in named if name in setups and not setups[name].has_gradient}
     of_zeros = of_libraries(model, [name for name in zeros if name in setups])
-    reasons = of_zeros | {without[raw]: why for raw, why in spare_parts(model, without.keys(), called, recording).items()}
+    reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
     return {**setups, **{name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}}
 
 

@@ -177,9 +177,8 @@ KINDS = (
         "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
         "±1/sqrt(fan_in)",
         severities="warning; info while the parameter gets no gradient, or without any optimizer",
-        advice=(
-            "Give it to an optimizer (optimizer.add_param_group)", "Freeze it with requires_grad_(False) if it is not to learn",
-        ),
+        advice=("Give it to an optimizer (optimizer.add_param_group)",
+            "Freeze it with requires_grad_(False) if it is not to learn"),
         spreads=from_first(lambda node: (node.place if node.place < math.inf else -1.0, node.number)),  # optimizers first
     ),
     Kind(
@@ -193,20 +192,16 @@ KINDS = (
         "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after the "
         "step",
         severities="warning; info for a tensor that an optimizer holds",
-        advice=(
-            "Put them in an nn.ModuleList or nn.ModuleDict",
-            "Freeze them with requires_grad_(False) if they are hidden on purpose",
-        ),
+        advice=("Put them in an nn.ModuleList or nn.ModuleDict",
+            "Freeze them with requires_grad_(False) if they are hidden on purpose"),
     ),
     Kind(
         "shared", "One layer used in several places", group="Set-up", rank=510, measures="nothing",
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
         formula="alert if one module object is registered under two or more names of one parent",
         severities="warning in a numbered list; info for modules with names of their own",
-        advice=(
-            "Make each its own: [make_layer() for _ in range(n)]",
-            "Where weights are shared on purpose, mute this with rules=['-shared']",
-        ),
+        advice=("Make each its own: [make_layer() for _ in range(n)]",
+            "Where weights are shared on purpose, mute this with rules=['-shared']"),
     ),
 )  # fmt: skip
 

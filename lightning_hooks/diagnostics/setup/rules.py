@@ -282,10 +282,8 @@ KINDS = (
         "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
         "{FrozenStatistics.threshold}",
         severities="warning; info while the statistics have moved little",
-        advice=(
-            "Call eval() on the frozen part in on_train_epoch_start",
-            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does",
-        ),
+        advice=("Call eval() on the frozen part in on_train_epoch_start",
+            "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does"),
     ),
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", rank=300,

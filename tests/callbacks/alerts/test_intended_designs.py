@@ -41,7 +41,7 @@ class Branches(nn.Module):
 @pytest.mark.parametrize("library", [False, True])
 def test_a_branch_that_is_not_used_is_the_users_or_a_librarys(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if library:
-        monkeypatch.setattr(Branches, "__module__", installed.__name__)  # as if its source lay among the installed packages
+        monkeypatch.setattr(Branches, "__module__", installed.__name__)  # as if it came from a library
     assert found(Classifier(Branches()), "missing") == {"net.spare.0.bias": "info" if library else "warning"}
 
 

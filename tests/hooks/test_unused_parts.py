@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import pytest
 import torchmetrics
 import transformers.models.bart.modeling_bart
 from torch import nn
 
-from lightning_hooks.hooks.spare import of_libraries, spare_parts
+from lightning_hooks.hooks.unused_parts import of_libraries, unused_parts
 
 
 class Classifier(nn.Module):
@@ -18,7 +22,7 @@ class Classifier(nn.Module):
         self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
 
 
-Classifier.__module__ = torchmetrics.__name__  # as if it came from an installed package
+Classifier.__module__ = torchmetrics.__name__  # as if it came from a library
 CALLS = ("net.stem", "net.body.0", "net.body.1", "net.body.2", "net.pooler", "net.head")
 
 
@@ -27,7 +31,7 @@ def spare(*parts: str, calls: tuple[str, ...] = CALLS, under_no_grad: bool = Fal
     root = nn.Module()
     root.net = Classifier()
     without = {name for name, _ in root.named_parameters() if name.startswith(tuple(f"net.{part}." for part in parts))}
-    found = spare_parts(root, without, calls, frozenset() if under_no_grad else {*calls})
+    found = unused_parts(root, without, calls, frozenset() if under_no_grad else {*calls})
     return {part for part in parts if any(name.startswith(f"net.{part}.") for name in found)}
 
 
@@ -61,13 +65,23 @@ def test_what_a_library_s_class_holds() -> None:
     assert found["net.body.2"] == "a part of Classifier (from torchmetrics) that this task does not use"
 
 
-def test_what_was_put_onto_a_library_s_model_is_no_part_of_it() -> None:
-    root = nn.Module()
-    root.net = torchmetrics.MeanMetric()
-    root.net.fc, root.net.update2 = nn.Linear(8, 2), nn.Linear(8, 2)
-    assert list(of_libraries(root, ["net.fc.weight", "net.update2.weight"])) == ["net.update2.weight"]  # as f"update{n}" makes it
-    assert list(of_libraries(root, ["net.fc/softmax", "net.update/softmax", "net/softmax"])) == ["net.update/softmax"]
-    assert spare_parts(root, {"net.fc.weight", "net.fc.bias"}) == {}
+def test_a_library_is_a_package_with_a_version_other_than_the_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it lies, and whatever its source is: a checkout that is installed as editable is as good as a wheel."""
+
+    class Training(nn.Module):
+        pass
+
+    package = ModuleType("newlib")
+    monkeypatch.setitem(sys.modules, "newlib", package)
+    monkeypatch.setattr(Classifier, "__module__", "newlib.models")
+    root = Training()
+    root.net = Classifier()
+    assert of_libraries(root, ["net.pooler.weight"]) == {}  # a folder of the user's own
+    package.__version__ = "1.0"  # type: ignore[attr-defined]
+    reason = "a part of Classifier (from newlib) that this task does not use"
+    assert of_libraries(root, ["net.pooler.weight"]) == {"net.pooler.weight": reason}
+    Training.__module__ = "newlib.training"
+    assert of_libraries(root, ["net.pooler.weight"]) == {}  # the user's own package, with a version
 
 
 def test_the_parameters_of_a_library_s_own_kind_of_layer_are_part_of_it() -> None:
@@ -93,5 +107,5 @@ def test_blocks_that_a_library_runs_under_no_grad_are_meant() -> None:
     root.net = Blocks()
     without = {name for name, _ in root.named_parameters() if ".tower." in name}
     calls = [*CALLS, "net.tower.0", "net.tower.1"]
-    assert spare_parts(root, without, calls, {*calls}) == {}
-    assert spare_parts(root, without, calls, {*CALLS}).keys() == without
+    assert unused_parts(root, without, calls, {*calls}) == {}
+    assert unused_parts(root, without, calls, {*CALLS}).keys() == without

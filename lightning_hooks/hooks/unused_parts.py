@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,15 +16,16 @@ MOST = 0.5
 """Of the numbers of a model that require a gradient, the share of a body that is cut off, at least."""
 
 
-def spare_parts(
+def unused_parts(
     root: nn.Module, without: Set[str], called: Sequence[str] = (), recording: Set[str] = frozenset()
 ) -> dict[str, str]:
     """Find the parameters without a gradient in a part that a library's model does not use, or that is a copy of another part.
 
     A part is the largest module in which no parameter that requires a gradient has one. In a library's class it is a branch of the
     library's model that this task does not use, or that runs under ``no_grad``, but not if it holds a list of blocks that were
-    called with gradients, or belongs to the body of the model: nobody runs an encoder for nothing. In the user's own class it was
-    cut off, unless a module that trains has the same layers and similar weights: then it is a target or teacher network of that
+    called with gradients, or belongs to the body of the model: nobody runs an encoder for nothing. A library's class is of a
+    package that states a ``__version__``, other than the package of the model's own class. In the user's own class the part was cut
+    off, unless a module that trains has the same layers and similar weights: then it is a target or teacher network of that
     module. (Independent weights differ by 1.4 times their norm.)
 
     Args:
@@ -59,7 +57,7 @@ def spare_parts(
 
 
 def of_libraries(root: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Which modules or parameters a class of an installed library holds, by their names without the prefixes of wrappers.
+    """Which modules or parameters a library's class holds, by their names without the prefixes of wrappers.
 
     Returns:
         Name to the reason why the part may be meant as it is, as text.
@@ -77,40 +75,24 @@ def _largest(parameter: str, trained: Set[str]) -> str:
 
 
 def _by_library(part: str, modules: Mapping[str, nn.Module]) -> str:
-    """The reason if an installed library's class holds the part. PyTorch's classes are skipped: they are only containers."""
+    """The reason if a library's class holds the part. PyTorch's classes are skipped: they are only containers."""
+    own = type(modules[""]).__module__.partition(".")[0]
     holder = part
     while holder:
         holder = holder.rpartition(".")[0]
         kind = type(modules[holder])
-        if not kind.__module__.startswith("torch."):
-            library = kind.__module__.partition(".")[0]
-            inner = re.split("[./]", part.removeprefix(f"{holder}." if holder else ""))[0]  # of a call: net.body/softmax
-            own = _installed(kind) and any(_names(base, inner) for base in kind.__mro__)
-            return f"a part of {kind.__name__} (from {library}) that this task does not use" if own else ""
+        package = kind.__module__.partition(".")[0]
+        if package != "torch":
+            library = package != own and _states_a_version(package)
+            return f"a part of {kind.__name__} (from {package}) that this task does not use" if library else ""
     return ""
 
 
-def _names(base: type[object], attribute: str) -> bool:
-    """Whether the code of a class names an attribute, or may: one that it does not was added to the model by the user."""
-    if base is object or base.__module__.startswith("torch."):
-        return issubclass(base, nn.Module) and base is not nn.Module  # a layer with the weights of PyTorch's own, or a container
-    source = _classes(getattr(sys.modules.get(base.__module__), "__file__", None)).get(base.__name__, "")
-    stem = attribute.rstrip("0123456789")
-    of_a_number = rf"""|["']{re.escape(stem)}[{{%"']""" if stem != attribute else ""  # layer1, by f"layer{number}"
-    named = rf"""self\.{re.escape(attribute)}\b|["']{re.escape(attribute)}["']{of_a_number}"""
-    return not source or re.search(named, source) is not None
-
-
-@cache
-def _classes(file: str | None) -> dict[str, str]:
-    """The code of each class at the top of a file; nothing where the file is not there to be read."""
+def _states_a_version(package: str) -> bool:
     try:
-        source = Path(file).read_text(encoding="utf-8") if file else ""
-        found = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    except (OSError, ValueError, SyntaxError):
-        return {}
-    lines = source.splitlines()
-    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found}
+        return isinstance(getattr(sys.modules.get(package), "__version__", None), str)
+    except Exception:  # noqa: BLE001  a package may look its attributes up when they are asked for, and that may fail
+        return False
 
 
 def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[str]) -> bool:
@@ -138,11 +120,6 @@ def _body(root: nn.Module, trained: Set[str], called: Sequence[str], recording: 
             elements += sum(p.numel() for p in modules[site].parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
     all_elements = sum(p.numel() for p in root.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
     return first if elements >= MOST * all_elements else ()
-
-
-def _installed(kind: type[object]) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _copy_of(part: str, modules: Mapping[str, nn.Module], trained: Set[str]) -> str:
