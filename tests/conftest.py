@@ -28,6 +28,7 @@ KINDS = {
     "examples": "system",
     "faults": "system",
     "notebooks": "system",
+    "replay": "fit",
     "system": "system",
 }
 

@@ -111,6 +111,7 @@ class Member(MemberContext):
         self.sampling.start(host.setup.device, not self._regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
+        session.keep_evidence(self.settings, state.get("capsules", ()))
         if self.kind.watches_steps:
             self._watch_steps()
         self.collector = collector = self._new(self, state)
@@ -212,7 +213,7 @@ class Member(MemberContext):
         if index is not None:
             waited_for = self.windows.add(collector, packed, self.batches, epoch_ends)
             whole = None if waited_for is None else read(waited_for)
-        alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
+        alerts = self.alerting.judge(report, whole, self._checked_alerts(report), self._session.evidence.explained)
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
         self.batches = self.sampled_batches = 0
@@ -248,7 +249,8 @@ class Member(MemberContext):
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """What the urgent rules find in a report of the window so far."""
-        return self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
+        found = self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
+        return tuple(map(self._session.evidence.explained, found))
 
     def _checked_alerts(self, report: Any) -> list[Alert]:
         """What checks within the window have found, up to its end."""
@@ -267,6 +269,8 @@ class Member(MemberContext):
             state |= self.collector.state_dict()
         if self.early is not None:
             state["early"] = self.early.state_dict()
+        if self.session is not None and self.session.evidence.writer is not None:
+            state["capsules"] = sorted(self.session.evidence.writer.written)
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
             state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
         return state
