@@ -133,7 +133,7 @@ def _batch(capsule: Capsule, source: str | None) -> tuple[Any, Rows | None]:
     data = _made(source, "--data")
     collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(data, DataLoader):
-        collate, data = data.collate_fn or default_collate, data.dataset
+        collate, data = data.collate_fn, data.dataset
     _check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
     try:
         return collate([data[sample] for sample in samples]), rows
