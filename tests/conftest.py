@@ -29,6 +29,7 @@ KINDS = {
     "faults": "system",
     "notebooks": "system",
     "replay": "fit",
+    "replay/ranks": "system",
     "system": "system",
 }
 

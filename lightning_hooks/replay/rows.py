@@ -198,11 +198,10 @@ def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int
 
 def _compact(indices: Any) -> Any:
     """Indices in little memory."""
-    listed = list(indices) if isinstance(indices, list | tuple) else [indices]
+    listed = indices if isinstance(indices, list) else list(indices) if isinstance(indices, tuple) else [indices]
+    if not listed or not isinstance(listed[0], int | np.integer):
+        return listed
     try:
-        found = np.asarray(listed)
-    except (ValueError, TypeError):
+        return np.array(listed, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
         return listed
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        return listed
-    return found.astype(np.int32) if len(found) and abs(found).max() < 1 << 31 else found

@@ -89,6 +89,7 @@ class StepWatch:
         self._few: list[nn.Parameter] | None = None
         self._changing: list[Tensor] | None = None  # buffers that a forward pass changes
         self._before: list[Tensor] = []  # their values before it
+        self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
         self._first, self._resumed, self._requested = True, False, ""
 
     @property
@@ -121,9 +122,12 @@ class StepWatch:
         """A training batch starts."""
         if not self.on:
             return
-        host, position = self._host, self._host.position
-        rows = rows_of(*host.again.loader_iterators())
-        self._now = _UnderWay(Evidence(position.epoch, batch_idx, position.global_step, rows))
+        if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
+            position = self._host.position
+            self._epoch, self._step = position.epoch, position.global_step
+        self._last = batch_idx
+        rows = rows_of(*self._host.again.loader_iterators())
+        self._now = _UnderWay(Evidence(self._epoch, batch_idx, self._step, rows))
         self.ring.add(self._now.evidence)
 
     @_guarded
@@ -201,6 +205,8 @@ class StepWatch:
     def gradients(self, step: Step) -> None:
         """Gradients are ready, and the update has not been: the moment to judge the step, on the CPU."""
         suspect, self._suspect = self._suspect, None
+        if self._now is not None:
+            self._now.evidence.step, self._step = step.global_step, step.global_step + 1
         if self._requested and self._now is not None:
             self._write(self._now, self._requested, None)
             self._requested = ""
