@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_hooks.collectors.step import Step
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.step import Step
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame
@@ -25,7 +25,7 @@ from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.ring import Evidence, Ring
 from lightning_hooks.replay.rows import rows_of
-from lightning_hooks.reports.alert import Alert
+from lightning_hooks.declare.alert import Alert
 
 NONFINITE = {"nonfinite", "loss_nonfinite", "id_out_of_range", "masked_rows"}
 SINGLE_STEPS = NONFINITE | {"spike", "loss_spike", "update_spike"}

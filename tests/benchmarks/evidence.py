@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.collectors.step import Step
+from lightning_hooks.declare.step import Step
 from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.watch import StepWatch
 from tests.benchmarks.fits import fit
