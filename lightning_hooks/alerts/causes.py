@@ -57,7 +57,7 @@ def in_order_of_cause(reports: Sequence[Report], held: Callable[[int, Alert], bo
     for node in sorted((node for node in nodes if node.cause is None), key=lambda node: (not node.serious, _rank(node))):
         consequences = tuple(alerts[effect.number].name for effect in node.consequences)
         alert = dataclasses.replace(alerts[node.number], cause="", consequences=consequences)
-        earlier = _earlier_step(node, alert, reports)
+        earlier = _earlier_step(node, reports)
         if earlier:
             alert = dataclasses.replace(alert, diagnosis=f"{alert.diagnosis}{earlier}".strip())
         ordered[node.report].append(alert)
@@ -75,11 +75,11 @@ def _root(node: Node) -> Node:
     return node
 
 
-def _earlier_step(node: Node, alert: Alert, reports: Sequence[Report]) -> str:
+def _earlier_step(node: Node, reports: Sequence[Report]) -> str:
     """Of what is not finite, the step at which that began, if it is before the site was sampled."""
     events = [event for report in reports if isinstance(report, ClipReport) for event in report.events.values()]
     first = min((_first(event, "first_nonfinite_batch") for event in events), default=math.inf)
-    if node.kind != "nonfinite" or not first < node.batch < math.inf or _first(alert, "batch") <= first:
+    if node.kind != "nonfinite" or not first < node.batch < math.inf:
         return ""
     return (
         f" A step with such a gradient was taken at training batch {first:.0f}, before this site was sampled: the fault may have "

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.ring import Evidence, Ring
 from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
-from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 1

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
@@ -25,7 +26,6 @@ from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.ring import Evidence, Ring
 from lightning_hooks.replay.rows import rows_of
-from lightning_hooks.declare.alert import Alert
 
 NONFINITE = {"nonfinite", "loss_nonfinite", "id_out_of_range", "masked_rows"}
 SINGLE_STEPS = NONFINITE | {"spike", "loss_spike", "update_spike"}

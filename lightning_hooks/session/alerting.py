@@ -45,9 +45,7 @@ class Alerting:
             self.history, self.long_history, self._lasting = [], [], ()
         self.end_epoch()
 
-    def judge(
-        self, report: Any, whole: Any, early: Iterable[Alert] = (), explained: Callable[[Alert], Alert] = lambda alert: alert
-    ) -> tuple[Alert, ...]:
+    def judge(self, report: Any, whole: Any, early: Iterable[Alert] = ()) -> tuple[Alert, ...]:
         """Apply the rules to a window and remember it: what counts, causes first.
 
         Args:
@@ -55,7 +53,6 @@ class Alerting:
             whole: What rules that judge epochs are given: ``report`` itself, or that of more windows; None if they wait for more.
                 What they found last goes on then.
             early: What checks within the window found; it counts, whether or not the whole window shows it.
-            explained: Adds to an alert what is known of its step.
         """
         known = {(alert.kind, alert.site): alert for alert in early}
         candidates = []
@@ -67,7 +64,7 @@ class Alerting:
             if checked is not None:  # the check knows when
                 dated = dataclasses.replace(candidate.alert, since_step=checked.since_step, batch=checked.batch)
                 candidate = candidate._replace(alert=dated)
-            candidates.append(candidate._replace(alert=explained(candidate.alert)))
+            candidates.append(candidate)
         waiting = self.book.kinds_of_epochs if whole is None else frozenset[str]()
         alerts = tuple(self.window.confirmed([*candidates, *map(Candidate, known.values())], waiting))
         if whole is not None:

@@ -213,7 +213,7 @@ class Member(MemberContext):
         if index is not None:
             waited_for = self.windows.add(collector, packed, self.batches, epoch_ends)
             whole = None if waited_for is None else read(waited_for)
-        alerts = self.alerting.judge(report, whole, self._checked_alerts(report), self._session.evidence.explained)
+        alerts = self.alerting.judge(report, whole, self._checked_alerts(report))
         self.report, self.epoch_report = dataclasses.replace(report, alerts=alerts), None
         collector.reset()
         self.batches = self.sampled_batches = 0
@@ -249,8 +249,7 @@ class Member(MemberContext):
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """What the urgent rules find in a report of the window so far."""
-        found = self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
-        return tuple(map(self._session.evidence.explained, found))
+        return self.live.dated(self.alerting.urgent(self.live.urgent_report(report)))
 
     def _checked_alerts(self, report: Any) -> list[Alert]:
         """What checks within the window have found, up to its end."""

@@ -54,7 +54,7 @@ class Session:
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
         self.evidence = StepWatch(host, self._unobserved)
-        self.delivery = AlertDelivery(host)
+        self.delivery = AlertDelivery(host, self.evidence.explained)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
         self._warned_of_ending = self._explained_skipped = self._closed = False
