@@ -1,5 +1,6 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report RUN``, ``compare RUN_A RUN_B``, ``explain KIND``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report``, ``compare``, ``explain`` and ``replay``."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,14 @@ from lightning_hooks.run_report import cli
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, or 2 if a run cannot be read or a kind is not known."""
-    return cli.main(arguments, _demo)
+    """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known."""
+    return cli.main(arguments, _demo, _replay)
+
+
+def _replay(options: argparse.Namespace) -> tuple[list[str], int]:
+    from lightning_hooks.replay.command import replay
+
+    return replay(options.capsule, options.model, options.data, options.output)
 
 
 def _demo(folder: Path, healthy: bool) -> list[str]:

@@ -28,6 +28,8 @@ KINDS = {
     "examples": "system",
     "faults": "system",
     "notebooks": "system",
+    "replay": "fit",
+    "replay/ranks": "system",
     "system": "system",
 }
 

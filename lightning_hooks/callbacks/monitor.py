@@ -15,8 +15,19 @@ from lightning_hooks.declare.collector import Collector, R
 from lightning_hooks.hooks import Faults, ModuleSelector
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_callback import EitherPackage
+from lightning_hooks.hosts.lightning_replay import record_rows
 from lightning_hooks.session.member import Member, NewCollector
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
+from lightning_hooks.session.settings import (
+    CapsulePlace,
+    Histograms,
+    Logged,
+    OnAlert,
+    ReportDir,
+    ReportEvery,
+    Rules,
+    Settings,
+    Summary,
+)
 from lightning_hooks.session.so_far import run_report
 from lightning_hooks.statistics.histograms import Histogram
 
@@ -25,10 +36,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def _nothing() -> None:
+    """No loader is recorded."""
+
+
 class SessionCallback(EitherPackage):
     """A callback with members in the session of a fit."""
 
     joins_session: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leave_loaders: Callable[[], None] = _nothing
 
     @property
     @abstractmethod
@@ -45,6 +64,32 @@ class SessionCallback(EitherPackage):
     def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
         """Those of its members that have something to measure in a fit."""
         return self.members
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and any(member.settings.capsule is not None for member in self.members):
+            self._leave_loaders()
+            self._leave_loaders = record_rows(trainer)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.forget_model()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not self.in_another_fit(trainer):
+            self.forget_model()
+
+    @override
+    def forget_model(self) -> None:
+        super().forget_model()
+        leave, self._leave_loaders = self._leave_loaders, _nothing
+        leave()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_leave_loaders": _nothing}
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -197,6 +242,9 @@ class SiteMonitor(Monitor[R]):
         figures: bool | int = False,
         check_every_n_steps: int | None = None,
         progress_bar: bool = False,
+        capsule: CapsulePlace = "auto",
+        max_capsule_mb: float = 200,
+        keep_batches: int = 0,
     ) -> None:
         super().__init__(
             Settings(
@@ -213,5 +261,8 @@ class SiteMonitor(Monitor[R]):
                 figures=figures,
                 check_every_n_steps=check_every_n_steps,
                 progress_bar=progress_bar,
+                capsule=capsule,
+                max_capsule_mb=max_capsule_mb,
+                keep_batches=keep_batches,
             )
         )

@@ -7,7 +7,7 @@ from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 from lightning_hooks.session.training_members import arguments_of_each
 
 
@@ -27,6 +27,9 @@ def monitors(
     check_every_n_steps: int | None = None,
     progress_bar: bool = False,
     functional: bool = True,
+    capsule: CapsulePlace = "auto",
+    max_capsule_mb: float = 200,
+    keep_batches: int = 0,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 
@@ -55,6 +58,9 @@ def monitors(
         check_every_n_steps=check_every_n_steps,
         progress_bar=progress_bar,
         functional=functional,
+        capsule=capsule,
+        max_capsule_mb=max_capsule_mb,
+        keep_batches=keep_batches,
     )
     features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
     clipping = GradientClipMonitor(**of_clipping)

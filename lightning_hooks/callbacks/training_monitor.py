@@ -12,7 +12,7 @@ from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitor_list import monitors
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.session.member import Member
-from lightning_hooks.session.settings import Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 from lightning_hooks.session.training_reports import TrainingReports
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         functional: Whether calls of functions (attention, activations, normalisations, embeddings, ``cross_entropy``) are sites
             as modules are, named after the module that makes them, such as ``blocks.3.attn/sdpa``. Patterns in ``modules`` select
             them by these names, or with their module. They are not seen under ``torch.compile``.
+        capsule: Where the first bad step of a run is kept, to be run again with ``lightning-hooks replay``: ``auto`` for the log
+            directory, ``rows`` for the same without the samples themselves, a folder, or None. A capsule holds training samples.
+            Alerts about single steps name their samples, and on the CPU a step that is not finite is run again at once, with hooks
+            at every module, to name the operation and the samples; the training is the same, bit for bit. None turns all of it off.
+        max_capsule_mb: The most that a capsule may take, in millions of bytes; what does not fit is left out.
+        keep_batches: How many batches are kept, so that a capsule has the batch also where a bad step is known late, as on CUDA.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -87,6 +93,9 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         check_every_n_steps: int | None = None,
         progress_bar: bool = False,
         functional: bool = True,
+        capsule: CapsulePlace = "auto",
+        max_capsule_mb: float = 200,
+        keep_batches: int = 0,
     ) -> None:
         super().__init__()
         self._features, self._gradients, self._clipping = self._parts = monitors(
@@ -104,6 +113,9 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             check_every_n_steps=check_every_n_steps,
             progress_bar=progress_bar,
             functional=functional,
+            capsule=capsule,
+            max_capsule_mb=max_capsule_mb,
+            keep_batches=keep_batches,
         )
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hooks.tensors import MAX_DEPTH, plain_values
 from lightning_hooks.statistics import Column, summarize
 
@@ -99,7 +100,8 @@ def _tensor(tensor: Tensor, name: str, statistics: bool) -> TensorInfo:
     numbers = None
     if statistics and tensor.is_floating_point():
         try:
-            numbers = _numbers(tensor)
+            with outside_modes():
+                numbers = _numbers(tensor)
         except RuntimeError:
             numbers = None  # there are no values to read: under torch.func.vmap, on the meta device
     kind = str(tensor.dtype).removeprefix("torch.")

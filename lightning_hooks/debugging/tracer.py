@@ -58,6 +58,11 @@ class Tracer:
         if self.breakpoint is not None:
             self.breakpoint.tracing = active
 
+    @property
+    def innermost(self) -> str:
+        """The innermost of the sites that are being called now; empty for none."""
+        return self.names[self._stack[-1].site] if self._stack else ""
+
     def _clear(self) -> None:
         self._records: list[CallRecord | None] = []
         self._stack: list[_OpenCall] = []

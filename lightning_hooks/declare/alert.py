@@ -13,6 +13,9 @@ from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.declare.site_names import readable
 
+MOST_SAMPLES = 8
+"""How many samples the text of an alert names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -37,6 +40,8 @@ class Alert:
         diagnosis: What it means and the likely causes, in one or two sentences; empty where the message says all that is known.
         advice: What to try, as short imperatives, the most likely remedy first.
         also: Of a root cause: the other sites with the same problem that do not follow from it.
+        samples: Of an alert about a single step: the samples that cause it, or those of its batch: indices of the data set; words
+            for several loaders (``b: 17``) and for streams (``worker 1, position 640``). Empty where they are not known.
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Alert:
     diagnosis: str = ""
     advice: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    samples: tuple[int | str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen for everybody else
@@ -76,8 +82,15 @@ class Alert:
 
     @property
     def seen(self) -> str:
-        """What was measured, and why."""
-        return f"{self.message} {self.diagnosis}".strip()
+        """What was measured, why, and the samples."""
+        return " ".join(filter(None, (self.message, self.diagnosis, self.of_samples)))
+
+    @property
+    def of_samples(self) -> str:
+        """The samples in a sentence; empty for none."""
+        shown = ", ".join(map(str, self.samples[:MOST_SAMPLES]))
+        more = f" and {len(self.samples) - MOST_SAMPLES} more" if len(self.samples) > MOST_SAMPLES else ""
+        return f"Sample{'s' * (len(self.samples) > 1)} {shown}{more}." if self.samples else ""
 
     @property
     def text(self) -> str:
@@ -100,8 +113,8 @@ class Alert:
         """At most three lines: what was measured where and when, why with the consequences, and what to try first."""
         lines = [f"[{self.severity}] {self.kind} at {self.where} ({self.when}): {self.message}"]
         why = re.sub(r"^(Common|Likely) causes?: ", "", self.diagnosis)  # the line's label says it
-        if why or self.consequences:
-            lines.append(f"{'why: ' if why else ''}{why} {self.follows}")
+        if why or self.consequences or self.samples:
+            lines.append(f"{'why: ' if why else ''}{why} {self.of_samples} {self.follows}")
         if self.advice:
             first, *more = self.advice
             where = f" ({len(more)} more in Alert.advice and in the health report)" if more else ""

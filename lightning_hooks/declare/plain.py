@@ -99,7 +99,8 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if kind is Any:
         return plain
     if origin in (Union, types.UnionType):
-        return None if plain is None else from_plain(next(one for one in inner if one is not type(None)), plain)
+        kinds = [one for one in inner if one is not type(None)]
+        return None if plain is None else from_plain(next((one for one in kinds if one is type(plain)), kinds[0]), plain)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(plain, Mapping):
         hints = _hints(kind)
         values = {name: from_plain(hints[name], plain[name]) for name in hints if name in plain}

@@ -157,6 +157,30 @@ class RunFiles(ABC):
         """
         return str(file)
 
+    def keeps(self, folder: Path) -> bool:
+        """Whether a folder that :meth:`folder` named stays after the run."""
+        return True
+
+
+class StepAgain:
+    """How the loop runs a training step again; a loop that cannot says why."""
+
+    def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
+        """The iterators over the training loaders by name, and how many batches have been fetched beyond the one under way."""
+        return (), 0
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step of the model itself on a batch, without a wrapper around it."""
+        raise NotImplementedError(self.why_not())
+
+    def muted(self) -> AbstractContextManager[None]:
+        """A context in which the step logs nothing."""
+        return nullcontext()
+
+    def why_not(self) -> str:
+        """Why a step cannot be run again in the run; empty where it can."""
+        return "this training loop does not say how"
+
 
 class Host(ABC):
     """A training loop. Lightning's Trainer is one; another loop answers the same questions.
@@ -166,12 +190,14 @@ class Host(ABC):
         metrics: The values that are logged.
         console: Where lines are printed.
         files: Where the run's files belong.
+        again: How a training step is run again.
     """
 
     setup: TrainingSetup
     metrics: Metrics
     console: Console
     files: RunFiles
+    again: StepAgain = StepAgain()
 
     @property
     @abstractmethod

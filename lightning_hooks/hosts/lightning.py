@@ -17,6 +17,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts import lightning_api
 from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
 from lightning_hooks.hosts.lightning_folder import TemporaryFolder, run_folder
+from lightning_hooks.hosts.lightning_replay import LightningStepAgain
 from lightning_hooks.trackers import Trackers
 
 
@@ -46,6 +47,7 @@ class LightningHost(Host):
         self.metrics = LightningMetrics(trainer, of_fit)
         self.console = LightningConsole(trainer)
         self.files = LightningFiles(trainer, of_fit)
+        self.again = LightningStepAgain(trainer, pl_module)
         self.setup = TrainingSetup(
             device=pl_module.device,
             world_size=trainer.world_size,
@@ -173,6 +175,10 @@ class LightningFiles(RunFiles):
             return f"{file.name} is among {kept_in[0]}."
         temporary.keep()
         return str(file)
+
+    @override
+    def keeps(self, folder: Path) -> bool:
+        return not self._of_fit.temporary_folder.holds(folder)
 
 
 def _alive(trainer: ref[Trainer]) -> Trainer:

@@ -61,7 +61,7 @@ class Adapter(EitherPackage):
         """Return the session of the fit that starts."""
         if self.session is None:
             self.session = session = Session(LightningHost(trainer, pl_module, self))
-            self._leave_steps = around_steps(trainer, session.calls.step)
+            self._leave_steps = around_steps(trainer, session.step)
         return self.session
 
     @property

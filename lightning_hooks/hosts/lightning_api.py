@@ -67,8 +67,8 @@ def own_loss_scaler(pl_module: LightningModule) -> Any:
     return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
 
-def around_steps(trainer: Trainer, context: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
-    """Run ``training_step`` and ``validation_step`` within a context; return what ends that.
+def around_steps(trainer: Trainer, context: Callable[..., AbstractContextManager[None]]) -> Callable[[], None]:
+    """Run ``training_step`` and ``validation_step`` within a context, which is given their arguments; return what ends that.
 
     No callback of Lightning is around a step. The strategy, which belongs to the trainer, calls it: its method is exchanged on the
     instance. Whatever else was put there before is called, and comes back.
@@ -85,9 +85,9 @@ def around_steps(trainer: Trainer, context: Callable[[], AbstractContextManager[
     return end
 
 
-def _within(context: Callable[[], AbstractContextManager[None]], step: Callable[..., Any]) -> Callable[..., Any]:
+def _within(context: Callable[..., AbstractContextManager[None]], step: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with context():
+        with context(*args, **kwargs):
             return step(*args, **kwargs)
 
     return call

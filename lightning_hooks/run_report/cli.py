@@ -23,14 +23,17 @@ SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]",
 
 Demo = Callable[[Path, bool], list[str]]
 """What makes the demo's lines, given the folder for its logs and whether to leave the fault out."""
+Replay = Callable[[argparse.Namespace], tuple[list[str], int]]
+"""What runs a bad step again: its lines and the exit code, given the options."""
 
 
-def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> int:
-    """Run a command; return 0, or 2 if a run cannot be read or a kind is not known.
+def main(arguments: Sequence[str] | None = None, demo: Demo | None = None, replay: Replay | None = None) -> int:
+    """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
         demo: What runs the demo; None leaves that command out.
+        replay: What runs a capsule; None likewise.
     """
     parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -48,11 +51,22 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> in
         small = commands.add_parser("demo", help="train a small CNN with a planted fault (10 s) and print the path of its report")
         small.add_argument("--healthy", action="store_true", help="train without the fault")
         small.add_argument("--output", type=Path, default=Path("runs/demo"), help="the folder for its logs (default: runs/demo)")
+    if replay is not None:
+        again = commands.add_parser(
+            "replay", help="run the bad step of a capsule again: which operation failed, and on which samples"
+        )
+        again.add_argument("capsule", type=Path, help="its folder, in the log directory under lightning_hooks/capsules")
+        again.add_argument("--model", required=True, help="what makes the model, as package.module:factory")
+        again.add_argument("--data", help="the data set, or what makes it, as package.module:name: for a capsule without its batch")
+        again.add_argument("--output", type=Path, help="the HTML file to write (default: next to the run's report)")
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
+    code = 0
     try:
-        if demo is not None and options.command == "demo":
+        if replay is not None and options.command == "replay":
+            lines, code = replay(options)
+        elif demo is not None and options.command == "demo":
             lines = demo(options.output, options.healthy)
         elif options.command == "explain":
             lines = explain(options.kind)
@@ -62,7 +76,7 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None) -> in
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
         return 2
     print("\n".join(visible(line) for line in lines))  # noqa: T201
-    return 0
+    return code
 
 
 def verdict_lines(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,10 +58,11 @@ class AlertDelivery:
 
     Args:
         host: The training loop.
+        explained: Adds to a root cause what is known of its step.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, explained: Callable[[Alert], Alert]) -> None:
+        self._host, self._explained = host, explained
         self.stopped_by: Alert | None = None  # the first alert with on_alert="stop"
         self._unwritable: set[Path] = set()  # files that could not be written, with a warning
         self._faulty: set[int] = set()  # ids of observers that raised, with a warning
@@ -83,7 +84,7 @@ class AlertDelivery:
         fresh: dict[tuple[int, str], Alert] = {}
         for place, (member, alerts) in enumerate(zip(members, ordered.of_report, strict=True)):
             window = member.alerting.window
-            member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(alerts))
+            member.report = report = dataclasses.replace(reports[place], alerts=window.grouped(self._roots_explained(alerts)))
             fresh.update({(place, alert.name): alert for alert in window.new_alerts(report.alerts)})
             records += [
                 _record("cleared", member, dataclasses.replace(over.alert, epoch=report.epoch, step=report.step), over)
@@ -130,7 +131,7 @@ class AlertDelivery:
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         of_report, fresh = [], {}
         for place, (member, found) in enumerate(zip(members, ordered.of_report, strict=True)):
-            of_report.append(member.alerting.window.grouped(found))
+            of_report.append(member.alerting.window.grouped(self._roots_explained(found)))
             fresh.update({(place, alert.name): alert for alert in member.alerting.window.at_once(of_report[place])})
         notices = _notices(members, ordered.roots, fresh, [report.alerts for report in reports])
         for early in (member.early for member in members if member.early is not None):
@@ -159,6 +160,9 @@ class AlertDelivery:
                 found = id_out_of_range(error, self._host.model, batch, batch_idx)
                 observed = [member for member in members if member.sampled_batches or found is not None]
                 self.judge_urgent(observed, last=True, lookup=found)
+
+    def _roots_explained(self, alerts: Iterable[Alert]) -> list[Alert]:
+        return [alert if alert.cause else self._explained(alert) for alert in alerts]
 
     def _pass_on(
         self,

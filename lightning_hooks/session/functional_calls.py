@@ -160,6 +160,10 @@ class FunctionalCalls:
         """Backward or an optimizer's step starts: no call is seen before the next forward."""
         self._observer.pause()
 
+    def leave(self) -> None:
+        """No further call is seen in the batch under way: the model runs for other purposes."""
+        self._observer.stop()
+
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""
         self._observer.stop()

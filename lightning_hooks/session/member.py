@@ -111,6 +111,7 @@ class Member(MemberContext):
         self.sampling.start(host.setup.device, not self._regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
+        session.keep_evidence(self.settings, state.get("capsules", ()))
         if self.kind.watches_steps:
             self._watch_steps()
         self.collector = collector = self._new(self, state)
@@ -267,6 +268,8 @@ class Member(MemberContext):
             state |= self.collector.state_dict()
         if self.early is not None:
             state["early"] = self.early.state_dict()
+        if self.session is not None and self.session.evidence.writer is not None:
+            state["capsules"] = sorted(self.session.evidence.writer.written)
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
             state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
         return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -37,6 +38,10 @@ class Parts(Protocol):
     probe: StepProbe
     hooks: ModuleHooks
     calls: FunctionalCalls
+    evidence: StepWatch
+
+    def keep_evidence(self, settings: Settings, written: Iterable[str]) -> None:
+        """Keep the evidence of each step, as the first monitor with ``capsule=`` says."""
 
     @property
     def overheads(self) -> list[Overhead]:

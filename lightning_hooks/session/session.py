@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
@@ -11,17 +11,22 @@ from torch import Tensor
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import info, skipped_message, warn
+from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.capsule import CapsuleWriter
+from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.closing import ending
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.rank_merge import check_ranks_agree
 from lightning_hooks.session.run_records import RunRecords
+from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.trackers import show
 
@@ -39,6 +44,7 @@ class Session:
         hooks: The forward hooks.
         calls: The calls of functions.
         probe: The optimizers' steps.
+        evidence: That of the last steps, and what running a bad one again has shown.
     """
 
     def __init__(self, host: Host) -> None:
@@ -47,7 +53,8 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
-        self.delivery = AlertDelivery(host)
+        self.evidence = StepWatch(host, self._unobserved)
+        self.delivery = AlertDelivery(host, self.evidence.explained)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
         self._warned_of_ending = self._explained_skipped = self._closed = False
@@ -71,6 +78,8 @@ class Session:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
         self._records.open(member)
+        if self.evidence.on:  # after all others: what they have read of the gradients is not read again
+            self.probe.subscribe(self.evidence, StepObserver(self.evidence.gradients, _nothing, _nothing, _nothing, _nothing))
 
     def release(self, member: Member) -> None:
         """Remove what a member registered."""
@@ -78,6 +87,30 @@ class Session:
         self.probe.unsubscribe(member)
         self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
+
+    def keep_evidence(self, settings: Settings, written: Iterable[str]) -> None:
+        """Keep the evidence of each step, as the first monitor with ``capsule=`` says.
+
+        Args:
+            settings: Its arguments.
+            written: The kinds of capsules that the run wrote before it was resumed.
+        """
+        if settings.capsule is not None and not self.evidence.on:
+            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, {*written}, self._window_so_far)
+            self.evidence.open(writer, settings.keep_batches)
+
+    def _window_so_far(self) -> dict[str, Any]:
+        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
+
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Within this block the model runs for other purposes than training: nothing is recorded."""
+        self.calls.leave()
+        self.hooks.suspend(self.host.model)
+        try:
+            yield
+        finally:
+            self.hooks.restore()
 
     @property
     def overheads(self) -> list[Overhead]:
@@ -94,15 +127,23 @@ class Session:
         """A training batch starts."""
         self._batch = batch_idx, batch
         self.probe.batch_start()
+        self.evidence.batch_start(batch_idx)
         self.hooks.restore()
         for member in self.members:
             member.batch_start(batch_idx, batch)
         self.hooks.gate.start(any(member.gate.sampled for member in self.members))
         self.calls.start()
 
+    def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
+        with outside_modes():
+            self.evidence.forward(args, kwargs)
+        return self.calls.step()
+
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
         self.calls.pause()
+        self.evidence.before_backward(loss)
         for member in self.members:
             if not member.live.records_recomputation:
                 member.gate.pause()
@@ -116,6 +157,7 @@ class Session:
             for member in self.members:
                 member.gate.resume()
         self.probe.after_backward()
+        self.evidence.after_backward()
         for member in self.members:
             member.live.after_backward()
 
@@ -144,6 +186,7 @@ class Session:
             member.batch_end(outputs)
         self.hooks.gate.stop()
         self.probe.batch_end()
+        self.evidence.batch_end()
         if self.host.position.epoch_ends:
             self.hooks.suspend(self.host.model)
             return  # the last window ends with the epoch, after validation
@@ -186,6 +229,7 @@ class Session:
         """The windows of some members end: make the reports, and log, judge, publish and record them."""
         for member in members:
             member.live.window_end()
+        self.evidence.agree()
         tables = self.calls.merged([member.live for member in members])
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
@@ -195,6 +239,7 @@ class Session:
         try:
             self.delivery.window_end(members)
         finally:  # also where on_alert="raise" ends the run here
+            self.evidence.passed_on(alert for member in members for alert in member.report.alerts)
             self.publisher.publish(members)
         for member in members:
             member.remember()
@@ -218,6 +263,7 @@ class Session:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
+        self.evidence.agree()
         return self.delivery.judge_urgent([member for member in self.members if member.early is not None])
 
     # The end.
@@ -244,6 +290,7 @@ class Session:
         self._closed = True
         members: Sequence[Member] = self.members
         if error is not None and how == "exception" and not isinstance(error, AlertError):
+            self.evidence.crashed(error)
             self.delivery.last_look(members, error, *self._batch)
         self._batch = None, None
         self.calls.stop()
@@ -251,6 +298,8 @@ class Session:
             self.hooks.remove_all(self.host.model)
         for member in list(members):
             member.detach()
+        self.probe.unsubscribe(self.evidence)
+        self.evidence.close()
         self.calls.close()
         with self._ending():
             self.publisher.write_figures(last=True)
@@ -274,3 +323,7 @@ class Session:
                     f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
                     "incomplete; hooks are removed and training is not affected."
                 )
+
+
+def _nothing(_: object) -> None:
+    """An event of a step that nothing follows from."""

@@ -25,6 +25,8 @@ Histograms = bool | str | Sequence[str]
 """Whether sites get histograms, or patterns on the names of those that do."""
 ReportDir = str | os.PathLike[str] | Literal[False] | None
 """Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
+CapsulePlace = str | os.PathLike[str] | None
+"""Where the capsule of a bad step is written: ``auto``, ``rows`` (without samples), a folder, or None for nowhere."""
 ReportEvery = int | Literal["auto"] | None
 """How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
@@ -55,6 +57,9 @@ class Settings:
     progress_bar: bool = False
     report_every_n_steps: ReportEvery = "auto"
     functional: bool = False
+    capsule: CapsulePlace = None
+    max_capsule_mb: float = 200
+    keep_batches: int = 0
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
@@ -70,6 +75,12 @@ class Settings:
         folder = self.report_dir
         if folder is not None and folder is not False and not isinstance(folder, str | os.PathLike):
             raise TypeError(f"report_dir must be 'auto', a directory, or None for nowhere; got {folder!r}.")
+        if self.capsule is not None and not isinstance(self.capsule, str | os.PathLike):
+            raise TypeError(f"capsule must be 'auto', 'rows' (no samples are stored), a folder, or None; got {self.capsule!r}.")
+        most = self.max_capsule_mb
+        if isinstance(most, bool) or not isinstance(most, int | float) or not most > 0:
+            raise ValueError(f"max_capsule_mb must be a number of millions of bytes above 0; got {most!r}.")
+        check_count("keep_batches", self.keep_batches, 0)
         check_bools(progress_bar=self.progress_bar, functional=self.functional)
         self._check_window()
         self._check_histograms()

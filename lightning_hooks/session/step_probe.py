@@ -56,6 +56,7 @@ class StepProbe:
         """Add an observer; the first one installs the hooks."""
         if not self._observers:
             self._install()
+        self._observers.pop(id(owner), None)  # the last one to subscribe comes last
         self._observers[id(owner)] = observer
 
     def unsubscribe(self, owner: object) -> None:

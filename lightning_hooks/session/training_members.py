@@ -24,6 +24,8 @@ SHARED = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures"
 """The arguments that all members take."""
 OF_SITES = ("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps")
 """Those that members which observe modules take too."""
+OF_EVIDENCE = ("capsule", "max_capsule_mb", "keep_batches")
+"""Those about bad steps, which the gradient flow takes."""
 
 
 def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -48,7 +50,8 @@ def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any],
         {id(rule): rule for report in (FeatureReport, AttentionReport, RouterReport) for rule in handed[report]}.values()
     )
     features = {**of_sites, "rules": of_features, "logged": feature_tags, "functional": arguments.get("functional", True)}
-    gradients = {**of_sites, "rules": handed[GradientFlowReport], "logged": gradient_tags}
+    evidence = {name: arguments[name] for name in OF_EVIDENCE if name in arguments}
+    gradients = {**of_sites, **evidence, "rules": handed[GradientFlowReport], "logged": gradient_tags}
     return features, gradients, {**given, "rules": handed[ClipReport]}
 
 

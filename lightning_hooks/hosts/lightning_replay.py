@@ -1,0 +1,144 @@
+"""What running a training step again asks of Lightning: its loaders, the step without a wrapper, and logging that does nothing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from typing_extensions import override
+
+from lightning_hooks.hosts import lightning_api
+from lightning_hooks.hosts.host import StepAgain
+from lightning_hooks.replay.rows import LoaderRows
+
+_LOGGING = ("log", "log_dict")
+
+
+def record_rows(trainer: Trainer) -> Callable[[], None]:
+    """Record which indices the training loaders of a trainer draw; return what ends that.
+
+    The loaders often do not exist before training starts, and their first batches are drawn before any callback is asked again. The
+    strategy, which belongs to the trainer, is handed each final loader: its method is exchanged on the instance.
+    """
+    rows, own, loop = LoaderRows(), vars(trainer.strategy), trainer.fit_loop
+    before, process = own.get("process_dataloader"), trainer.strategy.process_dataloader
+
+    def recording(loader: object) -> object:
+        found = process(loader)
+        if not trainer.sanity_checking and not trainer.validating:
+            rows.record(found)
+        return found
+
+    own["process_dataloader"] = recording
+    combined: Any = loop._combined_loader  # has no public name
+    for loader in () if combined is None else combined.flattened:
+        rows.record(loader)
+
+    def end() -> None:
+        rows.release()
+        if own.get("process_dataloader") is recording:  # else somebody has exchanged it since, and calls ours
+            own.pop("process_dataloader") if before is None else own.update({"process_dataloader": before})
+
+    return end
+
+
+class LightningStepAgain(StepAgain):
+    """How a Trainer runs a step again.
+
+    Args:
+        trainer: The trainer.
+        pl_module: The model.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._of = ref(trainer), ref(pl_module)
+
+    @property
+    def _objects(self) -> tuple[Trainer, LightningModule]:
+        trainer, pl_module = self._of[0](), self._of[1]()
+        assert trainer is not None, "the trainer is gone"
+        assert pl_module is not None, "the model is gone"
+        return trainer, pl_module
+
+    @override
+    def loader_iterators(self) -> tuple[Sequence[tuple[str, Any]], int]:
+        fetcher: Any = self._objects[0].fit_loop._data_fetcher  # none of these has a public name
+        combined: Any = getattr(fetcher, "_combined_loader", None)
+        mode: Any = getattr(combined, "_iterator", None)
+        if mode is None or not hasattr(fetcher, "batches"):
+            return (), 0
+        fetched = len(fetcher.batches)
+        names = _names(combined.iterables, len(combined.flattened))
+        if len(mode.iterators) < len(names):  # one loader after the other
+            return [(names[mode._iterator_idx], iterator) for iterator in mode.iterators], fetched
+        found = list(zip(names, mode.iterators, strict=True))
+        if type(mode).__name__ == "_MaxSize":  # a loader that is at its end gives None
+            found = [(name, it) for name, it in found if getattr(it, "_num_yielded", 0) >= mode._idx - fetched]
+        return found, fetched
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        trainer, pl_module = self._objects
+        with trainer.precision_plugin.train_step_context():
+            return pl_module.training_step(*args, **kwargs)
+
+    @override
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        trainer, pl_module = self._objects
+        modules = [module for module in pl_module.modules() if hasattr(type(module), "log_dict")]
+        before = [{name: vars(module)[name] for name in _LOGGING if name in vars(module)} for module in modules]
+        loggers = trainer.loggers
+        for module in modules:
+            vars(module).update(dict.fromkeys(_LOGGING, _nothing))
+        if loggers:
+            trainer.loggers = [_dummy(trainer)]
+        try:
+            yield
+        finally:
+            trainer.loggers = loggers
+            for module, known in zip(modules, before, strict=True):
+                for name in _LOGGING:
+                    vars(module).pop(name, None)
+                vars(module).update(known)
+
+    @override
+    def why_not(self) -> str:
+        trainer, pl_module = self._objects
+        sharded = lightning_api.is_sharded(trainer, pl_module)
+        if not pl_module.automatic_optimization:
+            return "under manual optimisation a step updates the weights"
+        if sharded:
+            return f"under {sharded} ranks hold shards, and wait for each other"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in pl_module.modules()):
+            return "with SyncBatchNorm ranks wait for each other"
+        if pl_module.device.type != "cpu":
+            return "on an accelerator a bad step is known only later"
+        if trainer.world_size > 1 and not lightning_api.replicated_parameters(trainer, pl_module):
+            return "ranks may not come to the same step"
+        return ""
+
+
+def _names(iterables: Any, count: int) -> list[str]:
+    if count == 1 and not isinstance(iterables, dict | list | tuple):
+        return [""]
+    if isinstance(iterables, dict) and len(iterables) == count:
+        return [str(name) for name in iterables]
+    return [f"loader {place}" for place in range(count)]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Log nothing."""
+
+
+def _dummy(trainer: Trainer) -> Any:
+    """A logger of the trainer's own package that does nothing, as in a fast_dev_run."""
+    known = (kind.__module__ for kind in type(trainer).__mro__)
+    package = next(module for module in known if module.startswith(("lightning.pytorch.", "pytorch_lightning.")))
+    root = "lightning.pytorch" if package.startswith("lightning.") else "pytorch_lightning"
+    return importlib.import_module(f"{root}.loggers.logger").DummyLogger()

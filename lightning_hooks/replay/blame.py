@@ -1,0 +1,236 @@
+"""Who made a step bad: the step run again, its first operation that failed, and the rows of the batch that make it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.debugging import Trace
+from lightning_hooks.replay.generators import Generators
+from lightning_hooks.replay.rerun import Outcome, StepRerun
+from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.trace import Failure, NonfiniteTrace, tensors_of
+
+MOST_RUNS = 64
+"""How often the step is run on parts of the batch at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What running a bad step again has found.
+
+    Attributes:
+        failure: The operation; None where the step does not reproduce, or nothing says what it was.
+        kind: The class of its module; empty without one.
+        rows: The rows of the batch that cause it; empty where no part of the batch does it alone.
+        all_rows: Whether every row of the batch causes it.
+        samples: The samples of these rows as an alert names them; those of the whole batch where no row causes it alone.
+        reproduced: Whether the step was bad again.
+        exact: Whether its loss was the same, bit for bit; None where it is not known.
+        eager: Whether compiled parts ran without ``torch.compile``.
+        why_not: Why the step was not run again; empty where it was.
+        trace: The calls of the modules.
+    """
+
+    failure: Failure | None = None
+    kind: str = ""
+    rows: tuple[int, ...] = ()
+    all_rows: bool = False
+    samples: tuple[int | str, ...] = ()
+    reproduced: bool = False
+    exact: bool | None = None
+    eager: bool = False
+    why_not: str = ""
+    trace: Trace | None = None
+
+    def record(self) -> dict[str, Any]:
+        """The blame in plain types, without the trace."""
+        fields = ("kind", "rows", "all_rows", "samples", "reproduced", "exact", "eager", "why_not")
+        return {"failure": None if self.failure is None else asdict(self.failure)} | {name: getattr(self, name) for name in fields}
+
+    @property
+    def operation(self) -> str:
+        """The operation in words: ``log at model.py:12 in head (Linear)``; empty where it is not known."""
+        if self.failure is None:
+            return ""
+        place, kind = self.failure.place, f" ({self.kind})" if self.kind else ""
+        where = f" at {place.where}" if place.where else ""
+        return f"{place.operation or 'an operation'}{where} in {place.module or 'training_step'}{kind}"
+
+    @property
+    def text(self) -> str:
+        """What was found, in sentences."""
+        if self.why_not:
+            return f"The step was not run again: {self.why_not}."
+        if not self.reproduced:
+            return (
+                "The step was run again with the same batch, weights and random numbers, and was finite: an operation that is not "
+                "deterministic, or the hardware, made the difference."
+            )
+        parts = [self._of_failure(), self._of_rows()]
+        if self.exact is False:
+            parts.append("Its loss was not the same to the bit when it was run again.")
+        if self.eager:
+            parts.append("Compiled parts ran without torch.compile for this.")
+        return " ".join(part for part in parts if part)
+
+    def _of_failure(self) -> str:
+        failure = self.failure
+        if failure is None:
+            return "Run again, the step was bad, and no operation gave a value that was not finite."
+        code = f": {failure.place.code}" if failure.place.code else ""
+        if failure.source == "data":
+            first = f"the first operation on it is {self.operation}{code}"
+            return f"The batch itself has {failure.value} in it (batch{failure.name}); {first}."
+        if failure.source == "weights":
+            return f"{failure.name} was {failure.value} before the step; the first operation with it is {self.operation}{code}."
+        if failure.source == "error":
+            return f"The step raises {failure.value}: {self.operation}{code}."
+        forward = failure.phase == "forward"
+        what = "gives the first value that is not finite" if forward else "has the first gradient that is not finite"
+        given = f", of inputs {failure.place.inputs}" if failure.place.inputs else ""
+        return f"Run again, {self.operation} {what} ({failure.value}){given}{code}."
+
+    def _of_rows(self) -> str:
+        if self.all_rows:
+            return "Every row of the batch causes it."
+        if not self.rows:
+            return ""
+        several = len(self.rows) > 1
+        named = f"Row{'s' * several} {listed(self.rows)} of the batch cause{'s' * (not several)} it"
+        return f"{named}."
+
+
+def listed(entries: Sequence[object], most: int = 8) -> str:
+    """``1, 2 and 7``; of many the first."""
+    texts = [str(entry) for entry in entries[:most]]
+    if len(entries) > most:
+        return f"{', '.join(texts)} and {len(entries) - most} more"
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1]))) if texts else ""
+
+
+def blame(
+    model: nn.Module,
+    again: Callable[[], StepRerun],
+    batch: Any,
+    rows: Rows | None,
+    *,
+    generators: Generators | None = None,
+    buffers: Iterable[tuple[Tensor, Tensor]] = (),
+    scale: float = 1.0,
+    loss: Tensor | None = None,
+    crashed: bool = False,
+    eager: bool = False,
+) -> Blame:
+    """Run a bad step again, and find what made it bad.
+
+    Args:
+        model: The model.
+        again: Makes what runs the step.
+        batch: Its batch, or its guilty micro-batch.
+        rows: The samples of that batch.
+        generators: The states at its forward pass.
+        buffers: Buffers with their values before that forward pass.
+        scale: What the loop multiplied the loss by.
+        loss: The loss of the step as it was, before ``scale``; None if it is not known.
+        crashed: Whether the step raised.
+        eager: Whether compiled parts run without ``torch.compile``.
+
+    Raises:
+        NotRestoredError: If the model was not as before, or cannot be put back.
+    """
+    buffers = list(buffers)
+    size = batch_size(batch, rows)
+    tracer = NonfiniteTrace(model, tensors_of(batch), size)
+    with again() as rerun:
+
+        def run(part: Any, **options: Any) -> Outcome:
+            return rerun.run(part, generators, backward=not crashed, scale=scale, buffers=buffers, **options)
+
+        outcome = run(batch, within=tracer.within)
+        if outcome.error is not None and not crashed:
+            return Blame(why_not=f"it raised {type(outcome.error).__name__}: {outcome.error}", eager=eager)
+        if outcome.finite:
+            return Blame(exact=_same(loss, outcome.loss), eager=eager, samples=() if rows is None else rows.samples())
+        failure = tracer.failure(outcome.loss, list((outcome.gradients or {}).values()), outcome.error)
+
+        def is_bad(places: Sequence[int]) -> bool | None:
+            """Whether these rows alone are bad; None where that is not known."""
+            part = run(select(batch, places, size))
+            if crashed:
+                return type(part.error) is type(outcome.error)
+            return None if part.error is not None else not part.finite
+
+        found = _rows(failure, size, is_bad)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    module = modules.get(failure.place.module) if failure is not None and failure.place.module else None
+    whole = () if rows is None else rows.samples()
+    every = bool(found) and len(found) == size
+    picked = rows.samples(found) if rows is not None and found and len(rows) in (0, size) else whole
+    kind = "" if module is None else type(module).__name__
+    return Blame(failure, kind, () if every else found, every, picked, True, _same(loss, outcome.loss), eager, "", tracer.trace)
+
+
+def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], bool | None]) -> tuple[int, ...]:
+    """The rows that cause it: those where the operation failed, if the batch is good without them; else found by halving."""
+    everything = tuple(range(size))
+    if size < 2 or failure is None or failure.source == "weights":
+        return everything if size == 1 and failure is not None and failure.source != "weights" else ()
+    first = failure.rows
+    if first and (len(first) == size or is_bad([row for row in everything if row not in set(first)]) is False):
+        return first
+    runs = 0
+
+    def bad_in(part: tuple[int, ...]) -> tuple[int, ...]:
+        nonlocal runs
+        runs += 1
+        if runs > MOST_RUNS or not is_bad(part if len(part) > 1 else part * 2):
+            return ()
+        if len(part) == 1:
+            return part
+        halves = bad_in(part[: len(part) // 2]), bad_in(part[len(part) // 2 :])
+        return (*halves[0], *halves[1]) or part
+
+    found = tuple(sorted(bad_in(everything[: size // 2]) + bad_in(everything[size // 2 :])))
+    return () if runs > MOST_RUNS else found
+
+
+def batch_size(batch: Any, rows: Rows | None) -> int:
+    """How many rows a batch has: the samples that were drawn if its tensors are as long, else their most frequent length."""
+    lengths = [tensor.shape[0] for tensor in tensors_of(batch).values() if tensor.dim()]
+    known = 0 if rows is None else len(rows)
+    if known and known in lengths:
+        return known
+    return max(lengths, key=lengths.count) if lengths else known
+
+
+def select(batch: Any, rows: Sequence[int], size: int) -> Any:
+    """A batch of some of a batch's rows: of each tensor and list that is as long as the batch."""
+    if isinstance(batch, Tensor):
+        return batch[torch.as_tensor(list(rows), device=batch.device)] if batch.dim() and batch.shape[0] == size else batch
+    if isinstance(batch, Mapping):
+        entries = {key: select(value, rows, size) for key, value in batch.items()}
+        try:
+            return type(batch)(entries)  # type: ignore[call-arg]  # a mapping of the user's
+        except Exception:  # noqa: BLE001  one that is made otherwise
+            return entries
+    if isinstance(batch, tuple):
+        parts = [select(value, rows, size) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    if isinstance(batch, list):
+        plain = len(batch) == size and not any(isinstance(value, Tensor) for value in batch)
+        return [batch[row] for row in rows] if plain else [select(value, rows, size) for value in batch]
+    return batch
+
+
+def _same(before: Tensor | None, after: Tensor | None) -> bool | None:
+    """Whether two losses are the same number, NaN included."""
+    if before is None or after is None:
+        return None
+    return bool(torch.equal(before.nan_to_num(nan=1e30), after.to(before).nan_to_num(nan=1e30))) and bool(
+        torch.equal(before.isnan(), after.isnan())
+    )

@@ -1,0 +1,347 @@
+"""A capsule: a bad step on disk, in JSON and safetensors. It may hold training samples, and only its owner may read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.blame import Blame
+from lightning_hooks.replay.generators import Generators
+from lightning_hooks.replay.ring import Evidence, Ring
+from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
+from lightning_hooks.run_report.lines import FOLDER
+
+VERSION = 1
+CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.safetensors", "state.safetensors", "skip_rows.json"
+_MOST_JSON = 1 << 26
+_MB = 1_000_000
+_PLAIN: tuple[type, ...] = (bool, int, float, str, tuple, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a capsule is written of.
+
+    Attributes:
+        kind: ``nonfinite``, ``error``, ``requested``, or the kind of an alert about a single step.
+        evidence: Of the batch, or of the guilty micro-batch.
+        batch: It, as ``training_step`` was given it; None where it is not at hand.
+        rest: The other arguments of ``training_step``.
+        found: What running the step again has shown; None where it was not run again.
+        buffers: Buffers by name with their values before the forward pass.
+    """
+
+    kind: str
+    evidence: Evidence
+    batch: Any = None
+    rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
+    found: Blame | None = None
+    buffers: Sequence[tuple[str, Tensor]] = ()
+
+
+@dataclass(slots=True)
+class CapsuleWriter:
+    """Writes the capsules of one run, one of each kind.
+
+    Attributes:
+        where: ``auto``, ``rows`` (without samples), or a folder.
+        max_mb: The most that one may take, in millions of bytes.
+        report_dir: Where the run's files go: as for the monitors.
+        written: The kinds that are written, also before the run was resumed.
+        window: Returns the reports of the window so far, in plain types.
+    """
+
+    where: str | os.PathLike[str]
+    max_mb: float
+    report_dir: Any = "auto"
+    written: set[str] = field(default_factory=set)
+    window: Callable[[], Mapping[str, Any]] = dict
+    _warned: bool = False
+
+    def write(self, host: Host, moment: Moment, ring: Ring, with_state: bool) -> Path | None:
+        """Write a capsule, unless one of the kind was written; return its folder.
+
+        Args:
+            host: The training loop.
+            moment: What it is written of.
+            ring: The evidence of the batches before.
+            with_state: Whether the model and the optimizers are as they were when the step was taken.
+        """
+        folder = self._folder(host)
+        if moment.kind in self.written or folder is None:
+            return None
+        if moment.kind != "requested":
+            self.written.add(moment.kind)
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = f"-rank{torch.distributed.get_rank()}" if distributed and host.setup.world_size > 1 else ""
+        path = folder / f"{moment.kind}-step{moment.evidence.step}{rank}"
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=0o700)
+            partial.chmod(0o700)  # whatever the umask
+            self._fill(partial, host, moment, ring, with_state)
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+        except Exception as error:  # noqa: BLE001  of the disk; the run goes on
+            shutil.rmtree(partial, ignore_errors=True)
+            what = f"{type(error).__name__}: {error}"
+            self._warn(f"The capsule of step {moment.evidence.step} could not be written to {path}: {what}.")
+            return None
+        samples = "It holds training samples." if moment.batch is not None and self.where != "rows" else "It holds no samples."
+        how = f"lightning-hooks replay {path} --model package.module:factory"
+        info(f"A capsule of step {moment.evidence.step} is in {path}. {samples} To run the step again: {how}")
+        return path
+
+    def _folder(self, host: Host) -> Path | None:
+        if self.where not in ("auto", "rows"):
+            return Path(self.where)
+        folder = None if self.report_dir is False else host.files.folder(self.report_dir)
+        return None if folder is None or not host.files.keeps(folder) else folder / FOLDER / "capsules"
+
+    def _fill(self, folder: Path, host: Host, moment: Moment, ring: Ring, with_state: bool) -> None:
+        left_out: list[str] = []
+        tensors, batch = self._samples(moment, left_out)
+        tensors |= _generator_tensors(moment.evidence.generators)
+        tensors |= {f"before.{name}": value.cpu().clone() for name, value in moment.buffers if name}
+        _save(tensors, folder / TENSORS)
+        state, groups = _state(host) if with_state else ({}, [])
+        room = self.max_mb * _MB - _size(tensors)
+        for part in ("optimizer", "model"):
+            if state and _size(state) > room:
+                state = {name: tensor for name, tensor in state.items() if not name.startswith(f"{part}.")}
+                left_out.append(f"the {part}'s state: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
+        if state:
+            _save(state, folder / STATE)
+        evidence = moment.evidence
+        scaler = host.loss_scaling.scaler
+        samples = list(evidence.rows.samples()) if evidence.rows else []
+        bad = list(moment.found.samples) if moment.found is not None else samples
+        record = {
+            "format": "lightning_hooks capsule",
+            "version": VERSION,
+            "kind": moment.kind,
+            **{name: getattr(evidence, name) for name in ("epoch", "batch", "step")},
+            "model": f"{type(host.model).__module__}.{type(host.model).__qualname__}",
+            "device": str(host.setup.device),
+            "loop": dict(host.setup.description),
+            "accumulation": host.loss_scaling.accumulation,
+            "loss_scale": None if scaler is None or with_state is False else float(scaler.get_scale()),
+            "versions": _versions(),
+            "samples": samples,
+            "bad_samples": bad,
+            "batch_at_hand": batch,
+            "python": _python(evidence.generators),
+            "optimizers": groups,
+            "blame": None if moment.found is None else moment.found.record(),
+            "before": ring.state(),
+            "window": _or_nothing(self.window, left_out),
+            "left_out": left_out,
+        }
+        _write_text(folder / CAPSULE, json.dumps(to_plain(record), default=str))
+        _write_text(folder / SKIP_ROWS, json.dumps({"rows": bad}))
+
+    def _samples(self, moment: Moment, left_out: list[str]) -> tuple[dict[str, Tensor], Any]:
+        """The batch, where it is to be stored and can be."""
+        tensors: dict[str, Tensor] = {}
+        known = moment.batch is not None and self.where != "rows"
+        if not known:
+            left_out.append("the batch: " + ("capsule='rows'" if self.where == "rows" else "it was not at hand (see keep_batches)"))
+        try:
+            args, kwargs = moment.rest
+            given = {"batch": moment.batch if known else None, "args": list(args), "kwargs": dict(kwargs)}
+            batch = to_stored(given, tensors, "batch")
+        except NotStorableError as error:
+            left_out.append(f"the batch: it holds {error}")
+            step = moment.evidence.step
+            self._warn(f"The batch of step {step} holds {error}, and is not in its capsule, which names its samples.")
+            return {}, None
+        if _size(tensors) > self.max_mb * _MB:
+            left_out.append(f"the batch: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
+            return {}, None
+        return tensors, batch
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(f"{text} Training goes on, and this warning is shown once.")
+
+
+@dataclass(frozen=True, slots=True)
+class Capsule:
+    """A capsule that was read.
+
+    Attributes:
+        path: Its folder.
+        record: What ``capsule.json`` says.
+        batch: The batch; None without.
+        args: The other arguments of ``training_step``.
+        kwargs: Those by name.
+        generators: The states at the forward pass; None without.
+        before: Buffers by name with their values before the forward pass.
+        state: The model's state; empty without.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+    batch: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    generators: Generators | None
+    before: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+
+
+def read_capsule(path: str | os.PathLike[str]) -> Capsule:
+    """Read a capsule; nothing that is in it is run.
+
+    Raises:
+        CapsuleError: If it is not one, is of another version, or is damaged.
+    """
+    folder = Path(path)
+    file = folder / CAPSULE
+    if not file.is_file():
+        raise CapsuleError(f"expected the folder of a capsule, with a {CAPSULE} in it; got {str(folder)!r}.")
+    if file.stat().st_size > _MOST_JSON:
+        raise CapsuleError(f"{file} is larger than {_MOST_JSON >> 20} MiB: it is no capsule.")
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise CapsuleError(f"{file} cannot be read: {type(error).__name__}: {error}. Was it cut off?") from None
+    if not isinstance(record, dict) or record.get("format") != "lightning_hooks capsule":
+        raise CapsuleError(f"{file} is not that of a capsule of lightning_hooks.")
+    if record.get("version") != VERSION:
+        raise CapsuleError(f"{file} is of version {record.get('version')!r}; this lightning_hooks reads version {VERSION}.")
+    tensors = _load(folder / TENSORS)
+    state = _load(folder / STATE) if (folder / STATE).is_file() else {}
+    given: Any = {"batch": None, "args": [], "kwargs": {}}
+    if record.get("batch_at_hand") is not None:
+        given = from_stored(record["batch_at_hand"], tensors)
+    if not isinstance(given, dict) or not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
+        raise CapsuleError(f"{file} does not describe the arguments of training_step.")
+    before = {name.removeprefix("before."): tensor for name, tensor in tensors.items() if name.startswith("before.")}
+    model = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    generators = _generators(tensors, record.get("python"))
+    return Capsule(folder, record, given.get("batch"), given["args"], given["kwargs"], generators, before, model)
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), file)
+    file.chmod(0o600)
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found: dict[str, Tensor] = load_file(file)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CapsuleError(f"{file} cannot be read: {error}. Was it cut off?") from None
+    return found
+
+
+def _write_text(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o600)
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _state(host: Host) -> tuple[dict[str, Tensor], list[Any]]:
+    """The model's and the optimizers' tensors by name, each storage once; and the settings of the optimizers' groups."""
+    found: dict[str, Tensor] = {}
+    owned = [*host.model.named_parameters(remove_duplicate=False), *host.model.named_buffers(remove_duplicate=False)]
+    tensors = [(f"model.{name}", tensor) for name, tensor in owned]
+    groups = []
+    for place, optimizer in enumerate(host.optimizers):
+        listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(listed):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors.append((f"optimizer.{place}.{number}.{key}", value))
+        plain = [{key: value for key, value in group.items() if isinstance(value, _PLAIN)} for group in optimizer.param_groups]
+        groups.append({"class": type(optimizer).__name__, "groups": plain})
+    storages: set[int] = set()
+    for name, tensor in tensors:
+        if tensor.layout == torch.strided and not tensor.is_quantized:
+            storage = tensor.untyped_storage()._cdata
+            alone = tensor.is_contiguous() and storage not in storages and tensor.device.type == "cpu"
+            storages.add(storage)
+            found[name] = tensor.detach() if alone else tensor.detach().cpu().contiguous().clone()
+    return found, groups
+
+
+def _generator_tensors(states: Generators | None) -> dict[str, Tensor]:
+    if states is None:
+        return {}
+    found = {"generators.torch": states.torch.clone()}
+    if states.device is not None:
+        found["generators.device"] = states.device.clone()
+    if states.numpy is not None:
+        found["generators.numpy"] = torch.from_numpy(states.numpy[1].astype(np.int64))
+    if states.python is not None:
+        found["generators.python"] = torch.tensor(list(states.python[1]), dtype=torch.int64)
+    return found
+
+
+def _python(states: Generators | None) -> Any:
+    """What the states of NumPy and Python hold besides their numbers."""
+    if states is None:
+        return None
+    numpy = None if states.numpy is None else [str(states.numpy[0]), *map(float, states.numpy[2:])]
+    return {"numpy": numpy, "python": None if states.python is None else [states.python[0], states.python[2]]}
+
+
+def _generators(tensors: Mapping[str, Tensor], rest: Any) -> Generators | None:
+    from array import array
+
+    if "generators.torch" not in tensors:
+        return None
+    numpy = python = None
+    try:
+        if "generators.numpy" in tensors and rest["numpy"] is not None:
+            name, place, has_gauss, gauss = rest["numpy"]
+            numpy = (name, tensors["generators.numpy"].numpy().astype(np.uint32), int(place), int(has_gauss), float(gauss))
+        if "generators.python" in tensors and rest["python"] is not None:
+            python = (int(rest["python"][0]), array("I", tensors["generators.python"].tolist()), rest["python"][1])
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise CapsuleError(f"the states of the random number generators cannot be read: {error}.") from None
+    return Generators(tensors["generators.torch"].to(torch.uint8), tensors.get("generators.device"), numpy, python)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    for name in ("lightning-hooks", "lightning"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def _or_nothing(window: Callable[[], Mapping[str, Any]], left_out: list[str]) -> Mapping[str, Any]:
+    try:
+        return window()
+    except Exception as error:  # noqa: BLE001  the rest of the capsule is worth more
+        left_out.append(f"the window so far: {type(error).__name__}: {error}")
+        return {}

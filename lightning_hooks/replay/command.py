@@ -1,0 +1,197 @@
+"""``lightning-hooks replay``: the bad step of a capsule, run again in a fresh process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from lightning_hooks.replay.blame import Blame, blame
+from lightning_hooks.replay.capsule import Capsule, read_capsule
+from lightning_hooks.replay.page import write_page
+from lightning_hooks.replay.rerun import NotRestoredError, StepRerun
+from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.stored import CapsuleError
+
+_LOGGING = ("log", "log_dict")
+_AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+
+
+def replay(path: Path, model: str, data: str | None = None, output: Path | None = None) -> tuple[list[str], int]:
+    """Run the step of a capsule again.
+
+    Args:
+        path: The folder of the capsule.
+        model: What makes the model, as ``package.module:factory``.
+        data: The data set, or what makes it, likewise; for a capsule without its batch.
+        output: The page to write; None for next to the run's report.
+
+    Returns:
+        The lines to print, and the exit code: 0, or 1 if the step does not reproduce.
+
+    Raises:
+        CapsuleError: If the capsule cannot be read, or does not fit the model or the data.
+    """
+    capsule = read_capsule(path)
+    network = _network(capsule, model)
+    batch, rows = _batch(capsule, data)
+    precision = str(capsule.record.get("loop", {}).get("precision", ""))
+    _check(hasattr(network, "training_step"), f"{model} makes a {type(network).__name__}, which has no training_step.")
+    if precision in _WHOLE:
+        network = network.to(_WHOLE[precision])
+
+    def step(part: Any) -> Any:
+        with _precision(precision):
+            return network.training_step(part, *capsule.args, **capsule.kwargs)
+
+    named = dict(network.named_buffers())
+    buffers = [(named[name], value) for name, value in capsule.before.items() if name in named and named[name].shape == value.shape]
+    scale = float(capsule.record.get("loss_scale") or 1.0) / int(capsule.record.get("accumulation") or 1)
+    try:
+        found = blame(
+            network,
+            lambda: StepRerun(network, step, torch.device("cpu"), lambda: _muted(network, capsule)),
+            batch,
+            rows,
+            generators=capsule.generators,
+            buffers=buffers,
+            scale=scale,
+            crashed=capsule.record.get("kind") == "error",
+        )
+    except NotRestoredError as error:
+        raise CapsuleError(f"the model of {model} cannot be run again: {error}.") from None
+    except RuntimeError as error:  # a state of a generator that is none
+        raise CapsuleError(f"the step of the capsule cannot be run: {error}.") from None
+    _check(not found.why_not, f"the step of the capsule cannot be run: {found.why_not}.")
+    page = write_page(capsule, found, output)
+    return [*_lines(capsule, found), "", f"Written: {page}"], 0 if found.reproduced else 1
+
+
+def _lines(capsule: Capsule, found: Blame) -> list[str]:
+    record = capsule.record
+    where = f"epoch {record.get('epoch')}, batch {record.get('batch')}, step {record.get('step')}"
+    lines = [f"{record.get('kind')} at {where} of {record.get('model')}", "", found.text]
+    if found.samples:
+        lines.append(f"Samples: {', '.join(map(str, found.samples))}.")
+    differ = [f"{name} {old} (now {_now(name)})" for name, old in record.get("versions", {}).items() if _now(name) not in ("", old)]
+    lines += [f"Other versions than in the run: {', '.join(differ)}."] if differ else []
+    lines += [f"Not in the capsule: {part}." for part in record.get("left_out", [])]
+    return lines if found.trace is None else [*lines, "", *str(found.trace).splitlines()]
+
+
+def _now(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    if name == "python":
+        return sys.version.split()[0]
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _network(capsule: Capsule, source: str) -> Any:
+    """The model with the weights of the capsule, where it has them."""
+    made = _made(source, "--model")
+    _check(isinstance(made, nn.Module), f"--model {source} gave a {type(made).__name__}; expected a LightningModule.")
+    own = {**dict(made.named_parameters(remove_duplicate=False)), **dict(made.named_buffers(remove_duplicate=False))}
+    state = capsule.state
+    if state:
+        missing, more = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        shapes = [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape]
+        odd = [*missing, *more, *shapes]
+        was = capsule.record.get("model")
+        tied = not more and not shapes and all(own[name].data_ptr() in {own[n].data_ptr() for n in state} for name in missing)
+        _check(not odd or tied, f"the capsule is of another model ({was}): {', '.join(odd[:5])} do not fit {type(made).__name__}.")
+        with torch.no_grad():
+            for name, value in state.items():
+                own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)
+    return made.train()
+
+
+def _batch(capsule: Capsule, source: str | None) -> tuple[Any, Rows | None]:
+    """The batch of the capsule, or the samples of the data set as the loader collates them."""
+    samples = capsule.record.get("samples", [])
+    plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
+    rows = Rows({"": samples}) if plain and samples else None
+    if capsule.batch is not None:
+        return capsule.batch, rows
+    if source is None:
+        raise CapsuleError(
+            "the capsule has no batch (see what it left out); --data package.module:dataset makes it of its samples."
+        )
+    _check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
+    data = _made(source, "--data")
+    collate: Callable[[list[Any]], Any] = default_collate
+    if isinstance(data, DataLoader):
+        collate, data = data.collate_fn, data.dataset
+    _check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), f"--data {source} is no map-style data set.")
+    try:
+        return collate([data[sample] for sample in samples]), rows
+    except (IndexError, KeyError) as error:
+        raise CapsuleError(f"--data {source} has no sample {error}: the capsule is of other data.") from None
+
+
+def _made(source: str, option: str) -> Any:
+    """What ``package.module:name`` names: called if it is a function or a class."""
+    module, _, name = source.partition(":")
+    _check(bool(module and name), f"{option} must be package.module:name; got {source!r}.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CapsuleError(f"{option} {source} cannot be imported: {error}.") from None
+    finally:
+        sys.path.pop(0)
+    return found() if callable(found) and not isinstance(found, nn.Module) else found
+
+
+def _check(fine: bool, text: str) -> None:
+    if not fine:
+        raise CapsuleError(text)
+
+
+def _precision(precision: str) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", _AUTOCAST[precision]) if precision in _AUTOCAST else nullcontext()
+
+
+@contextmanager
+def _muted(model: nn.Module, capsule: Capsule) -> Iterator[None]:
+    """``self.log`` does nothing, and ``self.trainer`` says where the run was."""
+    record = capsule.record
+    trainer = SimpleNamespace(
+        current_epoch=record.get("epoch"),
+        global_step=record.get("step"),
+        accumulate_grad_batches=record.get("accumulation"),
+        loggers=[],
+        logger=None,
+        training=True,
+        validating=False,
+        sanity_checking=False,
+        is_global_zero=True,
+        world_size=1,
+        global_rank=0,
+        max_epochs=record.get("loop", {}).get("max_epochs"),
+    )
+    modules: Sequence[nn.Module] = [module for module in model.modules() if hasattr(type(module), "log_dict")]
+    before = [dict(vars(module)) for module in modules]
+    for module in modules:
+        vars(module).update(dict.fromkeys(_LOGGING, lambda *_, **__: None))
+        vars(module)["_trainer"] = trainer
+    try:
+        yield
+    finally:
+        for module, known in zip(modules, before, strict=True):
+            for name in (*_LOGGING, "_trainer"):
+                vars(module).pop(name, None)
+                if name in known:
+                    vars(module)[name] = known[name]

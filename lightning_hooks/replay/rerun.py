@@ -1,0 +1,154 @@
+"""A training step, run again: the one way in which the loop's own code runs a second time.
+
+Whoever wants to know what a batch's loss is now, under given states of the generators, with or without its gradients, asks
+:class:`StepRerun`. Everything is as before when its block is left, which is checked by hashes of all that the model holds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hooks.hooks.gate import all_closed
+from lightning_hooks.replay.generators import Generators, set_generators
+from lightning_hooks.replay.state import KeptState, NotRestoredError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step that was run again gave.
+
+    Attributes:
+        loss: As ``training_step`` returned it, detached, 0-d; None if it returned none, or raised.
+        gradients: Of each parameter that requires one, in the order of ``named_parameters()``, where they were asked for; None for
+            one that the loss does not reach.
+        error: What it raised.
+    """
+
+    loss: Tensor | None
+    gradients: Mapping[str, Tensor | None] | None = None
+    error: Exception | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss, and the gradients if there are any, are finite, and nothing was raised."""
+        if self.error is not None:
+            return False
+        tensors = [self.loss, *(self.gradients or {}).values()]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
+
+
+class StepRerun:
+    """Runs training steps again; a context manager, within which the model may change, and after which it is as before.
+
+    Args:
+        model: The model, without the wrapper of a strategy.
+        step: Runs ``training_step`` on a batch, and returns what it returned.
+        device: Where the model is.
+        muted: A context in which logging does nothing.
+        unchanged: Parameters that are only checked, and not copied: those that the optimizers hold, where memory matters.
+
+    Raises:
+        NotRestoredError: On entering, where the model holds what cannot be put back; on leaving, where something is not as before,
+            with its names.
+
+    Example:
+        >>> import torch
+        >>> from lightning_hooks.replay.rerun import StepRerun
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with StepRerun(model, lambda batch: model(batch).sum(), torch.device("cpu")) as again:
+        ...     again.run(torch.zeros(3, 2), backward=True).gradients["weight"].tolist()
+        [[0.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Callable[[Any], Any],
+        device: torch.device,
+        muted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        unchanged: Iterable[Tensor] = (),
+    ) -> None:
+        self._model, self._step, self._device, self._muted = model, step, device, muted
+        self._unchanged = list(unchanged)
+        self._kept: KeptState | None = None
+
+    def __enter__(self) -> StepRerun:
+        self._kept = KeptState(self._model, self._device, self._unchanged)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kept, self._kept = self._kept, None
+        assert kept is not None
+        kept.restore()
+        changed = kept.changed()
+        if changed:
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            raise NotRestoredError(f"running the step again changed {', '.join(changed[:5])}{more}")
+
+    def run(
+        self,
+        batch: Any,
+        generators: Generators | None = None,
+        *,
+        backward: bool = False,
+        scale: float = 1.0,
+        buffers: Iterable[tuple[Tensor, Tensor]] = (),
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Outcome:
+        """Run the step on a batch, from the state on entering the block.
+
+        Args:
+            batch: The batch. A step that changes its tensors in place changes them.
+            generators: The states to start from; None for those on entering.
+            backward: Whether to compute the gradients too; ``.grad`` is not touched, and no hook of an accumulation runs.
+            scale: What the loss is multiplied by before backward.
+            buffers: Tensors of the model with the values that they are to have.
+            within: A context around forward and backward.
+        """
+        assert self._kept is not None, "use it in a with block"
+        for tensor, value in buffers:
+            tensor.data.copy_(value)
+        set_generators(self._kept.generators if generators is None else generators, self._device)
+        try:
+            with self._alone(), within():
+                return self._outcome(batch, backward, scale)
+        finally:
+            self._kept.restore()
+
+    def _outcome(self, batch: Any, backward: bool, scale: float) -> Outcome:
+        try:
+            returned = self._step(batch)
+            loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+            if not isinstance(loss, Tensor):
+                return Outcome(None)
+            named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad] if backward else []
+            if not named or not loss.requires_grad:
+                return Outcome(loss.detach())
+            found = torch.autograd.grad(loss * scale if scale != 1.0 else loss, [p for _, p in named], allow_unused=True)
+            gradients = {name: gradient for (name, _), gradient in zip(named, found, strict=True)}
+        except Exception as error:  # noqa: BLE001  the user's, which is what is asked for
+            return Outcome(None, None, error)
+        return Outcome(loss.detach(), gradients)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else takes part: no monitor records, nothing is logged, no warning is shown, nothing compiled runs."""
+        with ExitStack() as stack:
+            stack.enter_context(all_closed())
+            stack.enter_context(self._muted())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            if hasattr(torch.compiler, "set_stance"):  # torch 2.6
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.enable_grad())
+            yield
+
+
+__all__ = ["NotRestoredError", "Outcome", "StepRerun"]

@@ -1,0 +1,111 @@
+"""The evidence of the last steps: their samples, the states of the generators, and whether a micro-batch was bad."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hooks.replay.generators import Generators
+from lightning_hooks.replay.rows import Rows
+
+STEPS = 32
+"""How many batches keep the states of the generators at their forward pass."""
+MOST_BYTES = 1 << 20
+"""What the evidence may take in memory; the samples of older batches are kept as long as there is room."""
+_ENTRY = 400  # what an entry takes besides
+
+
+@dataclass(slots=True, eq=False)
+class Evidence:
+    """What is known of one training batch.
+
+    Attributes:
+        epoch: The epoch.
+        batch: The index of the training batch in it.
+        step: The trainer's ``global_step``.
+        rows: Its samples; None where they are not known.
+        generators: The states at its forward pass; None of older batches.
+        flag: Whether its loss, or a gradient, was not finite: a bool, or a 0-d tensor on an accelerator.
+        nbytes: How much memory it takes.
+    """
+
+    epoch: int
+    batch: int
+    step: int
+    rows: Rows | None = None
+    generators: Generators | None = None
+    flag: bool | Tensor = False
+    nbytes: int = _ENTRY
+
+    @property
+    def bad(self) -> bool:
+        """The flag; on an accelerator this waits for the device."""
+        return bool(self.flag)
+
+
+class Ring:
+    """The evidence of the last batches, the newest last."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Evidence] = deque()
+        self.nbytes = 0
+
+    def __iter__(self) -> Iterator[Evidence]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Evidence) -> None:
+        """Add a batch; the oldest leave where there is no room."""
+        entries = self._entries
+        entry.nbytes = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
+        entries.append(entry)
+        self.nbytes += entry.nbytes
+        if len(entries) > STEPS:
+            old = entries[-STEPS - 1]
+            if old.generators is not None:
+                self._forget(old)
+        while self.nbytes > MOST_BYTES and len(entries) > 1:
+            self.nbytes -= entries.popleft().nbytes
+
+    def at_forward(self, entry: Evidence, states: Generators) -> None:
+        """The forward pass of a batch starts."""
+        before = self._entries[-2].generators if len(self._entries) > 1 else None
+        size = states.nbytes(before)
+        entry.generators = states
+        entry.nbytes += size
+        self.nbytes += size
+
+    def _forget(self, entry: Evidence) -> None:
+        entry.generators = None
+        size = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
+        self.nbytes -= entry.nbytes - size
+        entry.nbytes = size
+
+    def of(self, epoch: int, batch: int) -> Evidence | None:
+        """The batch with this index in an epoch; None if it is not remembered."""
+        return next((entry for entry in reversed(self._entries) if (entry.epoch, entry.batch) == (epoch, batch)), None)
+
+    def guilty(self, until: Evidence, since_step: int) -> Evidence:
+        """Of the micro-batches of a step the first whose flag is up; the last if none is.
+
+        Args:
+            until: The last of them.
+            since_step: Their ``global_step``.
+        """
+        found = [e for e in self._entries if e.step == since_step and e.epoch == until.epoch and e.batch <= until.batch]
+        flags = torch.stack([torch.as_tensor(e.flag) for e in found]).tolist() if found else []  # one wait for all
+        return next((entry for entry, bad in zip(found, flags, strict=True) if bad), until)
+
+    def state(self) -> list[dict[str, Any]]:
+        """The batches in plain types."""
+        return [
+            {"epoch": e.epoch, "batch": e.batch, "step": e.step, "samples": list(e.rows.samples()) if e.rows else None}
+            for e in list(self._entries)[-STEPS:]
+        ]

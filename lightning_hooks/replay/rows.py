@@ -1,0 +1,207 @@
+"""Which samples a batch is made of: the indices that a loader draws, without a second pass and without touching what it yields."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+BEHIND = 4
+"""How many batches are remembered behind the one under way: what has been fetched in advance."""
+
+
+class DrawnIndices:
+    """The iterator of a sampler, which remembers what it gave and has not been used.
+
+    Args:
+        indices: What is given: the indices of a batch at a time.
+
+    Attributes:
+        drawn: What was given, the oldest first.
+        dropped: How many of the oldest are not remembered any more.
+        before: The iterator that the loader had before this one.
+    """
+
+    __slots__ = ("_indices", "before", "drawn", "dropped")
+
+    def __init__(self, indices: Iterator[Any], before: DrawnIndices | None) -> None:
+        self._indices = indices
+        self.drawn: deque[Any] = deque()
+        self.dropped, self.before = 0, before
+        if before is not None:
+            before.before = None
+
+    def __iter__(self) -> DrawnIndices:
+        return self
+
+    def __next__(self) -> Any:
+        indices = next(self._indices)
+        self.drawn.append(indices)
+        return indices
+
+    def of(self, place: int) -> Any:
+        """The indices of the batch with this number, a negative one of the iterator before; None if it is not known."""
+        if place < 0:
+            return None if self.before is None or -place > len(self.before.drawn) else self.before.drawn[place]
+        while self.drawn and self.dropped < place - BEHIND:
+            self.drawn.popleft()
+            self.dropped += 1
+        at = place - self.dropped
+        return self.drawn[at] if 0 <= at < len(self.drawn) else None
+
+
+class _Recorded:
+    """A sampler as a loader's iterator sees it: each pass over it is remembered."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.last: DrawnIndices | None = None
+
+    def __iter__(self) -> DrawnIndices:
+        self.last = DrawnIndices(iter(self.sampler), self.last)
+        return self.last
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class _Recording:
+    """Makes a loader's iterators as the loader does, of a sampler that is recorded.
+
+    The loader has its own sampler before and after: what an iterator draws from is taken from the loader when it is made.
+    """
+
+    def __init__(self, loader: DataLoader[Any], before: Any) -> None:
+        self.loader, self.before = loader, before  # what stood on the instance
+        self._samplers: dict[int, _Recorded] = {}
+
+    def __call__(self) -> Any:
+        loader = self.loader
+        make = type(loader)._get_iterator if self.before is None else None
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        own = vars(loader)
+        sampler = own[name]
+        own[name] = self._samplers.setdefault(id(sampler), _Recorded(sampler))  # DataLoader's __setattr__ does not allow it
+        try:
+            return self.before() if make is None else make(loader)
+        finally:
+            own[name] = sampler
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.loader, "_get_iterator")
+
+
+class LoaderRows:
+    """The loaders whose indices are recorded."""
+
+    def __init__(self) -> None:
+        self._loaders: list[tuple[Any, _Recording]] = []
+
+    def record(self, loader: Any) -> None:
+        """Record the indices that a loader draws from now on; one of another kind than torch's is left alone."""
+        known = any(loader is other for other, _ in self._loaders)
+        if isinstance(loader, DataLoader) and not known and {"sampler", "batch_sampler"} <= vars(loader).keys():
+            recording = _Recording(loader, vars(loader).get("_get_iterator"))
+            vars(loader)["_get_iterator"] = recording  # torch has no public way to see what is drawn
+            self._loaders.append((loader, recording))
+
+    def release(self) -> None:
+        """Leave every loader as it was."""
+        for loader, recording in self._loaders:
+            if vars(loader).get("_get_iterator") is recording:
+                vars(loader).pop("_get_iterator")
+                if recording.before is not None:
+                    vars(loader)["_get_iterator"] = recording.before
+        self._loaders.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The samples of a batch, in order.
+
+    Attributes:
+        of: By the name of each loader, empty for a single one: the indices of a map-style data set as an array, others as a list,
+            and of a stream (``worker``, ``position``) of its first sample.
+    """
+
+    of: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory they take."""
+        return sum(rows.nbytes if isinstance(rows, np.ndarray) else 64 * len(rows) for rows in self.of.values())
+
+    def __len__(self) -> int:
+        """How many samples a batch has; 0 where that is not known."""
+        sizes = {len(rows) for rows in self.of.values() if not isinstance(rows, tuple)}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def samples(self, places: Sequence[int] | None = None) -> tuple[int | str, ...]:
+        """The samples as an alert names them: an index of the data set, or words for several loaders and for streams.
+
+        Args:
+            places: Of the batch; None for all.
+        """
+        found: list[int | str] = []
+        for name, rows in self.of.items():
+            prefix = f"{name}: " if name else ""
+            if isinstance(rows, tuple):
+                worker, position = rows
+                where = f"{prefix}worker {worker}, " if worker is not None else prefix
+                found += [f"{where}position {position}"] if places is None else [f"{where}position {position + p}" for p in places]
+                continue
+            for row in rows if places is None else [rows[place] for place in places if place < len(rows)]:
+                plain = int(row) if isinstance(row, int | np.integer) else str(row)
+                found.append(f"{prefix}{plain}" if prefix else plain)
+        return tuple(found)
+
+
+def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> Rows | None:
+    """The samples of the batch under way.
+
+    Args:
+        iterators: By the name of each loader, the iterator over it.
+        fetched: How many batches have been fetched after the one under way.
+
+    Returns:
+        None where no loader says what it drew: of another kind than torch's, or with its workers out of order.
+    """
+    found = {}
+    for name, iterator in iterators:
+        drawn = getattr(iterator, "_sampler_iter", None)  # torch's iterators have no public names
+        if isinstance(drawn, DrawnIndices) and getattr(iterator, "_in_order", True):
+            place: int = iterator._num_yielded - 1 - fetched
+            indices = drawn.of(place)
+            streams = isinstance(iterator._dataset, IterableDataset)
+            rows = _in_stream(iterator, place, indices) if streams else None if indices is None else _compact(indices)
+            if rows is not None:
+                found[name] = rows
+    return Rows(found) if found else None
+
+
+def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int] | None:
+    """Which worker read a batch of an iterable data set, and the position of its first sample in what that worker reads."""
+    size = len(indices) if isinstance(indices, list) else 1
+    workers = getattr(iterator, "_num_workers", 0)
+    if place < 0 or indices is None:
+        return None
+    if not workers:
+        return None, place * size
+    if not all(iterator._workers_status):  # those that are left take turns in an order that is not known here
+        return None
+    return place % workers, place // workers * size
+
+
+def _compact(indices: Any) -> Any:
+    """Indices in little memory."""
+    listed = indices if isinstance(indices, list) else list(indices) if isinstance(indices, tuple) else [indices]
+    if not listed or not isinstance(listed[0], int | np.integer):
+        return listed
+    try:
+        return np.array(listed, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return listed

@@ -1,0 +1,102 @@
+"""A batch in plain types and tensors, which JSON and safetensors can say, and back: no pickle, no code of the batch's is run."""
+
+from __future__ import annotations
+
+import collections
+import keyword
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DEEPEST = 16
+
+
+class CapsuleError(ValueError):
+    """Raised for a capsule that cannot be read, or does not fit; nothing of it is run."""
+
+
+class NotStorableError(TypeError):
+    """Raised for a batch with an object that is neither a tensor, an array, a number, a text nor a container of these."""
+
+
+def to_stored(value: Any, tensors: dict[str, Tensor], name: str, depth: int = 0) -> Any:
+    """Describe a value in JSON types.
+
+    Args:
+        value: The batch.
+        tensors: Takes its tensors, by name.
+        name: The first part of their names.
+        depth: How deep the value is in the batch.
+
+    Raises:
+        NotStorableError: If it holds something else.
+    """
+    if depth > DEEPEST:
+        raise NotStorableError(f"containers more than {DEEPEST} deep")
+    if value is None or isinstance(value, bool | int | str) or type(value) is float:
+        return {"is": "float", "text": repr(value)} if isinstance(value, float) else {"is": "plain", "value": value}
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.is_nested:
+            raise NotStorableError(f"a tensor of layout {value.layout}")
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"is": "tensor", "name": name}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        tensors[name] = torch.from_numpy(np.array(value))
+        return {"is": "array", "name": name}
+
+    def inner(entry: Any) -> Any:
+        return to_stored(entry, tensors, f"{name}.{len(tensors)}", depth + 1)
+
+    if isinstance(value, Mapping):
+        keys = list(value)
+        if not all(isinstance(key, str | int) for key in keys):
+            raise NotStorableError(f"a {type(value).__name__} with keys that are no texts or numbers")
+        return {"is": "dict", "entries": [[key, inner(value[key])] for key in keys]}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {"is": "named", "fields": list(value._fields), "entries": [inner(entry) for entry in value]}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {"is": kind, "entries": [inner(entry) for entry in value]}
+    raise NotStorableError(f"a {type(value).__module__}.{type(value).__name__}")
+
+
+def from_stored(plain: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
+    """Make the value that :func:`to_stored` described.
+
+    Raises:
+        CapsuleError: If it is not such a description.
+    """
+    kind = plain.get("is") if isinstance(plain, dict) else None
+    if depth > DEEPEST or kind is None:
+        raise CapsuleError(f"expected the description of a batch; got {str(plain)[:100]!r}.")
+    entries = plain.get("entries", [])
+    if kind in ("tensor", "array"):
+        tensor = tensors.get(plain.get("name", ""))
+        if tensor is None:
+            raise CapsuleError(f"the tensor {plain.get('name')!r} of the batch is missing.")
+        return tensor if kind == "tensor" else tensor.numpy()
+    if kind == "plain" and (plain.get("value") is None or isinstance(plain["value"], bool | int | str)):
+        return plain.get("value")
+    if kind == "float" and isinstance(plain.get("text"), str):
+        try:
+            return float(plain["text"])
+        except ValueError:
+            raise CapsuleError(f"expected a number; got {plain['text'][:50]!r}.") from None
+    if kind in ("list", "tuple", "named", "dict") and isinstance(entries, list):
+        if kind == "dict":
+            if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str | int) for e in entries):
+                raise CapsuleError("a dictionary of the batch is not one.")
+            return {key: from_stored(entry, tensors, depth + 1) for key, entry in entries}
+        values = [from_stored(entry, tensors, depth + 1) for entry in entries]
+        return values if kind == "list" else tuple(values) if kind == "tuple" else _named(plain.get("fields"), values)
+    raise CapsuleError(f"a batch cannot hold {str(kind)[:50]!r}.")
+
+
+def _named(fields: Any, values: list[Any]) -> Any:
+    fine = isinstance(fields, list) and len(fields) == len(values) and len(set(map(str, fields))) == len(fields)
+    if not fine or not all(isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields):
+        raise CapsuleError("a named tuple of the batch is not one.")
+    return collections.namedtuple("Batch", fields)(*values)  # its fields are known only now

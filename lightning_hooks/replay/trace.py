@@ -1,0 +1,288 @@
+"""The first operation of a step that gives values that are not finite: its module, the user's line, its inputs, the rows."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # torch's documentation refers users to it
+
+from lightning_hooks.debugging import Trace, Tracer
+from lightning_hooks.debugging.watcher import in_backward
+from lightning_hooks.hooks import HookManager
+from lightning_hooks.hooks.selection import named_sites
+
+_INSERTS = {
+    *("fill", "masked_fill", "full", "full_like", "scalar_tensor", "where", "index_put", "copy", "lift_fresh", "masked_scatter"),
+    *("new_full", "constant_pad_nd", "scatter", "index_fill", "detach", "clone", "empty", "empty_like", "new_empty"),
+}
+"""Operations that put in a value that was given, as a mask puts in minus infinity: that is meant."""
+_ALIASES = {"to_copy": "to", "linalg_vector_norm": "norm"}
+_NOT_USERS = str(Path(torch.__file__).parent), str(Path(__file__).parent.parent)  # torch's folder, and ours
+_LIBRARIES = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/torchmetrics/")
+_SITE_PACKAGES, _STANDARD_LIBRARY = (sysconfig.get_paths()[name] for name in ("purelib", "stdlib"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation of the forward pass was called.
+
+    Attributes:
+        operation: Its name, such as ``log``.
+        module: The innermost module that was being called; empty for the step itself.
+        where: The nearest line of the user's, ``file:line``.
+        code: That line.
+        inputs: Its inputs in words, with their ranges.
+    """
+
+    operation: str
+    module: str
+    where: str
+    code: str
+    inputs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The operation that gave the first value that is not finite and reached the loss or a gradient.
+
+    Attributes:
+        source: ``operation``; ``data`` or ``weights`` where the batch or a parameter or buffer was not finite itself; ``error``
+            where it raised.
+        place: The operation; of what is not finite itself the first that used it.
+        phase: ``forward`` or ``backward``.
+        value: ``NaN``, ``inf`` or ``-inf``; of an error its text.
+        name: Of the tensor in the batch, or of the parameter or buffer.
+        rows: The rows of the batch with such values, by the first dimension; None where it has no such dimension.
+    """
+
+    source: str
+    place: Place
+    phase: str
+    value: str
+    name: str = ""
+    rows: tuple[int, ...] | None = None
+
+
+class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at every operation of a step, forward and backward; operations run unchanged.
+
+    Args:
+        model: The model.
+        batch: The tensors of the batch, by name.
+        size: How many rows the batch has.
+    """
+
+    def __init__(self, model: nn.Module, batch: Mapping[str, Tensor], size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model, self._size = model, size
+        uncalled = nn.ModuleList, nn.ModuleDict
+        self._sites = [(name, module) for name, module in named_sites(model) if name and not isinstance(module, uncalled)]
+        self._tracer = Tracer(self._sites, statistics=True)
+        self._given = {_key(tensor): ("data", name, tensor) for name, tensor in batch.items() if _nonfinite(tensor)}
+        owned = [*model.named_parameters(), *model.named_buffers()]
+        self._given |= {_key(tensor): ("weights", name, tensor) for name, tensor in owned if _nonfinite(tensor)}
+        self._causes: dict[int, Failure | None] = {}  # by storage; None where it was put in on purpose
+        self._alive: list[Tensor] = []  # keeps the storages
+        self._of_node: dict[int, Place] = {}  # by the number of the autograd node that an operation made
+        self._last: Place | None = None
+        self._found: dict[str, Failure] = {}  # the first of each phase
+        self.trace: Trace | None = None
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """A context around forward and backward."""
+        hooks = HookManager()
+        self._tracer.attach(self._sites, hooks)
+        self._tracer.begin(self._model, watch=False)
+        try:
+            with self:
+                yield
+        finally:
+            hooks.remove_all()
+            self.trace = self._tracer.finish(self._model, "The step, run again")
+
+    def failure(self, loss: Tensor | None, gradients: Sequence[Tensor | None], error: Exception | None) -> Failure | None:
+        """What made the loss or a gradient not finite, or raised; None where all is finite, or nothing says what it was.
+
+        Args:
+            loss: As the step returned it.
+            gradients: Of the parameters.
+            error: What the step raised.
+        """
+        if error is not None:
+            return self._raised(error)
+        if loss is not None and _nonfinite(loss):
+            return self._causes.get(_key(loss)) or self._found.get("forward")
+        bad = [self._causes.get(_key(gradient)) for gradient in gradients if gradient is not None and _nonfinite(gradient)]
+        return next((cause for cause in bad if cause is not None), None) or (self._found.get("backward") if bad else None)
+
+    def _raised(self, error: Exception) -> Failure | None:
+        assert self.trace is not None
+        where, code = _in_traceback(error.__traceback__)
+        last = self._last or Place("", "", "", "", "")
+        raising = [call for call in self.trace.calls if call.error]
+        module = max(raising, key=lambda call: call.depth).site if raising else ""
+        place = Place(last.operation, module, where, code, last.inputs)
+        return Failure("error", place, "forward", f"{type(error).__name__}: {error}".splitlines()[0][:300])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run the operation, and look at what it gave."""
+        given = kwargs or {}
+        tensors = list(_floats((*args, *given.values())))
+        bad_inputs = [tensor for tensor in tensors if _nonfinite(tensor)]
+        nans = any(bool(torch.isnan(tensor).any()) for tensor in bad_inputs)
+        name = func.overloadpacket.__name__.rstrip("_") if func.overloadpacket.__name__.strip("_") else str(func)
+        backward = in_backward()
+        place = self._place_in_backward() if backward else self._place(name, args, given)
+        output = func(*args, **given)
+        for tensor in _floats(output if isinstance(output, tuple | list) else (output,)):
+            if _nonfinite(tensor):
+                self._look(tensor, place, name, bad_inputs, nans, "backward" if backward else "forward")
+            elif _key(tensor) in self._causes and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
+                del self._causes[_key(tensor)]  # written over
+        return output
+
+    def _look(self, tensor: Tensor, place: Place, name: str, inputs: list[Tensor], nans: bool, phase: str) -> None:
+        """Enter why a tensor is not finite."""
+        is_nan = bool(torch.isnan(tensor).any())
+        known = [self._cause_of(value, place) for value in inputs]
+        real = [cause for cause in known if cause is not None]
+        if real:
+            with_nan = [cause for value, cause in zip(inputs, known, strict=True) if cause and bool(torch.isnan(value).any())]
+            cause: Failure | None = (with_nan or real)[0]
+        elif (inputs and (nans or not is_nan)) or name.strip("_") in _INSERTS:
+            cause = None  # what was put in on purpose goes on
+        else:
+            cause = Failure("operation", place, phase, _value(tensor), "", _bad_rows(tensor, self._size))
+        self._causes[_key(tensor)] = cause
+        self._alive.append(tensor)
+        if cause is not None and is_nan | (cause.source == "operation"):
+            self._found.setdefault(phase, cause)
+
+    def _cause_of(self, tensor: Tensor, place: Place) -> Failure | None:
+        """Why an input is not finite; None where it was put in on purpose, as minus infinity of a mask that was made before."""
+        key = _key(tensor)
+        if key not in self._causes:
+            source, name, whole = self._given.get(key, ("weights", "a tensor that was made before the step", tensor))
+            meant = source == "weights" and not isinstance(whole, nn.Parameter) and not bool(torch.isnan(whole).any())
+            rows = _bad_rows(whole, self._size) if source == "data" else None
+            self._causes[key] = None if meant else Failure(source, place, "forward", _value(whole), name, rows)
+            self._alive.append(tensor)
+        return self._causes[key]
+
+    def _place(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
+        where, code = _user_line(sys._getframe(2))
+        inputs = ", ".join(map(_range, _tensors((*args, *kwargs.values()))))
+        short = name.removeprefix("native_").removeprefix("_").removesuffix("_forward")
+        place = Place(_ALIASES.get(short, short), self._tracer.innermost, where, code, inputs)
+        self._last = place
+        # torch gives the node of an operation its number before the operation itself runs; there is no public name.
+        self._of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, place)
+        return place
+
+    def _place_in_backward(self) -> Place:
+        node: Any = torch._C._current_autograd_node()  # has no public name
+        found = None if node is None else self._of_node.get(node._sequence_nr())
+        if found is not None:
+            return found
+        name = "backward" if node is None else node.name().removesuffix("0").removesuffix("Backward")
+        return Place(name, "", "", "", "")
+
+
+def tensors_of(value: Any, name: str = "", depth: int = 0) -> dict[str, Tensor]:
+    """The tensors of a batch by their place in it."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    if depth > 8:
+        return {}
+    if isinstance(value, Mapping):
+        entries = [(f"{name}[{key!r}]", entry) for key, entry in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [(f"{name}[{place}]", entry) for place, entry in enumerate(value)]
+    else:
+        entries = [(f"{name}.{key}", entry) for key, entry in getattr(value, "__dict__", {}).items()]
+    return {key: tensor for path, entry in entries for key, tensor in tensors_of(entry, path, depth + 1).items()}
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _floats(values: Sequence[Any]) -> Iterator[Tensor]:
+    yield from (t for t in _tensors(values) if (t.is_floating_point() or t.is_complex()) and t.layout == torch.strided)
+
+
+def _nonfinite(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all())
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _value(tensor: Tensor) -> str:
+    if bool(torch.isnan(tensor).any()):
+        return "NaN"
+    return "inf" if tensor.is_complex() or bool(torch.isposinf(tensor).any()) else "-inf"
+
+
+def _bad_rows(tensor: Tensor, size: int) -> tuple[int, ...] | None:
+    """The rows with values that are not finite, where the first dimension is that of the rows, or of equally many for each."""
+    if not size or not tensor.dim() or tensor.shape[0] % size or not tensor.shape[0]:
+        return None
+    bad = (~torch.isfinite(tensor)).reshape(size, -1).any(1)
+    return tuple(bad.nonzero().flatten().tolist())
+
+
+def _range(tensor: Tensor) -> str:
+    """``float32[8, 3] from 0 to 0.93``."""
+    text = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+    if tensor.is_complex() or tensor.layout != torch.strided or not tensor.numel() or tensor.dtype == torch.bool:
+        return text
+    finite = tensor if not tensor.is_floating_point() else tensor[torch.isfinite(tensor)]
+    if not finite.numel():
+        return f"{text} with no finite value"
+    low, high = (float(edge) for edge in torch.aminmax(finite))
+    others = tensor.numel() - finite.numel()
+    return f"{text} from {low:.4g} to {high:.4g}" + (f" with {others} not finite" if others else "")
+
+
+def _user_line(frame: FrameType | None) -> tuple[str, str]:
+    """The nearest line outside of torch, Lightning and this package."""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return ("", "") if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _in_traceback(traceback: TracebackType | None) -> tuple[str, str]:
+    found = ("", "")
+    while traceback is not None:
+        if _is_users(traceback.tb_frame.f_code.co_filename):
+            found = _line(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith(_SITE_PACKAGES):
+        return not file.startswith(_NOT_USERS) and not any(part in file for part in _LIBRARIES)
+    return not file.startswith((*_NOT_USERS, _STANDARD_LIBRARY, "<"))
+
+
+def _line(file: str, line: int) -> tuple[str, str]:
+    return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()

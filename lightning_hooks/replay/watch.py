@@ -1,0 +1,367 @@
+"""Watches a run for its first bad step: keeps the evidence, judges each step before its update, runs the bad one again."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.step import Step
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.hooks.selection import compiled_regions
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.blame import Blame, blame
+from lightning_hooks.replay.capsule import CapsuleWriter, Moment
+from lightning_hooks.replay.generators import GeneratorWatch
+from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.ring import Evidence, Ring
+from lightning_hooks.replay.rows import rows_of
+
+NONFINITE = {"nonfinite", "loss_nonfinite", "id_out_of_range", "masked_rows"}
+SINGLE_STEPS = NONFINITE | {"spike", "loss_spike", "update_spike"}
+"""The kinds of alerts that are about one training batch."""
+FEW = 1 << 16
+"""Elements of the gradients that are looked at after each micro-batch."""
+MOST_BUFFERS = 1 << 20
+"""Bytes of the buffers whose values before the forward pass are kept."""
+
+
+@dataclasses.dataclass(slots=True)
+class _UnderWay:
+    """The training batch under way, from its start to its end."""
+
+    evidence: Evidence
+    batch: Any = None  # as training_step was given it
+    rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its other arguments
+    loss: Tensor | None = None  # as it came to backward
+    in_forward: bool = False
+
+
+def _guarded(event: Callable[..., None]) -> Callable[..., None]:
+    """An event in which an error is a warning, once, after which nothing is kept: it is the run's no more."""
+
+    @wraps(event)
+    def call(self: StepWatch, *args: Any, **kwargs: Any) -> None:
+        try:
+            event(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self.close()
+            self._generators = None
+            warn(
+                f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "
+                "report this."
+            )
+
+    return call
+
+
+class StepWatch:
+    """The evidence of one run. Without a call of :meth:`open` it does nothing.
+
+    Args:
+        host: The training loop.
+        unobserved: A context in which no monitor records what the model does.
+
+    Attributes:
+        found: What running the first bad step again has shown; None before.
+    """
+
+    def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._host, self._unobserved = host, unobserved
+        self.ring = Ring()
+        self.found: tuple[Evidence, Blame] | None = None
+        self.writer: CapsuleWriter | None = None
+        self._of_ranks: list[Mapping[str, Any]] = []  # what each rank found
+        self._generators: GeneratorWatch | None = None
+        self._now: _UnderWay | None = None
+        self._suspect: _UnderWay | None = None  # the first micro-batch of the step whose flag is up
+        self._recent: deque[_UnderWay] = deque()
+        self._few: list[nn.Parameter] | None = None
+        self._changing: list[Tensor] | None = None  # buffers that a forward pass changes
+        self._before: list[Tensor] = []  # their values before it
+        self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
+        self._first, self._resumed, self._requested = True, False, ""
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+        return self._generators is not None
+
+    @property
+    def _on_host(self) -> bool:
+        return self._host.setup.device.type == "cpu"
+
+    def open(self, writer: CapsuleWriter, keep_batches: int) -> None:
+        """A monitor with ``capsule=`` joins the run."""
+        if self.on:
+            return
+        self.writer, self._recent = writer, deque(maxlen=keep_batches)
+        self._generators = GeneratorWatch(self._host.setup.device)
+        self._resumed = self._host.position.global_step > 0
+
+    def close(self) -> None:
+        """The run is over: let the model, its batches and its loaders go."""
+        self._now = self._suspect = self._few = self._changing = None
+        self._recent.clear()
+        self._before = []
+
+    # Events of the training loop.
+
+    @_guarded
+    def batch_start(self, batch_idx: int) -> None:
+        """A training batch starts."""
+        if not self.on:
+            return
+        if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
+            position = self._host.position
+            self._epoch, self._step = position.epoch, position.global_step
+        self._last = batch_idx
+        rows = rows_of(*self._host.again.loader_iterators())
+        self._now = _UnderWay(Evidence(self._epoch, batch_idx, self._step, rows))
+        self.ring.add(self._now.evidence)
+
+    @_guarded
+    def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """``training_step`` is about to be called, with these arguments."""
+        now = self._now
+        if now is None or self._generators is None or not args:
+            return
+        now.in_forward = True
+        if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
+            return
+        now.batch, now.rest = _shallow(args[0]), (tuple(args[1:]), dict(kwargs))
+        self._recent.append(now)
+        self._copy_buffers()
+        self.ring.at_forward(now.evidence, self._generators.read())
+
+    def _copy_buffers(self) -> None:
+        """Keep the values of the buffers that a forward pass changes; which these are is known from the first one."""
+        if self.found is not None or not self._on_host:
+            return
+        if self._changing is None:
+            known = (b for b in self._host.model.buffers() if b.layout == torch.strided and not is_lazy(b))
+            buffers = sorted(known, key=lambda buffer: buffer.nbytes)
+            ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
+            self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BUFFERS]
+            self._before, self._first = [buffer.clone() for buffer in self._changing], True
+        elif self._changing:
+            torch._foreach_copy_(self._before, self._changing)
+
+    def _forget_unchanged(self) -> None:
+        """After the first forward pass: keep the values of those buffers only that it changed.
+
+        Their version counters do not say it: batch normalisation changes its statistics without counting.
+        """
+        if self._changing is not None and self._first:
+            kept = [pair for pair in zip(self._changing, self._before, strict=True) if not torch.equal(*pair)]
+            self._changing, self._before, self._first = [b for b, _ in kept], [old for _, old in kept], False
+
+    @_guarded
+    def before_backward(self, loss: Any) -> None:
+        """Backward starts: look at the loss, on an accelerator without waiting for it."""
+        now = self._now
+        if now is None or not isinstance(loss, Tensor) or not loss.is_floating_point():
+            return
+        now.in_forward, now.loss = False, loss.detach()
+        self._forget_unchanged()
+        now.evidence.flag = not math.isfinite(now.loss.item()) if now.loss.is_cpu else ~torch.isfinite(now.loss)
+        self._suspect_now()
+
+    @_guarded
+    def after_backward(self) -> None:
+        """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
+        now = self._now
+        if now is None or self._host.loss_scaling.accumulation == 1 or self._suspect is not None or self.found is not None:
+            return
+        if self._few is None:
+            self._few, size = [], 0
+            for parameter in sorted(self._host.model.parameters(), key=torch.Tensor.numel):
+                size += parameter.numel()
+                if size <= FEW or not self._few:
+                    self._few.append(parameter)
+        gradients = [p.grad for p in self._few if p.grad is not None and p.grad.layout == torch.strided]
+        if gradients:
+            total = torch.stack(torch._foreach_norm(gradients)).sum()
+            now.evidence.flag = now.evidence.flag | (not math.isfinite(total.item()) if total.is_cpu else ~torch.isfinite(total))
+            self._suspect_now()
+
+    def _suspect_now(self) -> None:
+        """Hold the batch of the first micro-batch that is bad, on the host."""
+        now = self._now
+        if self._suspect is None and now is not None and now.evidence.flag is True:
+            self._suspect = now
+
+    @_guarded
+    def gradients(self, step: Step) -> None:
+        """Gradients are ready, and the update has not been: the moment to judge the step, on the CPU."""
+        suspect, self._suspect = self._suspect, None
+        if self._now is not None:
+            self._now.evidence.step, self._step = step.global_step, step.global_step + 1
+        if self._requested and self._now is not None:
+            self._write(self._now, self._requested, None)
+            self._requested = ""
+        if self.found is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
+            return
+        if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
+            return
+        if suspect is not None or not math.isfinite(step.norms().sum().item()):
+            guilty = suspect or self._now
+            guilty.evidence.flag = True
+            self._blame(guilty)
+
+    def batch_end(self) -> None:
+        """A training batch ends."""
+        self._now = None
+
+    @_guarded
+    def crashed(self, error: BaseException) -> None:
+        """The run ends with an exception: if ``training_step`` raised it, run that step again."""
+        now = self._now
+        ours = isinstance(error, IndexError | RuntimeError | ValueError) and not isinstance(error, torch.OutOfMemoryError)
+        alone = self.found is None and self._on_host and self._host.setup.world_size == 1
+        if ours and alone and now is not None and now.in_forward:
+            self._blame(now, crashed=True)
+
+    def request(self) -> None:
+        """Write a capsule at the next optimizer step."""
+        self._requested = "requested"
+
+    # What is found.
+
+    def _blame(self, guilty: _UnderWay, crashed: bool = False) -> None:
+        """Run a bad step again, and write its capsule."""
+        found = self._run_again(guilty, crashed)
+        self.found = guilty.evidence, found
+        innocent = self._host.setup.world_size > 1 and not found.why_not and not found.reproduced
+        if not innocent:  # the bad values came from another rank, which writes
+            self._write(guilty, "error" if crashed else "nonfinite", found)
+
+    def _run_again(self, guilty: _UnderWay, crashed: bool) -> Blame:
+        host, evidence = self._host, guilty.evidence
+        rows = evidence.rows
+        whole = () if rows is None else rows.samples()
+        why_not = host.again.why_not()
+        if why_not or guilty.batch is None:
+            return Blame(samples=whole, why_not=why_not or "its batch is not at hand")
+        args, kwargs = guilty.rest
+        scale = 1.0 / host.loss_scaling.accumulation
+        buffers = zip(self._changing or (), self._before, strict=True) if guilty is self._now else ()
+
+        def step(batch: Any) -> Any:
+            return host.again.run(batch, *args, **kwargs)
+
+        try:
+            with self._unobserved():
+                return blame(
+                    host.model,
+                    lambda: StepRerun(
+                        host.model, lambda batch: host.again.run(batch, *args, **kwargs), host.setup.device, host.again.muted
+                    ),
+                    guilty.batch,
+                    rows,
+                    generators=evidence.generators,
+                    buffers=buffers,
+                    scale=scale,
+                    loss=None if guilty.loss is None else guilty.loss / scale,
+                    crashed=crashed,
+                    eager=bool(compiled_regions(host.model)),
+                )
+        except Exception as error:  # noqa: BLE001  the run goes on
+            warn(f"A bad step could not be run again: {type(error).__name__}: {error}. Training goes on, and no step is run again.")
+            return Blame(samples=whole, why_not=f"{type(error).__name__}: {error}")
+
+    def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
+        if self.writer is not None:
+            on_host = self._on_host and kind != "error"
+            batch = guilty.batch if guilty is self._now or guilty in self._recent or guilty.evidence.bad else None
+            moment = Moment(kind, guilty.evidence, batch, guilty.rest, found, list(zip(self._names(), self._before, strict=True)))
+            self.writer.write(self._host, moment, self.ring, with_state=on_host)
+
+    def _names(self) -> Iterator[str]:
+        names = {id(buffer): name for name, buffer in self._host.model.named_buffers()}
+        yield from (names.get(id(buffer), "") for buffer in self._changing or ())
+
+    # What alerts say of it.
+
+    @_guarded
+    def agree(self) -> None:
+        """All ranks come here: each learns what the others found."""
+        if self.on and self._host.setup.world_size > 1:
+            any_bad = torch.tensor(float(self.found is not None), device=self._host.setup.device)
+            torch.distributed.all_reduce(any_bad, torch.distributed.ReduceOp.MAX)
+            if any_bad.item() and not self._of_ranks:
+                own = None if self.found is None else _record(*self.found)
+                self._of_ranks = [{}] * self._host.setup.world_size
+                torch.distributed.all_gather_object(self._of_ranks, own)
+
+    def explained(self, alert: Alert) -> Alert:
+        """An alert about a single step with its samples, and with what running that step again has shown."""
+        if not self.on or alert.kind not in SINGLE_STEPS or alert.samples:
+            return alert
+        shown = self._shown(alert) if alert.kind in NONFINITE else alert
+        if shown is not alert:
+            return shown
+        entry = None if alert.batch is None else self.ring.of(alert.epoch, alert.batch)
+        if entry is None:
+            older = self._resumed and alert.batch is not None and not self.ring.of(alert.epoch, max(alert.batch - 1, 0))
+            why = "The samples of that batch are not known: the evidence begins again where a run is resumed." if older else ""
+            return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {why}".strip())
+        if alert.kind in NONFINITE:
+            entry = self.ring.guilty(entry, entry.step)
+        samples = () if entry.rows is None else entry.rows.samples()
+        several = self._host.setup.world_size > 1
+        return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
+
+    def _shown(self, alert: Alert) -> Alert:
+        """The alert with what running the bad step again has shown; itself where it is about an earlier step."""
+        own = [] if self.found is None else [_record(*self.found)]
+        several = self._host.setup.world_size > 1
+        last = math.inf if alert.batch is None else alert.batch
+        records = [(rank, record) for rank, record in enumerate(self._of_ranks or own) if record]
+        records = [(rank, record) for rank, record in records if record["epoch"] == alert.epoch and record["batch"] <= last]
+        shown = [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
+        if not shown:
+            return alert
+        text = " ".join((f"On rank {rank}: " if several else "") + record["text"] for rank, record in shown)
+        samples = tuple(sample for _, record in shown for sample in record["samples"])
+        since = {"batch": shown[0][1]["batch"], "since_step": shown[0][1]["step"]}
+        return dataclasses.replace(alert, diagnosis=text, samples=samples, **since)
+
+    @_guarded
+    def passed_on(self, alerts: Iterable[Alert]) -> None:
+        """These alerts hold: write the capsule of the first of a kind that no step's judgement has written."""
+        for alert in alerts if self.writer is not None else ():
+            if alert.kind in SINGLE_STEPS and alert.severity != "info" and alert.batch is not None and not alert.cause:
+                kind = "nonfinite" if alert.kind in NONFINITE else alert.kind
+                entry = self.ring.of(alert.epoch, alert.batch)
+                if entry is not None and (kind != "nonfinite" or not self._on_host):
+                    entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry
+                    kept = next((one for one in self._recent if one.evidence is entry), _UnderWay(entry))
+                    self._write(kept, kind, None)
+
+
+def _record(evidence: Evidence, found: Blame) -> dict[str, Any]:
+    """What ranks exchange."""
+    return {
+        "epoch": evidence.epoch,
+        "batch": evidence.batch,
+        "step": evidence.step,
+        "text": found.text,
+        "samples": found.samples,
+        "reproduced": found.reproduced,
+    }
+
+
+def _shallow(batch: Any) -> Any:
+    """A copy of a batch's outer container, which a step may take entries from."""
+    return type(batch)(batch) if type(batch) in (dict, list) else batch

@@ -1,0 +1,217 @@
+"""A capsule: what is in it, what it does with bad ones, and the command."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lightning_hooks import TrainingMonitor
+from lightning_hooks.__main__ import main
+from lightning_hooks.replay import capsule as capsules
+from lightning_hooks.replay.capsule import read_capsule
+from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
+from tests.replay.planted import BAD, Net, capsule, data, fit
+
+MODEL, DATA = "tests.replay.test_capsule:made", "tests.replay.planted:data"
+
+
+def made() -> Net:
+    return Net()
+
+
+def other() -> Net:
+    return Net(hidden=8)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return capsule(tmp_path_factory.mktemp("capsules"))
+
+
+@pytest.fixture
+def copied(written: Path, tmp_path: Path) -> Path:
+    """A copy of the capsule, to be damaged."""
+    target = tmp_path / written.name
+    target.mkdir()
+    for file in written.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def change(path: Path, **fields: Any) -> None:
+    record = json.loads((path / "capsule.json").read_text())
+    (path / "capsule.json").write_text(json.dumps({**record, **fields}))
+
+
+def test_what_is_in_it(written: Path) -> None:
+    record = json.loads((written / "capsule.json").read_text())
+    assert stat.S_IMODE(written.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in written.iterdir()} == {0o600}
+    assert {file.suffix for file in written.iterdir()} == {".json", ".safetensors"}
+    assert (record["kind"], record["version"], record["accumulation"], record["loss_scale"]) == ("nonfinite", 1, 1, None)
+    assert record["bad_samples"] == [BAD]
+    assert record["loop"]["precision"] == "32-true"
+    assert record["left_out"] == []
+    assert set(record["window"]) >= {"features", "gradient_flow", "gradient_clip"}
+    assert json.loads((written / "skip_rows.json").read_text()) == {"rows": [BAD]}
+    whole = read_capsule(written)
+    expected = data().tensors  # type: ignore[attr-defined]
+    for stored, column in zip(whole.batch, expected, strict=True):
+        assert torch.equal(stored, column[record["samples"]])
+    assert all(torch.isfinite(value.float()).all() for value in whole.state.values())  # the weights before the update
+
+
+def test_the_state_is_the_one_before_the_update(tmp_path: Path) -> None:
+    from lightning.pytorch import Callback
+
+    class States(Callback):
+        def __init__(self) -> None:
+            self.model: list[Any] = []
+            self.optimizer: list[Any] = []
+
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            self.model.append({name: value.clone() for name, value in pl_module.named_parameters()})
+            self.optimizer.append([{k: v.clone() for k, v in state.items()} for state in optimizer.state.values()])
+
+    states = States()
+    fit([states, TrainingMonitor(summary=False, capsule=tmp_path)])
+    [path] = tmp_path.iterdir()
+    step = json.loads((path / "capsule.json").read_text())["step"]
+    stored = load_file(path / "state.safetensors")
+    for name, value in states.model[step].items():
+        assert torch.equal(stored[f"model.{name}"], value)
+    for number, state in enumerate(states.optimizer[step]):
+        for key, value in state.items():
+            assert torch.equal(stored[f"optimizer.0.{number}.{key}"], value)
+
+
+def test_the_command_reproduces_it(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--model", MODEL, "--output", str(tmp_path / "page.html")]) == 0
+    printed = capsys.readouterr().out
+    assert "log at planted.py" in printed
+    assert f"Samples: {BAD}." in printed
+    assert "BatchNorm1d" in printed
+    page = (tmp_path / "page.html").read_text()
+    assert "log (forward)" in page
+    assert f"<code>{BAD}</code>" in page
+
+
+def test_a_capsule_of_rows_has_no_samples_and_is_replayed_with_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkey = TrainingMonitor(summary=False, capsule="rows", report_dir=tmp_path)
+    fit([monkey])
+    [path] = (tmp_path / "lightning_hooks" / "capsules").iterdir()
+    assert not [name for name in load_file(path / "tensors.safetensors") if name.startswith("batch")]
+    assert main(["replay", str(path), "--model", MODEL]) == 2
+    assert "--data package.module:dataset" in capsys.readouterr().err
+    assert main(["replay", str(path), "--model", MODEL, "--data", DATA]) == 0
+    assert f"Samples: {BAD}." in capsys.readouterr().out
+    assert (tmp_path / "lightning_hooks" / f"replay-{path.name}.html").is_file()
+
+
+def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = load_file(copied / "tensors.safetensors")
+    tensors = {
+        name: torch.ones_like(value) if name.startswith("batch") and value.is_floating_point() else value
+        for name, value in tensors.items()
+    }
+    save_file(tensors, copied / "tensors.safetensors")
+    assert main(["replay", str(copied), "--model", MODEL]) == 1
+    assert "was finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "capsule.json").unlink(), "expected the folder of a capsule"),
+        (lambda path: (path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "ver'), "Was it cut off"),
+        (lambda path: (path / "capsule.json").write_text("[" * 100_000), "cannot be read"),
+        (lambda path: (path / "capsule.json").write_text("{}"), "not that of a capsule"),
+        (lambda path: change(path, version=7), "of version 7; this lightning_hooks reads version 1"),
+        (
+            lambda path: (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:300]),
+            "cannot be read",
+        ),
+        (lambda path: (path / "tensors.safetensors").write_bytes(b"\x80\x04cos\nsystem\n"), "cannot be read"),
+        (lambda path: (path / "state.safetensors").write_bytes(b"\xff" * 64), "cannot be read"),
+        (lambda path: change(path, batch_at_hand={"is": "call", "function": "os.system"}), "a batch cannot hold 'call'"),
+        (lambda path: change(path, batch_at_hand={"is": "tensor", "name": "../../secret"}), "is missing"),
+        (
+            lambda path: change(path, batch_at_hand={"is": "named", "fields": ["__class__"], "entries": [{"is": "plain"}]}),
+            "named tuple",
+        ),
+        (lambda path: change(path, batch_at_hand=["list"]), "expected the description of a batch"),
+        (lambda path: change(path, python={"numpy": ["x"], "python": None}), "random number generators"),
+    ],
+)
+def test_a_bad_capsule_is_a_clear_error(damage: Any, message: str, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(copied)
+    assert main(["replay", str(copied), "--model", MODEL]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tests.replay.test_capsule:other", "the capsule is of another model"),
+        ("tests.replay.test_capsule", "--model must be package.module:name"),
+        ("tests.replay.nowhere:made", "cannot be imported"),
+        ("builtins:dict", "expected a LightningModule"),
+    ],
+)
+def test_another_model_is_a_clear_error(model: str, message: str, written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(written), "--model", model]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_left_out_and_the_file_says_so(tmp_path: Path) -> None:
+    path = capsule(tmp_path, max_capsule_mb=0.017)
+    record = json.loads((path / "capsule.json").read_text())
+    assert any("the optimizer's state" in text for text in record["left_out"])
+    assert sum(file.stat().st_size for file in path.glob("*.safetensors")) < 25_000
+
+
+def test_a_full_disk_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(capsules, "_save", full)
+    with pytest.warns(UserWarning, match="could not be written to .*No space left") as caught:
+        fit([TrainingMonitor(summary=False, capsule=tmp_path)])
+    assert sum("could not be written" in str(entry.message) for entry in caught) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_any_batch_of_plain_values_comes_back() -> None:
+    from collections import namedtuple
+
+    import numpy as np
+
+    pair = namedtuple("pair", ["left", "right"])
+    batch = {"a": [torch.ones(2), (1, "x", None, True, 2.5, float("inf"))], 3: pair(np.arange(3), torch.zeros(0)), "n": {"t": "u"}}
+    tensors: dict[str, torch.Tensor] = {}
+    found = from_stored(json.loads(json.dumps(to_stored(batch, tensors, "batch"))), tensors)
+    assert repr(found).replace("Batch(", "pair(") == repr(batch)
+    with pytest.raises(NotStorableError, match=r"a tests\.replay\.planted\.Net"):
+        to_stored([Net()], {}, "batch")
+    with pytest.raises(CapsuleError, match="expected the description"):
+        from_stored({"is": "list", "entries": [3]}, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"capsule": 3}, TypeError),
+        ({"max_capsule_mb": 0}, ValueError),
+        ({"keep_batches": -1}, ValueError),
+        ({"keep_batches": "x"}, TypeError),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(arguments))):
+        TrainingMonitor(**arguments)

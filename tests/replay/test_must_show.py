@@ -1,0 +1,237 @@
+"""Faults that make a training NaN or infinite: each is planted in one module, at one operation, and on one sample of the data set.
+
+The monitor has its default settings; the batch with the sample is hardly ever a sampled one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, seed_everything
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_hooks import Alert, TrainingMonitor
+from tests.support.models import trainer
+
+BAD = 77
+"""The planted sample."""
+
+
+class Fault(nn.Module):
+    """An operation that fails on a sample whose first feature is 0, and on no other."""
+
+    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.operation(x, h)
+
+
+def log_of_zero(x: Tensor, h: Tensor) -> Tensor:
+    return h + torch.log(x[:, :1])
+
+
+def gan(x: Tensor, h: Tensor) -> Tensor:
+    judged = torch.sigmoid(torch.where(x[:, :1] == 0, 200.0, 1.0) + 0 * h)
+    return h + torch.log(1 - judged)
+
+
+def root_of_zero(x: Tensor, h: Tensor) -> Tensor:
+    return torch.sqrt(h.abs() * x[:, :1])
+
+
+def norm_of_zeros(x: Tensor, h: Tensor) -> Tensor:
+    v = h * x[:, :1]
+    return v / v.norm(dim=1, keepdim=True)
+
+
+def zero_deviation(x: Tensor, h: Tensor) -> Tensor:
+    v = h * x[:, :1]
+    return (v - v.mean(1, keepdim=True)) / v.detach().std(1, keepdim=True)
+
+
+def exponential(x: Tensor, h: Tensor) -> Tensor:
+    return h + torch.exp(1.0 / (x[:, :1] + 1e-3))
+
+
+def half(x: Tensor, h: Tensor) -> Tensor:
+    return h + (100.0 / (x[:, :1] + 1e-4)).to(torch.float16).float()
+
+
+def arccos(x: Tensor, h: Tensor) -> Tensor:
+    return torch.acos(1 - x[:, :1] * torch.sigmoid(h))
+
+
+def negative_base(x: Tensor, h: Tensor) -> Tensor:
+    return h + (x[:, :1] - 0.01) ** 0.5
+
+
+def bad_branch(x: Tensor, h: Tensor) -> Tensor:
+    scaled = x[:, :1] * h.abs()
+    return h + torch.where(x[:, :1] > 0, torch.log(scaled), h)
+
+
+def focal(x: Tensor, h: Tensor) -> Tensor:
+    p = 1 - x[:, :1] * torch.sigmoid(h)
+    return (1 - p) ** 0.5 * torch.log(p.clamp(min=1e-3))
+
+
+def masked_attention(x: Tensor, h: Tensor) -> Tensor:
+    scores = (h[:, :, None] * h[:, None]).masked_fill((x[:, :1] == 0)[..., None], -math.inf)
+    return torch.softmax(scores, dim=-1).mean(-1)
+
+
+OPERATIONS = {
+    "log of zero": (log_of_zero, "log"),
+    "GAN's log(1 - D)": (gan, "log"),
+    "root of zero": (root_of_zero, "sqrt"),
+    "norm of a zero vector": (norm_of_zeros, "div"),
+    "zero standard deviation": (zero_deviation, "div"),
+    "exponential overflow": (exponential, "exp"),
+    "half-precision overflow": (half, "to"),
+    "arccos at 1": (arccos, "acos"),
+    "power of a negative base": (negative_base, "pow"),
+    "where with a bad branch": (bad_branch, "log"),
+    "focal loss at p = 1": (focal, "pow"),
+    "fully masked rows": (masked_attention, "softmax"),
+}
+
+
+class Net(LightningModule):
+    def __init__(self, bad: nn.Module, loss: Any = F.mse_loss) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.head, self.bad, self.loss = nn.Linear(8, 3), bad, loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return self.loss(self.bad(x, self.head(self.body(x))), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fit(model: LightningModule, data: Any, folder: Path, shuffle: bool = True, **options: Any) -> list[Alert]:
+    monitor = TrainingMonitor(summary=False, capsule=folder)
+    with suppress(IndexError):
+        trainer([monitor], **options).fit(model, DataLoader(data, batch_size=8, shuffle=shuffle))
+    return [alert for alert in monitor.alerts if alert.kind in ("nonfinite", "loss_nonfinite", "id_out_of_range", "masked_rows")]
+
+
+def planted(count: int = 160) -> tuple[Tensor, Tensor]:
+    seed_everything(3, verbose=False)
+    x, y = torch.rand(count, 4) * 0.8 + 0.1, torch.randn(count, 3)
+    x[BAD, 0] = 0
+    return x, y
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_named_with_its_module_its_line_and_the_sample(name: str, tmp_path: Path) -> None:
+    operation, called = OPERATIONS[name]
+    x, y = planted()
+    [alert] = fit(Net(Fault(operation)), TensorDataset(x, y), tmp_path)
+    lines = range(operation.__code__.co_firstlineno, operation.__code__.co_firstlineno + 4)
+    assert any(f"{called} at test_must_show.py:{line} in bad (Fault)" in alert.diagnosis for line in lines), alert.diagnosis
+    assert alert.samples == (BAD,)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_pixel_that_is_not_finite(value: float, tmp_path: Path) -> None:
+    x, y = planted()
+    x[BAD, 2] = value
+    [alert] = fit(Net(Fault(lambda x, h: h)), TensorDataset(x, y), tmp_path)
+    assert "The batch itself has" in alert.diagnosis
+    assert "addmm at test_must_show.py" in alert.diagnosis
+    assert "in body.0 (Linear)" in alert.diagnosis
+    assert alert.samples == (BAD,)
+
+
+def test_layer_norm_without_eps_on_a_constant_row(tmp_path: Path) -> None:
+    x, y = planted()
+    x[BAD] = 0.0
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4, eps=0.0)
+
+        def forward(self, x: Tensor, h: Tensor) -> Tensor:
+            return h + self.norm(x).sum(1, keepdim=True)
+
+    [alert] = fit(Net(Normed()), TensorDataset(x, y), tmp_path)
+    assert "layer_norm at test_must_show.py" in alert.diagnosis
+    assert "in bad.norm (LayerNorm)" in alert.diagnosis
+    assert alert.samples == (BAD,)
+
+
+def test_ctc_with_targets_longer_than_inputs(tmp_path: Path) -> None:
+    planted()
+
+    class Speech(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.ctc = nn.Linear(4, 5), nn.CTCLoss()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, targets, lengths, target_lengths = batch
+            return self.ctc(self.net(x).log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    x, targets = torch.rand(160, 6, 4), torch.randint(1, 5, (160, 4)).cumsum(1) % 4 + 1
+    lengths, target_lengths = torch.full((160,), 6), torch.full((160,), 2)
+    lengths[BAD], target_lengths[BAD] = 2, 4
+    [alert] = fit(Speech(), TensorDataset(x, targets, lengths, target_lengths), tmp_path)
+    assert "ctc_loss at test_must_show.py" in alert.diagnosis
+    assert "in ctc (CTCLoss)" in alert.diagnosis
+    assert alert.samples == (BAD,)
+
+
+def test_all_labels_ignored(tmp_path: Path) -> None:
+    x, _ = planted()
+    y = torch.randint(0, 3, (160,))
+    y[72:80] = -100
+    [alert] = fit(Net(Fault(lambda x, h: h), nn.CrossEntropyLoss()), TensorDataset(x, y), tmp_path, shuffle=False)
+    assert "nll_loss at test_must_show.py" in alert.diagnosis
+    assert "in loss (CrossEntropyLoss)" in alert.diagnosis
+    assert alert.samples == tuple(range(72, 80))
+
+
+def test_a_token_id_beyond_the_table(tmp_path: Path) -> None:
+    _, y = planted()
+    ids = torch.randint(0, 10, (160, 4))
+    ids[BAD, 1] = 12
+
+    class Text(Net):
+        def __init__(self) -> None:
+            super().__init__(Fault(lambda x, h: h))
+            self.table = nn.Embedding(10, 4)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step((self.table(batch[0]).mean(1), batch[1]), batch_idx)
+
+    [alert] = fit(Text(), TensorDataset(ids, y), tmp_path)
+    assert alert.kind == "id_out_of_range"
+    assert "IndexError" in alert.diagnosis
+    assert "in table (Embedding)" in alert.diagnosis
+    assert alert.samples == (BAD,)
+
+
+def test_weights_that_are_nan_from_the_start(tmp_path: Path) -> None:
+    x, y = planted()
+    model = Net(Fault(lambda x, h: h))
+    with torch.no_grad():
+        model.head.weight[0, 0] = math.nan
+    [alert] = fit(model, TensorDataset(x, y), tmp_path)
+    assert "head.weight was NaN before the step" in alert.diagnosis
+    assert "in head (Linear)" in alert.diagnosis

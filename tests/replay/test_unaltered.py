@@ -1,0 +1,152 @@
+"""A step that is run again leaves training as it is, to the bit; and what the alert says of steps that are not simple."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hooks import GradientFlowMonitor, TrainingMonitor
+from lightning_hooks.hosts.host import Position, TrainingSetup
+from lightning_hooks.replay import watch
+from tests.replay.planted import BAD, Net, fit
+from tests.support.models import trainer
+
+
+def nonfinite(monitor: Any) -> Any:
+    alerts = monitor.alerts if isinstance(monitor, TrainingMonitor) else monitor.report.alerts
+    return next(alert for alert in alerts if "nonfinite" in alert.kind and not alert.cause)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_weights_losses_generators_metrics_and_attributes_are_the_same_to_the_bit(accumulate: int, tmp_path: Path) -> None:
+    expected = fit([], accumulate_grad_batches=accumulate).left
+    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
+    assert fit([monitor], accumulate_grad_batches=accumulate).left == expected
+    alert = nonfinite(monitor)
+    assert alert.samples == (BAD,)
+    assert "log at planted.py" in alert.diagnosis
+    assert "to the bit" not in alert.diagnosis
+
+
+def test_gradient_flow_monitor_alone_does_the_same(tmp_path: Path) -> None:
+    expected = fit([]).left
+    monitor = GradientFlowMonitor(summary=False, capsule=tmp_path)
+    assert fit([monitor]).left == expected
+    assert nonfinite(monitor).samples == (BAD,)
+
+
+def test_a_healthy_run_writes_no_capsule_and_runs_no_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "blame", lambda *args, **kwargs: pytest.fail("run again"))
+    expected = fit([], bad=False).left
+    assert fit([TrainingMonitor(summary=False, capsule=tmp_path / "capsules")], bad=False).left == expected
+    assert not (tmp_path / "capsules").exists()
+
+
+def test_without_a_capsule_nothing_is_watched() -> None:
+    monitor = TrainingMonitor(summary=False, capsule=None)
+    fit([monitor])
+    assert nonfinite(monitor).samples == ()
+
+
+def test_without_a_logger_no_capsule_is_written_unless_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monitor = TrainingMonitor(summary=False)
+    fit([monitor])
+    assert nonfinite(monitor).samples == (BAD,)
+    assert not list(tmp_path.rglob("capsule*"))
+
+
+class Flaky(Net):
+    """Infinite at its tenth call, whatever the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        Flaky.total += 1
+        return super().training_step(batch, batch_idx) * (torch.inf if Flaky.total == 10 else 1.0)
+
+    total = 0
+
+
+def test_a_step_that_does_not_reproduce_is_called_that(tmp_path: Path) -> None:
+    Flaky.total = 0
+    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
+    fit([monitor], bad=False, model=Flaky())
+    alert = nonfinite(monitor)
+    assert alert.batch == 9
+    assert "was finite: an operation that is not deterministic, or the hardware" in alert.diagnosis
+    assert len(alert.samples) == 8
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+def test_under_manual_optimisation_the_samples_of_the_batch_are_named(tmp_path: Path) -> None:
+    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
+    assert fit([monitor], model=Manual()).left == fit([], model=Manual()).left
+    alert = nonfinite(monitor)
+    assert BAD in alert.samples
+    assert len(alert.samples) == 8
+
+
+def test_a_model_that_cannot_be_put_back_is_not_run_again(tmp_path: Path) -> None:
+    model = Net()
+    model.source = iter([1])  # type: ignore[assignment]
+    monitor = TrainingMonitor(summary=False, capsule=tmp_path)
+    with pytest.warns(UserWarning, match=r"could not be run again: NotRestoredError: model\.source"):
+        fit([monitor], model=model)
+    assert "The step was not run again: NotRestoredError" in nonfinite(monitor).diagnosis
+    assert len(nonfinite(monitor).samples) == 8
+
+
+def test_the_samples_are_in_the_terminal_the_files_and_the_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = TrainingMonitor(summary=False, report_dir=tmp_path)
+    with caplog.at_level("WARNING", logger="lightning_hooks"):
+        fit([monitor])
+    assert f"Sample {BAD}." in caplog.text
+    lines = [json.loads(line) for line in (tmp_path / "lightning_hooks" / "alerts.jsonl").read_text().splitlines()]
+    assert any(line["samples"] == [BAD] for line in lines)
+    for name in ("report.html", "report.md", "reports.jsonl"):
+        assert str(BAD) in (tmp_path / "lightning_hooks" / name).read_text()
+    assert f"Sample {BAD}" in (tmp_path / "lightning_hooks" / "report.html").read_text()
+    assert [path.name for path in (tmp_path / "lightning_hooks" / "capsules").iterdir()] == [
+        f"nonfinite-step{nonfinite(monitor).batch}"
+    ]
+
+
+def test_a_resumed_run_says_that_the_evidence_begins_there(tmp_path: Path) -> None:
+    monitor = TrainingMonitor(summary=False)
+    running = trainer([monitor], max_epochs=1)
+    running.fit(
+        Net(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(16, 4) + 0.1, torch.zeros(16).long()), 8)
+    )
+    evidence = watch.StepWatch(running_host(running))
+    evidence.open(None, 0)  # type: ignore[arg-type]
+    alert = nonfinite_alert()
+    assert "begins again where a run is resumed" in evidence.explained(alert).diagnosis
+
+
+def running_host(running: Any) -> Any:
+    class Host:
+        setup, position = TrainingSetup(device=torch.device("cpu")), Position(0, running.global_step, 0)
+
+    return Host()
+
+
+def nonfinite_alert() -> Any:
+    from lightning_hooks import Alert
+
+    return Alert("spike", "0-SGD", 20.0, 10.0, 0, 7, "warning", "a spike", batch=4)
