@@ -88,14 +88,14 @@ def train(model: Any, data: Any, folder: Path, ckpt_path: Path | None = None, ca
     seen: list[dict[str, Any]] = []
     ours = monitors(every_n_steps=2, report_dir=folder, check_every_n_steps=2, on_alert=lambda alert: seen.append(alert.record()))
     logger, printed, messages = Collecting(), StringIO(), _Messages()
-    logging.getLogger("lightning.pytorch").addHandler(messages)
+    logging.getLogger("lightning_hooks").addHandler(messages)
     run = trainer([*ours, *callbacks], logger=logger, log_every_n_steps=1, **{"max_epochs": 3, **kwargs})
     try:
         with redirect_stdout(printed), warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             run.fit(model, data, ckpt_path=ckpt_path, **({"weights_only": True} if ckpt_path else {}))
     finally:
-        logging.getLogger("lightning.pytorch").removeHandler(messages)
+        logging.getLogger("lightning_hooks").removeHandler(messages)
     return {
         "logged": [[step, tag, value] for step, row in logger.rows for tag, value in row.items()],
         "alerts": seen,
@@ -111,15 +111,14 @@ def _lines(path: Path) -> list[Any]:
 
 
 class _Messages(logging.Handler):
-    """What is logged to Lightning's own logger by this package."""
+    """What this package logs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "lightning_hooks" in record.pathname:
-            self.texts += record.getMessage().splitlines()
+        self.texts += record.getMessage().splitlines()
 
 
 def healthy(folder: Path) -> Outcome:
