@@ -54,7 +54,7 @@ class PlainHost(Host):
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self._trackers = Trackers(loggers if self.setup.is_global_zero else (), _fault)
-        self.metrics = LoopMetrics(self)
+        self.metrics: LoopMetrics = LoopMetrics(self)
         self.console = Console()
         self.files = LoopFiles(log_dir)
         self.epoch = self.batch = self.global_step = 0
@@ -96,15 +96,22 @@ class PlainHost(Host):
 
 
 class LoopMetrics(Metrics):
-    """What is logged in a loop: the monitors' values alone.
+    """What is logged in a loop.
 
     Attributes:
-        values: The latest value of each tag.
+        values: The latest value of each tag of the monitors.
+        reported: The user's metrics, as far as the loop has any.
     """
 
     def __init__(self, host: PlainHost) -> None:
         self._host = host
         self.values: dict[str, float] = {}
+        self.reported: dict[str, Any] = {}
+
+    @property
+    @override
+    def available(self) -> Mapping[str, Any]:
+        return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:

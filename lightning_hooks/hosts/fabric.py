@@ -1,0 +1,182 @@
+"""The monitors in a loop of Lightning Fabric's."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from lightning.fabric import Fabric
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from lightning_hooks.collectors.warn import warn
+from lightning_hooks.hooks import Listener
+from lightning_hooks.hosts.lightning_folder import folder_of
+from lightning_hooks.hosts.loop_monitor import LoopMonitor
+from lightning_hooks.hosts.plain import PlainHost, setup_of, unwrapped
+from lightning_hooks.session.member import Member
+
+
+class FabricMonitor(Protocol):
+    """A callback with the members that observe a training."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them."""
+
+    def joining(self, trainer: None, model: nn.Module) -> Sequence[Member]:
+        """Return those that have something to measure in a model."""
+
+
+class FabricLoop:
+    """Stands for a monitor among the callbacks of a Fabric: its events are others than a Trainer's.
+
+    Hooks come with the first forward in training, when all models and optimizers are set up. Each optimizer step ends a batch.
+
+    Args:
+        monitor: The callback.
+        fabric: The Fabric.
+        quiet: Whether what cannot be observed is a warning.
+    """
+
+    def __init__(self, monitor: FabricMonitor, fabric: Fabric, quiet: bool = False) -> None:
+        self.monitor, self._fabric, self._quiet = monitor, fabric, quiet
+        self._modules: list[nn.Module] = []
+        self._hooks: list[RemovableHandle] = []
+        self.loop: LoopMonitor | None = None
+        _OPEN.add(self)
+
+    @classmethod
+    def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
+        """Take the monitor's place among the callbacks of a Fabric that has set up a model.
+
+        Args:
+            monitor: The callback.
+            fabric: The Fabric.
+            module: The model in Fabric's wrapper.
+            quiet: For monitors that nobody has asked for: others go before, and what cannot be observed is a warning.
+        """
+        callbacks = fabric._callbacks  # there is no public name
+        if quiet and any(isinstance(callback, cls) for callback in callbacks):
+            return
+        loop = cls(monitor, fabric, quiet)
+        callbacks[callbacks.index(monitor)] = loop
+        loop.on_after_setup(fabric, module)
+
+    def on_after_setup(self, fabric: Fabric, module: Any) -> None:
+        """Fabric has set up a model."""
+        if self.loop is None:
+            self._modules.append(module._forward_module)  # which the optimizers train; there is no public name
+            self._hooks.append(unwrapped(self._modules[-1]).register_forward_pre_hook(_First(self), with_kwargs=True))
+
+    def start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first forward in training starts."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(_by_name(self._modules))
+        try:
+            self.loop = LoopMonitor(_host(self._fabric, model), _Members(self.monitor), ends_at_step=True)
+            self.loop.start().forward_starts(module, args, kwargs)
+        except Exception as error:
+            if not self._quiet:
+                raise
+            warn(f"LIGHTNING_HOOKS: this training runs without monitors, because of {type(error).__name__}: {error}")
+
+    def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        """An epoch ends, if the loop says so: the window under way ends with it."""
+        if self.loop is not None and self.loop.running:
+            self.loop.end_window()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Training ends, if the loop says so: the report is written, and the hooks are removed."""
+        self.end()
+
+    def end(self, together: bool = True) -> None:
+        """Training is over. Harmless when it was over before.
+
+        Args:
+            together: Whether all ranks come here, and the window under way can end.
+        """
+        while self._hooks:
+            self._hooks.pop().remove()
+        loop, self.loop = self.loop, None
+        callbacks = self._fabric._callbacks
+        callbacks[:] = [self.monitor if callback is self else callback for callback in callbacks]
+        if loop is not None:
+            error = getattr(sys, "last_value", None)
+            if not together and isinstance(error, BaseException):
+                loop.close("exception", error)
+            else:
+                loop.finish(ends_window=together or loop.host.setup.world_size == 1)
+
+    def __del__(self) -> None:
+        self.end(together=False)
+
+
+class _First(Listener):
+    """Forward pre-hook that starts the monitors in the first forward in training."""
+
+    def __init__(self, loop: FabricLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training:
+            self._loop.start(module, args, kwargs)
+
+
+class _Members:
+    def __init__(self, monitor: FabricMonitor) -> None:
+        self._monitor = monitor
+
+    @property
+    def all(self) -> Sequence[Member]:
+        return self._monitor.members
+
+    def joining(self, model: nn.Module) -> Sequence[Member]:
+        return self._monitor.joining(None, model)
+
+
+def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
+    optimizers = optimizers_of(model)
+    precision: Any = fabric._precision  # there is no public name
+    setup = setup_of(
+        model,
+        device=fabric.device,
+        is_global_zero=fabric.is_global_zero,
+        automatic_optimization=len(optimizers) == 1,
+        steps_announced=False,
+        description={"precision": str(precision.precision), "accelerator": type(fabric.accelerator).__name__},
+    )
+    folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
+    scaler = getattr(precision, "scaler", None)
+    return PlainHost(model, optimizers, setup=setup, loggers=fabric.loggers, log_dir=folder, scaler=scaler)
+
+
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers that hold parameters of a model, in the order of these: Fabric names them to no callback."""
+    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    found = []
+    for each in gc.get_objects():
+        if issubclass(type(each), Optimizer) and "_optimizer" not in vars(each) and "param_groups" in vars(each):
+            held = [places[id(p)] for group in each.param_groups for p in group["params"] if id(p) in places]
+            if held:
+                found.append((min(held), each))
+    return [optimizer for _, optimizer in sorted(found, key=lambda entry: entry[0])]
+
+
+def _by_name(modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    return {f"{place}-{type(unwrapped(module)).__name__}": unwrapped(module) for place, module in enumerate(modules)}
+
+
+_OPEN: WeakSet[FabricLoop] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for loop in list(_OPEN):
+        loop.end(together=False)
