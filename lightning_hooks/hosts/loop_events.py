@@ -74,10 +74,10 @@ class LoopEvents:
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
-        self._in_backward = False
-        self._switch(False)
         while self._forwards:
             self._forwards.pop().close()
+        self._in_backward = False
+        self._switch(False)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None and vars(scaler).get("unscale_") is self._unscale:
             del vars(scaler)["unscale_"]
