@@ -9,14 +9,17 @@ The Trainer clips to a norm of 1.0 by default, and logs the norm it found. What 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-import this
 from pathlib import Path
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from lightning_hooks.hosts.transformers import MonitorCallback
+
+with contextlib.redirect_stdout(None):
+    import this  # which prints itself
 
 TEXT = "".join(this.d.get(letter, letter) for letter in this.s)
 VOCABULARY = sorted(set(TEXT))

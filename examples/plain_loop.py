@@ -10,8 +10,8 @@ warm-up. The monitors are the lines marked with ``# +``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-import this
 from pathlib import Path
 
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_hooks import watch  # +
+
+with contextlib.redirect_stdout(None):
+    import this  # which prints itself
 
 TEXT = "".join(this.d.get(letter, letter) for letter in this.s)
 VOCABULARY = sorted(set(TEXT))
@@ -31,13 +34,13 @@ class Model(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(len(VOCABULARY), width), nn.Embedding(BLOCK, width)
+        self.tokens, self.positions = nn.Embedding(len(VOCABULARY), width), nn.Embedding(BLOCK, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(VOCABULARY))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
         return self.head(self.norm(self.blocks(x, mask=mask, is_causal=True)))
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.plain import PlainHost, setup_of
+from lightning_hooks.hosts.loop_setup import setup_of
+from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.hosts.watch import check_arguments
 from lightning_hooks.session.training_members import TrainingMembers
 
@@ -71,7 +72,8 @@ def watch(
         scaler=accelerator.scaler,
     )
     host.accumulation = accelerator.gradient_accumulation_steps
-    return LoopMonitor(host, TrainingMembers(**arguments))
+    members = TrainingMembers(**arguments)
+    return LoopMonitor(host, members.all, members.joining)
 
 
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}

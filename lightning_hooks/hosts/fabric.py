@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from lightning.fabric import Fabric
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.collectors.warn import warn
 from lightning_hooks.hooks import Listener
+from lightning_hooks.hosts.found_objects import optimizers_of
 from lightning_hooks.hosts.lightning_folder import folder_of
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.plain import PlainHost, setup_of, unwrapped
+from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
+from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
 
 
@@ -53,14 +54,7 @@ class FabricLoop:
 
     @classmethod
     def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
-        """Take the monitor's place among the callbacks of a Fabric that has set up a model.
-
-        Args:
-            monitor: The callback.
-            fabric: The Fabric.
-            module: The model in Fabric's wrapper.
-            quiet: For monitors that nobody has asked for: others go before, and what cannot be observed is a warning.
-        """
+        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a ``quiet`` one gives way to others."""
         callbacks = fabric._callbacks  # there is no public name
         if quiet and any(isinstance(callback, cls) for callback in callbacks):
             return
@@ -69,7 +63,7 @@ class FabricLoop:
         loop.on_after_setup(fabric, module)
 
     def on_after_setup(self, fabric: Fabric, module: Any) -> None:
-        """Fabric has set up a model."""
+        """Fabric has set up a model in its wrapper."""
         if self.loop is None:
             self._modules.append(module._forward_module)  # which the optimizers train; there is no public name
             self._hooks.append(unwrapped(self._modules[-1]).register_forward_pre_hook(_First(self), with_kwargs=True))
@@ -78,9 +72,11 @@ class FabricLoop:
         """The first forward in training starts."""
         while self._hooks:
             self._hooks.pop().remove()
-        model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(_by_name(self._modules))
+        models = map(unwrapped, self._modules)
+        several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
+        model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
-            self.loop = LoopMonitor(_host(self._fabric, model), _Members(self.monitor), ends_at_step=True)
+            self.loop = LoopMonitor(_host(self._fabric, model), self.monitor.members, partial(self.monitor.joining, None), True)
             self.loop.start().forward_starts(module, args, kwargs)
         except Exception as error:
             if not self._quiet:
@@ -129,18 +125,6 @@ class _First(Listener):
             self._loop.start(module, args, kwargs)
 
 
-class _Members:
-    def __init__(self, monitor: FabricMonitor) -> None:
-        self._monitor = monitor
-
-    @property
-    def all(self) -> Sequence[Member]:
-        return self._monitor.members
-
-    def joining(self, model: nn.Module) -> Sequence[Member]:
-        return self._monitor.joining(None, model)
-
-
 def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
     optimizers = optimizers_of(model)
     precision: Any = fabric._precision  # there is no public name
@@ -155,22 +139,6 @@ def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
     folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
     scaler = getattr(precision, "scaler", None)
     return PlainHost(model, optimizers, setup=setup, loggers=fabric.loggers, log_dir=folder, scaler=scaler)
-
-
-def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Return the optimizers that hold parameters of a model, in the order of these: Fabric names them to no callback."""
-    places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    found = []
-    for each in gc.get_objects():
-        if issubclass(type(each), Optimizer) and "_optimizer" not in vars(each) and "param_groups" in vars(each):
-            held = [places[id(p)] for group in each.param_groups for p in group["params"] if id(p) in places]
-            if held:
-                found.append((min(held), each))
-    return [optimizer for _, optimizer in sorted(found, key=lambda entry: entry[0])]
-
-
-def _by_name(modules: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    return {f"{place}-{type(unwrapped(module)).__name__}": unwrapped(module) for place, module in enumerate(modules)}
 
 
 _OPEN: WeakSet[FabricLoop] = WeakSet()

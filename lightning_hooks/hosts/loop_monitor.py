@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import Self, override
@@ -15,17 +15,6 @@ from lightning_hooks.session.session import Session
 from lightning_hooks.session.training_reports import NAMES, TrainingReports
 
 
-class LoopMembers(Protocol):
-    """What is observed in a loop."""
-
-    @property
-    def all(self) -> Sequence[Member]:
-        """All members, in the order in which they join."""
-
-    def joining(self, model: nn.Module) -> Sequence[Member]:
-        """Return those that have something to measure in a model."""
-
-
 class LoopMonitor(TrainingReports):
     """The monitors of one training in a loop: a context manager, around the loop.
 
@@ -34,21 +23,28 @@ class LoopMonitor(TrainingReports):
     Args:
         host: The loop.
         members: What is observed.
+        joining: Which of the members have something to measure in a model.
         ends_at_step: Whether each optimizer step ends a batch; otherwise :meth:`step` does.
 
     Attributes:
         host: The loop.
     """
 
-    def __init__(self, host: PlainHost, members: LoopMembers, ends_at_step: bool = False) -> None:
-        self.host, self._members, self._ends_at_step = host, members, ends_at_step
+    def __init__(
+        self,
+        host: PlainHost,
+        members: Sequence[Member],
+        joining: Callable[[nn.Module], Sequence[Member]],
+        ends_at_step: bool = False,
+    ) -> None:
+        self.host, self._members, self._joining, self._ends_at_step = host, members, joining, ends_at_step
         self._session: Session | None = None
         self._events: LoopEvents | None = None
 
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return self._members.all
+        return self._members
 
     @property
     def should_stop(self) -> bool:
@@ -73,7 +69,7 @@ class LoopMonitor(TrainingReports):
         self._events = events = LoopEvents(session, self.host, self._ends_at_step)
         try:
             events.prepare()
-            for member in self._members.joining(self.host.model):
+            for member in self._joining(self.host.model):
                 session.join(member)
             events.start()
         except BaseException:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import override
 
-from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.plain import PlainHost, setup_of
+from lightning_hooks.hosts.transformers_host import host_of, trainer_of
 from lightning_hooks.hosts.watch import check_arguments
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.training_members import TrainingMembers
@@ -52,15 +50,15 @@ class MonitorCallback(TrainerCallback, TrainingReports):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A Trainer is made: what ends its training is known to nobody but its ``train``."""
-        self._close_after(_trainer_of(args), "train")
+        self._close_after(trainer_of(args), "train")
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Training starts."""
         self._close("stopped")
-        trainer = _trainer_of(args)
+        trainer = trainer_of(args)
         if "train" not in vars(trainer):  # the callback came later than the Trainer
             self._close_after(trainer, "training_step")
-        self.loop = LoopMonitor(_host(trainer, args, state), self._members)
+        self.loop = LoopMonitor(host_of(trainer, args, state), self._members.all, self._members.joining)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
@@ -132,46 +130,6 @@ class MonitorCallback(TrainerCallback, TrainingReports):
                 raise
 
         vars(trainer)[name] = closing
-
-
-def _trainer_of(args: TrainingArguments) -> Trainer:
-    """The Trainer that calls: it hands itself to no callback."""
-    trainers: Iterator[Trainer] = (each for each in gc.get_objects() if issubclass(type(each), Trainer))
-    return next(trainer for trainer in trainers if vars(trainer).get("args") is args)
-
-
-def _host(trainer: Trainer, args: TrainingArguments, state: TrainerState) -> PlainHost:
-    handler = trainer.callback_handler
-    loader: Any = handler.train_dataloader
-    model = trainer.model_wrapped
-    setup = setup_of(
-        model,
-        device=args.device,
-        is_global_zero=state.is_world_process_zero,
-        steps_announced=False,
-        clip_norm=args.max_grad_norm or None,
-        batches_per_epoch=float(len(loader)) if hasattr(loader, "__len__") else float("inf"),
-        planned_steps=state.max_steps if state.max_steps > 0 else None,
-        description={
-            "precision": "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else "32-true",
-            "max_epochs": state.num_train_epochs,
-        },
-    )
-    optimizer: Any = handler.optimizer
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # in Accelerate's wrapper, which has no step hooks
-    loggers = as_loggers(list(_trackers(handler.callbacks)))
-    folder, scaler = Path(str(args.output_dir)), trainer.accelerator.scaler
-    host = PlainHost(model, [optimizer], setup=setup, loggers=loggers, log_dir=folder, scaler=scaler)
-    host.accumulation, host.global_step, host.epoch = args.gradient_accumulation_steps, state.global_step, int(state.epoch or 0)
-    return host
-
-
-def _trackers(callbacks: Sequence[Any]) -> Iterator[Any]:
-    """What the callbacks of ``report_to`` write to."""
-    for callback in map(vars, callbacks):
-        wandb, mlflow = callback.get("_wandb"), callback.get("_ml_flow")
-        found = callback.get("tb_writer"), wandb and wandb.run, mlflow and mlflow.active_run()
-        yield from (run for run in found if run is not None)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
