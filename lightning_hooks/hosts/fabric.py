@@ -54,7 +54,7 @@ class FabricLoop:
 
     @classmethod
     def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
-        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a ``quiet`` one gives way to others."""
+        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a quiet one gives way to others."""
         callbacks = fabric._callbacks  # there is no public name
         if quiet and any(isinstance(callback, cls) for callback in callbacks):
             return
