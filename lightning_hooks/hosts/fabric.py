@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_hooks.collectors.warn import warn
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hosts.found_objects import optimizers_of
 from lightning_hooks.hosts.lightning_folder import folder_of
