@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
+from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import AttentionReport, FeatureReport, RouterReport
@@ -88,8 +89,9 @@ class FeatureStatsMonitor(Monitor[FeatureReport]):
         return (self.member, *self._built_in.members)
 
     @override
-    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
-        return (self.member, *self._built_in.joining(pl_module, {type(callback).__name__ for callback in callbacks_of(trainer)}))
+    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
+        listed = () if trainer is None else {type(callback).__name__ for callback in callbacks_of(trainer)}
+        return (self.member, *self._built_in.joining(model, listed))
 
     @property
     def attention(self) -> AttentionReport | None:

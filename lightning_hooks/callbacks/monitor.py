@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
@@ -61,9 +62,17 @@ class SessionCallback(EitherPackage):
         other: Any = None if session is None else getattr(session.host, "trainer", None)
         return other is not None and other is not trainer and not other.interrupted
 
-    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
-        """Those of its members that have something to measure in a fit."""
+    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
+        """Those of its members that have something to measure in a fit, or in a loop without a trainer."""
         return self.members
+
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        """Fabric has set up a model.
+
+        Raises:
+            TypeError: If it is not a :class:`~lightning_hooks.TrainingMonitor`.
+        """
+        raise TypeError(f"Fabric takes lightning_hooks.TrainingMonitor, which has all monitors; got {type(self).__name__}.")
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_api import callbacks_of
 
@@ -24,6 +27,10 @@ class MonitorsFromEnvironment(TrainingMonitor):
     @override
     def _legacy_state_key(self) -> str:  # type: ignore[override]  # Lightning looks for a callback's state in a checkpoint here too
         return self.state_key.replace(type(self).__qualname__, "MissingMonitors", 1)  # as earlier versions called it
+
+    @override
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        FabricLoop.set_up(self, fabric, module, quiet=True)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
+from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitor_list import monitors
 from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 from lightning_hooks.session.training_reports import TrainingReports
@@ -124,8 +126,12 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         return [member for part in self._parts for member in part.members]
 
     @override
-    def joining(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[Member]:
-        return [member for part in self._parts for member in part.joining(trainer, pl_module)]
+    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
+        return [member for part in self._parts for member in part.joining(trainer, model)]
+
+    @override
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        FabricLoop.set_up(self, fabric, module)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def run_folder(
         return None
     for logger in trainer.loggers:
         try:
-            folder = _folder_of(logger)
+            folder = folder_of(logger)
         except Exception as error:  # noqa: BLE001  a logger's error is not the training's
             warn(
                 f"{type(logger).__name__} cannot say where its files are ({type(error).__name__}: {error}), so there will be no "
@@ -93,7 +93,8 @@ def run_folder(
     return temporary.path(trackers)
 
 
-def _folder_of(logger: Any) -> Path | None:
+def folder_of(logger: Any) -> Path | None:
+    """The directory of a logger's run; None where it has none, or a remote one."""
     own: Any = getattr(logger, "log_dir", None)
     if _is_local(own):
         return Path(own)

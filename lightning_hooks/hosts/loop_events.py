@@ -60,7 +60,7 @@ class LoopEvents:
         for optimizer in self._hooked():
             self._hooks.register(optimizer, _Hook(self._after_step), "optimizer_step_post")
         for module in called_from_outside(self._host.model):
-            self._hooks.register(module, _Hook(self._enter), "forward_pre", with_kwargs=True, prepend=True)
+            self._hooks.register(module, _Hook(self.enter), "forward_pre", with_kwargs=True, prepend=True)
             self._hooks.register(module, _Hook(self._leave), always_call=True)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None:
@@ -74,10 +74,10 @@ class LoopEvents:
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
-        self._in_backward = False
-        self._switch(False)
         while self._forwards:
             self._forwards.pop().close()
+        self._in_backward = False
+        self._switch(False)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None and vars(scaler).get("unscale_") is self._unscale:
             del vars(scaler)["unscale_"]
@@ -119,7 +119,8 @@ class LoopEvents:
 
     # The model.
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward of the model starts."""
         if not self._follows():
             return
         forward = ExitStack()

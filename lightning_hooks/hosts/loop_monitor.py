@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
-from lightning_hooks.session.training_members import TrainingMembers
 from lightning_hooks.session.training_reports import NAMES, TrainingReports
 
 
@@ -24,21 +23,28 @@ class LoopMonitor(TrainingReports):
     Args:
         host: The loop.
         members: What is observed.
+        joining: Which of the members have something to measure in a model.
         ends_at_step: Whether each optimizer step ends a batch; otherwise :meth:`step` does.
 
     Attributes:
         host: The loop.
     """
 
-    def __init__(self, host: PlainHost, members: TrainingMembers, ends_at_step: bool = False) -> None:
-        self.host, self._members, self._ends_at_step = host, members, ends_at_step
+    def __init__(
+        self,
+        host: PlainHost,
+        members: Sequence[Member],
+        joining: Callable[[nn.Module], Sequence[Member]],
+        ends_at_step: bool = False,
+    ) -> None:
+        self.host, self._members, self._joining, self._ends_at_step = host, members, joining, ends_at_step
         self._session: Session | None = None
         self._events: LoopEvents | None = None
 
     @property
     @override
     def members(self) -> Sequence[Member]:
-        return self._members.all
+        return self._members
 
     @property
     def should_stop(self) -> bool:
@@ -63,7 +69,7 @@ class LoopMonitor(TrainingReports):
         self._events = events = LoopEvents(session, self.host, self._ends_at_step)
         try:
             events.prepare()
-            for member in self._members.joining(self.host.model):
+            for member in self._joining(self.host.model):
                 session.join(member)
             events.start()
         except BaseException:
@@ -108,17 +114,36 @@ class LoopMonitor(TrainingReports):
         self._running().end_epoch()
         return {name: report for name in self.history if (report := getattr(self, name)) is not None}
 
+    def end_validation(self, metrics: Mapping[str, Any]) -> None:
+        """A validation is over: the loss among its metrics belongs to the window under way.
+
+        Args:
+            metrics: Name to value; the loss is one such as ``val_loss``.
+        """
+        self._running()
+        if self._session is not None:
+            self.host.metrics.reported.update(metrics)
+            self._session.validation_end()
+
     def _running(self) -> LoopEvents:
         if self._events is None:
             raise RuntimeError("step() and end_window() belong into the block: with watch(model, optimizer) as monitor: …")
         return self._events
 
-    def finish(self) -> None:
-        """Training has ended as it should: end the window under way, write the report and remove the hooks."""
+    def forward_starts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward of the model has started before its hooks were in place."""
+        self._running().enter(module, args, kwargs)
+
+    def finish(self, ends_window: bool = True) -> None:
+        """Training has ended as it should: write the report and remove the hooks.
+
+        Args:
+            ends_window: Whether the window under way ends before, for which all ranks have to come here.
+        """
         if self._events is None or self._session is None:
             return
         try:
-            if any(member.batches for member in self._session.members):
+            if ends_window and any(member.batches for member in self._session.members):
                 self._events.end_epoch()
         except BaseException as error:
             self.close("exception", error)

@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed
 from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.host import Console, Host, LossScaling, Metrics, Position, RunFiles, TrainingSetup
+from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
 from lightning_hooks.hosts.replicas import replicated
 from lightning_hooks.trackers import Trackers
-
-UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
-"""Wrappers whose parameters are shards that do not say how they are spread."""
 
 
 class PlainHost(Host):
@@ -54,7 +50,7 @@ class PlainHost(Host):
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self._trackers = Trackers(loggers if self.setup.is_global_zero else (), _fault)
-        self.metrics = LoopMetrics(self)
+        self.metrics: LoopMetrics = LoopMetrics(self)
         self.console = Console()
         self.files = LoopFiles(log_dir)
         self.epoch = self.batch = self.global_step = 0
@@ -96,15 +92,22 @@ class PlainHost(Host):
 
 
 class LoopMetrics(Metrics):
-    """What is logged in a loop: the monitors' values alone.
+    """What is logged in a loop.
 
     Attributes:
-        values: The latest value of each tag.
+        values: The latest value of each tag of the monitors.
+        reported: The user's metrics, as far as the loop has any.
     """
 
     def __init__(self, host: PlainHost) -> None:
         self._host = host
         self.values: dict[str, float] = {}
+        self.reported: dict[str, Any] = {}
+
+    @property
+    @override
+    def available(self) -> Mapping[str, Any]:
+        return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
@@ -128,32 +131,6 @@ class LoopFiles(RunFiles):
         if report_dir == "auto":
             return self._log_dir
         return None if report_dir is None else Path(report_dir)
-
-
-def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
-    """What a model and the process group say.
-
-    Args:
-        model: The model.
-        **known: What is known otherwise, by the names of :class:`~lightning_hooks.hosts.host.TrainingSetup`.
-    """
-    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = torch.distributed.get_world_size() if grouped else 1
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    found: dict[str, Any] = {
-        "device": device,
-        "world_size": ranks,
-        "data_parallel_size": ranks,
-        "is_global_zero": not grouped or torch.distributed.get_rank() == 0,
-        "unreadable_shards": next((kind for module in model.modules() if (kind := type(module).__name__) in UNREADABLE), ""),
-    }
-    return TrainingSetup(**{**found, **known})
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in the wrapper that trains it on several ranks or devices."""
-    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
-    return unwrapped(model.module) if isinstance(model, wrappers) else model
 
 
 def _fault(tracker: str, error: Exception) -> None:

@@ -12,7 +12,8 @@ from torch import nn
 
 from lightning_hooks.hosts.loggers import as_loggers
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
-from lightning_hooks.hosts.plain import PlainHost, setup_of
+from lightning_hooks.hosts.loop_setup import setup_of
+from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.training_members import TrainingMembers
 
 
@@ -83,7 +84,8 @@ def watch(
         log_dir=None if log_dir is None else Path(log_dir),
         scaler=scaler if scaler is not None and scaler.is_enabled() else None,
     )
-    return LoopMonitor(host, TrainingMembers(**arguments))
+    members = TrainingMembers(**arguments)
+    return LoopMonitor(host, members.all, members.joining)
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TESTED = {"digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli"}
+LOOPS = {"plain_loop", "fabric_loop", "hf_trainer", "accelerate_loop"}
+TESTED = {"digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli", *LOOPS}
 
 NORMS = r"Gradient norm: ([\d.]+) and ([\d.]+) for the shards alone, ([\d.]+) for the whole, reported ([\d.]+)\."
 
@@ -98,6 +99,44 @@ def test_finetune_finds_the_forgotten_detach(run_here: Run) -> None:
     missing = epoch_rows("gradient_flow/alerts/missing")  # logged from the first alert on, after the two frozen epochs
     assert len(missing) == 2
     assert min(missing) >= 1
+
+
+def test_a_plain_loop_learns_with_three_lines_more(run_here: Run) -> None:
+    printed = run_here("plain_loop")
+    assert number(r"Loss ([\d.]+)\.", printed) < 3.2  # 3.9 for one who guesses
+    assert re.search(r"In the last window \d+ of 20 steps were clipped\.", printed)
+    assert Path("logs/lightning_hooks/report.html").exists()
+    code = (EXAMPLES / "plain_loop.py").read_text()
+    assert len(re.findall(r"^.*# \+$", code, re.MULTILINE)) == 3
+
+
+def test_a_plain_loop_with_a_learning_rate_far_too_high_raises_an_alert(run_here: Run) -> None:
+    assert "Open alerts: [" in run_here("plain_loop", "--learning-rate", "3.0")
+
+
+def test_fabric_names_the_dead_layer(run_here: Run) -> None:
+    assert "Alerts: none" in run_here("fabric_loop")
+    assert "dead at 3" in run_here("fabric_loop", "--dead")
+    assert len(list(Path("logs").rglob("report.html"))) == 2
+
+
+def test_hugging_faces_trainer_is_observed(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    command = [sys.executable, str(EXAMPLES / "hf_trainer.py"), "--fast", "--log-dir", "logs", "--max-norm", "0.01"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert number(r"(\d+) of \d+ steps of the last epoch", done.stdout) == number(
+        r"\d+ of (\d+) steps of the last epoch", done.stdout
+    )
+    assert "always_clipped" in done.stdout
+    assert "Attention is seen at 2 sites." in done.stdout
+    assert (tmp_path / "logs" / "lightning_hooks" / "report.html").exists()
+
+
+def test_accelerate_counts_accumulated_steps(run_here: Run) -> None:
+    pytest.importorskip("accelerate")
+    assert "29 steps of 57 batches in an epoch" in run_here("accelerate_loop")
+    assert Path("logs/lightning_hooks/report.html").exists()
 
 
 @pytest.mark.ranks

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -99,4 +100,75 @@ def in_plain_pytorch(folder: Path | None, **arguments: Any) -> Result:
     return net, monitor
 
 
-LOOPS: dict[str, Callable[..., Result]] = {"lightning": in_lightning, "plain": in_plain_pytorch}
+def in_fabric(folder: Path | None, **arguments: Any) -> Result:
+    monitor = TrainingMonitor(**{**ARGUMENTS, "report_dir": folder, **arguments})
+    fabric = Fabric(accelerator="cpu", devices=1, callbacks=[monitor])
+    net = NetLayers()
+    model, optimizer = fabric.setup(net, sgd(net))
+    loader = fabric.setup_dataloaders(batches())
+    for _ in range(EPOCHS):
+        for batch in loader:
+            fabric.backward(model(**batch)["loss"])
+            fabric.clip_gradients(model, optimizer, max_norm=CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+        fabric.call("on_train_epoch_end")
+    fabric.call("on_train_end")
+    return net, monitor
+
+
+def in_hugging_faces_trainer(folder: Path | None, **arguments: Any) -> Result:
+    import transformers
+
+    from lightning_hooks.hosts.transformers import MonitorCallback
+
+    class InOrder(transformers.Trainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return batches()
+
+    net = NetLayers()
+    monitor = MonitorCallback(**{**ARGUMENTS, "report_dir": folder, **arguments})
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=EPOCHS,
+        max_grad_norm=CLIP,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    optimizer = sgd(net)
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    InOrder(net, settings, callbacks=[monitor], train_dataset=Samples(), optimizers=(optimizer, constant)).train()
+    return net, monitor
+
+
+def in_accelerate(folder: Path | None, **arguments: Any) -> Result:
+    from accelerate import Accelerator
+
+    from lightning_hooks.hosts.accelerate import watch as watch_accelerated
+
+    accelerator = Accelerator(cpu=True)
+    net = NetLayers()
+    model, optimizer, loader = accelerator.prepare(net, sgd(net), batches())
+    with watch_accelerated(accelerator, model, optimizer, log_dir=folder, **{**ARGUMENTS, **arguments}) as monitor:
+        for _ in range(EPOCHS):
+            for batch in loader:
+                loss = model(**batch)["loss"]
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss)
+            monitor.end_window()
+    return net, monitor
+
+
+LOOPS: dict[str, Callable[..., Result]] = {
+    "lightning": in_lightning,
+    "plain": in_plain_pytorch,
+    "fabric": in_fabric,
+    "transformers": in_hugging_faces_trainer,
+    "accelerate": in_accelerate,
+}

@@ -15,7 +15,8 @@ from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
-from lightning_hooks.hosts.plain import PlainHost, setup_of
+from lightning_hooks.hosts.loop_setup import setup_of
+from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings

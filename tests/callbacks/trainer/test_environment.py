@@ -25,11 +25,16 @@ from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
 
 ROOT = Path(__file__).parents[3]
-GROUPS = ("lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory")
+GROUPS = (
+    "lightning.pytorch.callbacks_factory",
+    "pytorch_lightning.callbacks_factory",
+    "lightning.fabric.callbacks_factory",
+    "lightning_fabric.callbacks_factory",
+)
 
 
 def entry_points() -> str:
-    """What pyproject.toml says of the two groups, as an installed package has it."""
+    """What pyproject.toml says of the groups, as an installed package has it."""
     sections = (ROOT / "pyproject.toml").read_text().split("\n[")
     lines = []
     for group in GROUPS:

@@ -1,0 +1,150 @@
+"""The monitors in a loop of Lightning Fabric's."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from lightning.fabric import Fabric
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_hooks.declare.warn import warn
+from lightning_hooks.hooks import Listener
+from lightning_hooks.hosts.found_objects import optimizers_of
+from lightning_hooks.hosts.lightning_folder import folder_of
+from lightning_hooks.hosts.loop_monitor import LoopMonitor
+from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
+from lightning_hooks.hosts.plain import PlainHost
+from lightning_hooks.session.member import Member
+
+
+class FabricMonitor(Protocol):
+    """A callback with the members that observe a training."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All of them."""
+
+    def joining(self, trainer: None, model: nn.Module) -> Sequence[Member]:
+        """Return those that have something to measure in a model."""
+
+
+class FabricLoop:
+    """Stands for a monitor among the callbacks of a Fabric: its events are others than a Trainer's.
+
+    Hooks come with the first forward in training, when all models and optimizers are set up. Each optimizer step ends a batch.
+
+    Args:
+        monitor: The callback.
+        fabric: The Fabric.
+        quiet: Whether what cannot be observed is a warning.
+    """
+
+    def __init__(self, monitor: FabricMonitor, fabric: Fabric, quiet: bool = False) -> None:
+        self.monitor, self._fabric, self._quiet = monitor, fabric, quiet
+        self._modules: list[nn.Module] = []
+        self._hooks: list[RemovableHandle] = []
+        self.loop: LoopMonitor | None = None
+        _OPEN.add(self)
+
+    @classmethod
+    def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
+        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a quiet one gives way to others."""
+        callbacks = fabric._callbacks  # there is no public name
+        if quiet and any(isinstance(callback, cls) for callback in callbacks):
+            return
+        loop = cls(monitor, fabric, quiet)
+        callbacks[callbacks.index(monitor)] = loop
+        loop.on_after_setup(fabric, module)
+
+    def on_after_setup(self, fabric: Fabric, module: Any) -> None:
+        """Fabric has set up a model in its wrapper."""
+        if self.loop is None:
+            self._modules.append(module._forward_module)  # which the optimizers train; there is no public name
+            self._hooks.append(unwrapped(self._modules[-1]).register_forward_pre_hook(_First(self), with_kwargs=True))
+
+    def start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first forward in training starts."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        models = map(unwrapped, self._modules)
+        several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
+        model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
+        try:
+            self.loop = LoopMonitor(_host(self._fabric, model), self.monitor.members, partial(self.monitor.joining, None), True)
+            self.loop.start().forward_starts(module, args, kwargs)
+        except Exception as error:
+            if not self._quiet:
+                raise
+            warn(f"LIGHTNING_HOOKS: this training runs without monitors, because of {type(error).__name__}: {error}")
+
+    def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        """An epoch ends, if the loop says so: the window under way ends with it."""
+        if self.loop is not None and self.loop.running:
+            self.loop.end_window()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Training ends, if the loop says so: the report is written, and the hooks are removed."""
+        self.end()
+
+    def end(self, together: bool = True) -> None:
+        """Training is over. Harmless when it was over before.
+
+        Args:
+            together: Whether all ranks come here, and the window under way can end.
+        """
+        while self._hooks:
+            self._hooks.pop().remove()
+        loop, self.loop = self.loop, None
+        callbacks = self._fabric._callbacks
+        callbacks[:] = [self.monitor if callback is self else callback for callback in callbacks]
+        if loop is not None:
+            error = getattr(sys, "last_value", None)
+            if not together and isinstance(error, BaseException):
+                loop.close("exception", error)
+            else:
+                loop.finish(ends_window=together or loop.host.setup.world_size == 1)
+
+    def __del__(self) -> None:
+        self.end(together=False)
+
+
+class _First(Listener):
+    """Forward pre-hook that starts the monitors in the first forward in training."""
+
+    def __init__(self, loop: FabricLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training:
+            self._loop.start(module, args, kwargs)
+
+
+def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
+    optimizers = optimizers_of(model)
+    precision: Any = fabric._precision  # there is no public name
+    setup = setup_of(
+        model,
+        device=fabric.device,
+        is_global_zero=fabric.is_global_zero,
+        automatic_optimization=len(optimizers) == 1,
+        steps_announced=False,
+        description={"precision": str(precision.precision), "accelerator": type(fabric.accelerator).__name__},
+    )
+    folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
+    scaler = getattr(precision, "scaler", None)
+    return PlainHost(model, optimizers, setup=setup, loggers=fabric.loggers, log_dir=folder, scaler=scaler)
+
+
+_OPEN: WeakSet[FabricLoop] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for loop in list(_OPEN):
+        loop.end(together=False)

@@ -1,0 +1,191 @@
+"""TrainingMonitor among the callbacks of a Fabric."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger
+from torch import Tensor, nn
+
+from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
+from lightning_hooks.alerts import AlertError
+from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.environment import callbacks_from_environment
+from lightning_hooks.hosts.fabric import FabricLoop
+from tests.support.models import hook_counts
+
+
+def mlp(dead: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    if dead:
+        nn.init.constant_(net[0].bias, -50.0)
+    return net
+
+
+def new_fabric(*callbacks: Any, **options: Any) -> Fabric:
+    return Fabric(accelerator="cpu", devices=1, callbacks=list(callbacks), **options)
+
+
+def monitor(**arguments: Any) -> TrainingMonitor:
+    return TrainingMonitor(**{"every_n_steps": 1, "summary": False, **arguments})
+
+
+def train(fabric: Fabric, net: nn.Module, steps: int = 6, accumulate: int = 1) -> Any:
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for _ in range(accumulate):
+            x, y = torch.randn(8, 4, generator=generator), torch.randint(0, 3, (8,), generator=generator)
+            fabric.backward(nn.functional.cross_entropy(model(x), y))
+        if step % 2:
+            fabric.clip_gradients(model, optimizer, max_norm=0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        model.train()
+    return optimizer
+
+
+def is_clean(net: nn.Module) -> bool:
+    return not any(hook_counts(net).values()) and torch._C._len_torch_function_stack() == 0
+
+
+def test_optimizer_steps_end_batches_and_windows_count_them() -> None:
+    ours, net = monitor(report_every_n_steps=3), mlp()
+    fabric = new_fabric(ours)
+    train(fabric, net, accumulate=2)
+    assert not is_clean(net)
+    fabric.call("on_train_end")
+    assert is_clean(net)
+    first, second = ours.history["clipping"]
+    assert [(each.optimizers["0-SGD"].steps, each.optimizers["0-SGD"].clipped_steps) for each in (first, second)] == [
+        (3, 1),
+        (3, 2),
+    ]
+    assert [each.sites["0"].calls for each in ours.history["features"]] == [6, 6]
+    assert fabric._callbacks[0] is ours, "another training may start"
+
+
+def test_a_callback_of_the_loop_closes_epochs_and_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    ours, net = monitor(), mlp(dead=True)
+    fabric = new_fabric(ours, loggers=CSVLogger(tmp_path))
+    train(fabric, net)
+    fabric.call("on_train_start")  # of the loop's own callbacks
+    fabric.call("on_train_epoch_end")
+    assert ours.features is not None
+    fabric.call("on_train_end")
+    assert "dead" in {alert.kind for alert in ours.alerts}
+    assert "Dead units" in ours.verdict
+    assert len(list(tmp_path.rglob("report.html"))) == 1
+    assert "features/0/rms" in next(tmp_path.rglob("metrics.csv")).read_text()
+
+
+def test_an_alert_may_raise() -> None:
+    net = mlp(dead=True)
+    with pytest.raises(AlertError, match="representation_collapse"):
+        train(new_fabric(monitor(on_alert="raise", report_every_n_steps=4)), net)
+    gc.collect()
+
+
+def test_a_session_that_is_collected_writes_its_report(tmp_path: Path) -> None:
+    net = mlp()
+    train(new_fabric(monitor(report_dir=tmp_path)), net)
+    gc.collect()
+    del net
+    gc.collect()
+    assert (tmp_path / "lightning_hooks" / "report.html").exists()
+
+
+SCRIPT = """
+import sys, torch
+from lightning.fabric import Fabric
+from lightning_hooks import TrainingMonitor
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+fabric = Fabric(accelerator="cpu", devices=1, callbacks=[TrainingMonitor(report_dir=sys.argv[1])])
+model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+for _ in range(3):
+    fabric.backward(model(torch.randn(8, 4)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+if len(sys.argv) > 2:
+    raise ValueError("mine")
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_report_is_written_at_exit(fails: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), *(["fail"] if fails else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == int(fails), done.stderr
+    assert ("ValueError: mine" in done.stderr) == fails
+    assert "Monitors: " in done.stdout
+    assert (tmp_path / "lightning_hooks" / "report.html").exists()
+
+
+def test_several_models_are_observed_together() -> None:
+    torch.manual_seed(0)
+    ours = monitor(report_every_n_steps=4)
+    fabric = new_fabric(ours)
+    made, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    maker, maker_optimizer = fabric.setup(made, torch.optim.SGD(made.parameters(), lr=0.1))
+    judge, judge_optimizer = fabric.setup(critic, torch.optim.Adam(critic.parameters()))
+    for _ in range(2):
+        fabric.backward(judge(maker(torch.randn(8, 3)).detach()).mean())
+        judge_optimizer.step()
+        judge_optimizer.zero_grad()
+        fabric.backward(-judge(maker(torch.randn(8, 3))).mean())
+        maker_optimizer.step()
+        maker_optimizer.zero_grad()
+        judge_optimizer.zero_grad()
+    fabric.call("on_train_end")
+    assert {name: stats.steps for name, stats in ours.clipping.optimizers.items()} == {"0-SGD": 2, "1-Adam": 2}
+    assert {"0-Linear", "1-Sequential.0"} <= set(ours.features.sites)
+
+
+def test_other_monitors_say_which_one_fabric_takes() -> None:
+    with pytest.raises(TypeError, match=r"Fabric takes lightning_hooks\.TrainingMonitor.*got FeatureStatsMonitor"):
+        train(new_fabric(FeatureStatsMonitor()), mlp())
+
+
+def test_the_environment_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
+    (added,) = callbacks_from_environment()
+    assert isinstance(added, MonitorsFromEnvironment)
+    net = mlp()
+    fabric = new_fabric(added)
+    train(fabric, net)
+    fabric.call("on_train_end")
+    assert added.features.sites["0"].calls > 0
+    (again,) = callbacks_from_environment()
+    own, net = monitor(), mlp()
+    fabric = new_fabric(own, again)
+    train(fabric, net)
+    assert [type(callback) for callback in fabric._callbacks] == [FabricLoop, MonitorsFromEnvironment], "none is doubled"
+    fabric._callbacks[0].on_train_end()
+    assert own.features is not None
+    assert again.features is None
+
+
+def test_the_environment_never_ends_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS", "1")
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    with pytest.warns(UserWarning, match="LIGHTNING_HOOKS: this training runs without monitors, because of ValueError"):
+        train(new_fabric(*callbacks_from_environment()), Bare())
