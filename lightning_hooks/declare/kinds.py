@@ -118,7 +118,7 @@ class ShownKind(NamedTuple):
 
 
 def known_kind(kind: str) -> ShownKind | None:
-    """What is known of a kind, also where the files that declare it are not imported, since they need torch; None for a user's own."""
+    """What is known of a kind, also where its declaration is not imported, as without torch; None for a user's own."""
     known = KINDS.get(kind)
     return _shown_kinds().get(kind) if known is None else ShownKind(known.measures, known.urgency)
 

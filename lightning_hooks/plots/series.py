@@ -31,12 +31,12 @@ class Series:
     unit: str = "epoch"  # what numbers the reports: epoch or step
 
 
-def as_reports(reports: Any, kind: Any = Report, source: str = "") -> list[Any]:
+def as_reports(reports: Any, kind: Any = None, source: str = "") -> list[Any]:
     """One report, or several of a kind, as a list in the order of epochs.
 
     Args:
         reports: One or several.
-        kind: The kind that is expected.
+        kind: The kind that is expected; None for any.
         source: The monitor that has such reports.
 
     Raises:
@@ -45,6 +45,7 @@ def as_reports(reports: Any, kind: Any = Report, source: str = "") -> list[Any]:
     """
     from lightning_hooks.diagnostics.reports import Report  # with torch, which the numbers of a run's file do without
 
+    kind = Report if kind is None else kind
     found = [reports] if isinstance(reports, Report) else list(reports)
     if not found:
         raise ValueError("a picture needs at least one report; got none. A monitor has its first after a window.")
