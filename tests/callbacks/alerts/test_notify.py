@@ -172,7 +172,7 @@ def test_the_configuration_that_lightning_cli_saves_has_a_mask(sent: Sent, tmp_p
     callback = f"{{class_path: lightning_hooks.TrainingMonitor, init_args: {{notify: '{sent.address}', summary: false}}}}"
     logger = f"{{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path}, name: logs, version: 0}}}}"
     config.write_text(
-        "trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false, "
+        "seed_everything: 1\ntrainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false, "
         f"logger: {logger}, callbacks: [{callback}]}}"
     )
     LightningCLI(FromConfig, args=["fit", "--config", str(config)])
