@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report``, ``compare``, ``explain``, ``replay`` and ``serve``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: the demo, reports, comparisons, explanations, replays and ``serve``."""
 
 import argparse
 import sys
