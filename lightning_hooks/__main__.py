@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: ``demo``, ``report``, ``compare``, ``explain`` and ``replay``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: the demo, reports, comparisons, explanations, replays and ``serve``."""
 
 import argparse
 import sys
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hooks.run_report import cli
+from lightning_hooks.sinks.serve import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known."""
-    return cli.main(arguments, _demo, _replay)
+    return cli.main(arguments, _demo, _replay, serve)
 
 
 def _replay(options: argparse.Namespace) -> tuple[list[str], int]:

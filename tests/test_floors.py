@@ -36,12 +36,14 @@ BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers"
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}
 BELOW["host"] = {"trackers"}
 BELOW["replay"] = FLOOR_1 | {"trackers", "plots", "run_report", "host"}
-BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "host", "replay"}
-BELOW["hosts"] = FLOOR_1 | {"trackers", "plots", "run_report", "session", "host", "replay"}
+BELOW["sinks"] = {"declare", "trackers", "plots", "run_report"}
+BELOW["session"] = FLOOR_1 | {"trackers", "plots", "run_report", "host", "replay", "sinks"}
+BELOW["hosts"] = FLOOR_1 | {"trackers", "plots", "run_report", "session", "host", "replay", "sinks"}
 BELOW["callbacks"] = set(BELOW) - {"callbacks"}
+BELOW["lazy"] = set()
 BELOW["__init__"] = {"hooks", "statistics", "alerts", "hosts", "callbacks"}
 BELOW["demo"] = {"callbacks", "declare", "diagnostics"}
-BELOW["__main__"] = {"run_report", "demo", "replay"}
+BELOW["__main__"] = {"run_report", "sinks", "demo", "replay"}
 BELOW["environment"] = {"callbacks"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 KNOW_LIGHTNING = {"callbacks", "environment", "demo", "lightning", "fabric"}
@@ -80,7 +82,7 @@ def violations(part, source, module=""):
     for name in imported(source):
         top, _, rest = name.partition(".")
         inner = part_named(rest)
-        if top == "lightning_hooks" and inner != part and inner not in BELOW[part]:
+        if top == "lightning_hooks" and inner not in {part, "lazy"} | BELOW[part]:
             yield f"{part} imports {name}, which is not below it"
         if top in LIGHTNING and not may_import_lightning(part, module):
             yield f"{part} imports {name}; only callbacks and their hosts may, and the demo, which is a training"

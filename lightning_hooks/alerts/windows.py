@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import SEVERITIES
+from lightning_hooks.declare.kinds import REARM, SEVERITIES
 from lightning_hooks.declare.plain import from_plain
 from lightning_hooks.declare.rulebook import Candidate
 
 ENDED = 50
 """How many alerts that are over are remembered for the summary."""
-REARM = 2
-"""Reports without an alert after which it is over."""
 
 Key = tuple[str, bool]
 """Kind, and whether it is more than an info: the identity of a problem while it lasts."""

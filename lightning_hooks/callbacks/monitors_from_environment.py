@@ -49,3 +49,4 @@ class MonitorsFromEnvironment(TrainingMonitor):
                     f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "
                     "Training goes on."
                 )
+        self.outlets.add_to(session)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
@@ -13,12 +13,12 @@ from lightning_hooks.callbacks.monitor import SessionCallback
 from lightning_hooks.callbacks.monitor_list import monitors
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
+from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
 from lightning_hooks.session.training_reports import TrainingReports
-
-if TYPE_CHECKING:
-    pass
+from lightning_hooks.sinks.address import Address
 
 
 class TrainingMonitor(SessionCallback, TrainingReports):
@@ -66,6 +66,11 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             at every module, to name the operation and the samples; the training is the same, bit for bit. None turns all of it off.
         max_capsule_mb: The most that a capsule may take, in millions of bytes; what does not fit is left out.
         keep_batches: How many batches are kept, so that a capsule has the batch also where a bad step is known late, as on CUDA.
+        notify: Where new root alerts above info and the end of the run are sent: ``env:NAME`` for the address in an environment
+            variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``teams``, ``ntfy`` or
+            ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
+            pickles, checkpoints and saved configurations have a mask in its place.
+        live: Whether a notebook shows the run's page below the cell, again after each window; elsewhere a line of text is printed.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -73,7 +78,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         ValueError: If an argument is out of range, or, at train start, if ``modules`` matches nothing.
 
     Example:
-        >>> from lightning.pytorch import Trainer
+        >>> from lightning.pytorch import LightningModule, Trainer
         >>> from lightning_hooks import TrainingMonitor
         >>> trainer = Trainer(callbacks=[TrainingMonitor()], logger=False)
     """
@@ -98,8 +103,11 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
+        notify: Address | str | Mapping[str, str] | None = None,
+        live: bool = False,
     ) -> None:
         super().__init__()
+        self.outlets = Outlets(notify, live)
         self._features, self._gradients, self._clipping = self._parts = monitors(
             modules=modules,
             every_n_steps=every_n_steps,
@@ -119,6 +127,11 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             max_capsule_mb=max_capsule_mb,
             keep_batches=keep_batches,
         )
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.outlets.add_to(Adapter.of(trainer).session_of(trainer, pl_module))
 
     @property
     @override

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from functools import cache
+from importlib.resources import files
+from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "critical"]
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """From what is worth knowing to what ends a training."""
+REARM = 2
+"""Reports without an alert after which it is over."""
 
 FORWARD, BACKWARD, STEP = 0, 1, 2
 """The passes of a training batch, in order."""
@@ -103,6 +108,25 @@ class Kind:
 
 KINDS: dict[str, Kind] = {}
 """The kinds of the built-in rules, in the order of causes. :mod:`lightning_hooks.alerts` fills it from the files of rules."""
+
+
+class ShownKind(NamedTuple):
+    """What a reader of a run's file needs of a kind."""
+
+    measures: str  # as of :class:`Kind`
+    urgency: int  # as of :class:`Kind`
+
+
+def known_kind(kind: str) -> ShownKind | None:
+    """What is known of a kind, also where its declaration is not imported, as without torch; None for a user's own."""
+    known = KINDS.get(kind)
+    return _shown_kinds().get(kind) if known is None else ShownKind(known.measures, known.urgency)
+
+
+@cache
+def _shown_kinds() -> dict[str, ShownKind]:
+    text = files("lightning_hooks.declare").joinpath("kinds.json").read_text(encoding="utf-8")
+    return {name: ShownKind(*values) for name, values in json.loads(text).items()}
 
 
 def title_of(kind: str) -> str:

@@ -71,6 +71,7 @@ class LoopMonitor(TrainingReports):
             events.prepare()
             for member in self._joining(self.host.model):
                 session.join(member)
+            self._members.outlets.add_to(session)
             events.start()
         except BaseException:
             self.close("stopped")

@@ -4,15 +4,20 @@ Figures are made without pyplot: nothing is registered, nothing stays open, and 
 distinguished with any colour vision, each severity of alerts has a marker of its own, and names are shown literally.
 """
 
-from lightning_hooks.plots.attention import attention_heads
-from lightning_hooks.plots.clip import clip_history
-from lightning_hooks.plots.flow import gradient_flow, update_ratios
-from lightning_hooks.plots.heat import dead_units, heatmap
-from lightning_hooks.plots.histograms import colourful_dimension
-from lightning_hooks.plots.maps import cam_figure, feature_map
-from lightning_hooks.plots.profile import layer_times
-from lightning_hooks.plots.residual import residual_stream
-from lightning_hooks.plots.routers import expert_load
+from typing import TYPE_CHECKING
+
+from lightning_hooks.lazy import names_from
+
+if TYPE_CHECKING:
+    from lightning_hooks.plots.attention import attention_heads
+    from lightning_hooks.plots.clip import clip_history
+    from lightning_hooks.plots.flow import gradient_flow, update_ratios
+    from lightning_hooks.plots.heat import dead_units, heatmap
+    from lightning_hooks.plots.histograms import colourful_dimension
+    from lightning_hooks.plots.maps import cam_figure, feature_map
+    from lightning_hooks.plots.profile import layer_times
+    from lightning_hooks.plots.residual import residual_stream
+    from lightning_hooks.plots.routers import expert_load
 
 __all__ = [
     "attention_heads",
@@ -28,3 +33,24 @@ __all__ = [
     "residual_stream",
     "update_ratios",
 ]
+
+__getattr__ = names_from(
+    __name__,
+    {
+        "attention": ("attention_heads",),
+        "clip": ("clip_history",),
+        "flow": (
+            "gradient_flow",
+            "update_ratios",
+        ),
+        "heat": (
+            "dead_units",
+            "heatmap",
+        ),
+        "histograms": ("colourful_dimension",),
+        "maps": ("cam_figure", "feature_map"),
+        "profile": ("layer_times",),
+        "residual": ("residual_stream",),
+        "routers": ("expert_load",),
+    },
+)

@@ -1,8 +1,29 @@
 """The health report of a run: read from its file, judged, written as HTML and Markdown, and compared with another run."""
 
-from lightning_hooks.run_report.page import health_page
-from lightning_hooks.run_report.problems import Problem
-from lightning_hooks.run_report.run import Run, read_run
-from lightning_hooks.run_report.verdict import Verdict, judge
+from typing import TYPE_CHECKING
+
+from lightning_hooks.lazy import names_from
+
+if TYPE_CHECKING:
+    from lightning_hooks.run_report.page import health_page
+    from lightning_hooks.run_report.problems import Problem
+    from lightning_hooks.run_report.run import Run, read_run
+    from lightning_hooks.run_report.verdict import Verdict, judge
 
 __all__ = ["Problem", "Run", "Verdict", "health_page", "judge", "read_run"]
+
+__getattr__ = names_from(
+    __name__,
+    {
+        "page": ("health_page",),
+        "problems": ("Problem",),
+        "run": (
+            "Run",
+            "read_run",
+        ),
+        "verdict": (
+            "Verdict",
+            "judge",
+        ),
+    },
+)

@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: the demo, a run's report, a comparison of two runs, a kind explained."""
+"""``lightning-hooks``: the demo, a run's report, two runs compared, many runs served, a kind of alert explained."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ Replay = Callable[[argparse.Namespace], tuple[list[str], int]]
 """What runs a bad step again: its lines and the exit code, given the options."""
 
 
-def main(arguments: Sequence[str] | None = None, demo: Demo | None = None, replay: Replay | None = None) -> int:
+Serve = Callable[[Path, int], None]
+"""What serves a log directory at a port."""
+
+
+def main(
+    arguments: Sequence[str] | None = None, demo: Demo | None = None, replay: Replay | None = None, serve: Serve | None = None
+) -> int:
     """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
         demo: What runs the demo; None leaves that command out.
         replay: What runs a capsule; None likewise.
+        serve: What serves a log directory; None leaves that command out.
     """
     parser = argparse.ArgumentParser(prog="lightning-hooks", description="Health reports of training runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -59,6 +66,10 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None, repla
         again.add_argument("--model", required=True, help="what makes the model, as package.module:factory")
         again.add_argument("--data", help="the data set, or what makes it, as package.module:name: for a capsule without its batch")
         again.add_argument("--output", type=Path, help="the HTML file to write (default: next to the run's report)")
+    if serve is not None:
+        live = commands.add_parser("serve", help="show the runs of a log directory in a browser, also while they train")
+        live.add_argument("logdir", type=Path, help="the log directory, such as lightning_logs")
+        live.add_argument("--port", type=int, default=6007, help="the port on this machine's loopback address (default: 6007)")
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # names may hold what a terminal cannot show
@@ -70,6 +81,9 @@ def main(arguments: Sequence[str] | None = None, demo: Demo | None = None, repla
             lines = demo(options.output, options.healthy)
         elif options.command == "explain":
             lines = explain(options.kind)
+        elif serve is not None and options.command == "serve":
+            serve(options.logdir, options.port)
+            return 0
         else:
             lines = _report(options) if options.command == "report" else _compare(options)
     except (OSError, ValueError) as error:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.run import MonitorRecord, Run
@@ -152,8 +151,7 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
 
 def names_of(run: Run) -> list[str]:
     """All names of a run's last reports, in order."""
-    tables = [getattr(record.last, table, {}) for record in run.monitors for table in TABLES]
-    return list(dict.fromkeys(name for table in tables for name in table))
+    return list(dict.fromkeys(name for record in run.monitors for names in record.names.values() for name in names))
 
 
 def _outermost(names: dict[str, None]) -> tuple[str, ...]:

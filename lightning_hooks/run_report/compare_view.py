@@ -10,11 +10,11 @@ from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.compare import Comparison, Difference
+from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.limits import Limits
 from lightning_hooks.run_report.numerals import number, percent
 from lightning_hooks.run_report.rows import Row, Rows, rows
 from lightning_hooks.run_report.verdict import Course
-from lightning_hooks.run_report.view import HEATS
 from lightning_hooks.trackers.console import table_lines
 
 MOST = 25

@@ -17,6 +17,19 @@ from lightning_hooks.plots.series import FRACTIONS, Series, relative_to_first
 from lightning_hooks.run_report.charts import Tick, Zone, epoch_ticks
 from lightning_hooks.run_report.numerals import number, percent
 
+HEATS = (
+    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
+    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
+    ("features", "sites", "std", "Spread (std) of each module's output"),
+    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
+    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
+    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
+    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
+    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
+)
+"""The heat maps: prefix, table, statistic, caption."""
+NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
+
 # Viridis (Smith and van der Walt, 2015), which people with any colour vision read in the same order; 16 of its colours.
 VIRIDIS = (
     *("440154", "481a6c", "472f7d", "414487", "39568c", "31688e", "2a788e", "23888e"),

@@ -12,15 +12,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, RangeReport
+from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import PlainReport, to_plain
-from lightning_hooks.diagnostics.attention.report import AttentionReport
-from lightning_hooks.diagnostics.routers.report import RouterReport
 from lightning_hooks.run_report.events import checked
 from lightning_hooks.run_report.names import LONG, KnownNames, Names
 
@@ -32,9 +31,13 @@ VERSION = 3
 ALERTS_VERSION = 2
 """Of the lines in the file of alerts; those of version 1 do not say theirs, and have fewer fields where an alert is cleared."""
 
-KINDS: dict[str, type[PlainReport]] = {
-    kind.__name__: kind for kind in (FeatureReport, GradientFlowReport, ClipReport, RangeReport, AttentionReport, RouterReport)
-}
+
+@cache
+def kinds() -> dict[str, type[PlainReport]]:
+    """The reports' classes by name; with them comes torch, which reading the numbers and the alerts of a run does without."""
+    from lightning_hooks.diagnostics.reports import Report
+
+    return {kind.__name__: kind for kind in get_args(Report)}
 
 
 def line(event: str, values: Mapping[str, Any], memory: Memory | None = None) -> str:
@@ -187,7 +190,7 @@ def report_of(event: Mapping[str, Any]) -> Any:
     Raises:
         TypeError, ValueError, KeyError: If it does not hold what it should.
     """
-    kind = KINDS.get(event["kind"])
+    kind = kinds().get(event["kind"])
     if kind is None:
         return None
     fields = {name: by_names(value) if is_table(value) else value for name, value in event["report"].items()}

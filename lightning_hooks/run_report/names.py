@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 LONG = 60
 """Characters from which a list of texts is written by numbers, and a value that has not changed is left out."""
 MOST = 1_000_000
-"""Names in a span; what is longer is damaged."""
+"""Names in a list; what is longer is damaged."""
 SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?|\*(\d{1,9}))?")
 
 
@@ -92,13 +91,15 @@ class KnownNames:
         spans = value.get("names")
         if not isinstance(spans, str) or not set(value) <= {"names", "values"}:
             return {key: self.whole(entry) for key, entry in value.items()}
-        names = list(chain.from_iterable(map(self._span, spans.split(","))))
+        names: list[str] = []
+        for text in spans.split(","):
+            names += self._span(text, MOST - len(names))
         if "values" not in value:
             return names
         values = self.whole(value["values"])
         return dict(zip(names, values if isinstance(values, list) else [values] * len(names), strict=True))
 
-    def _span(self, text: str) -> list[str]:
+    def _span(self, text: str, most: int) -> list[str]:
         found = SPAN.fullmatch(text)
         if found is None:
             raise ValueError(f"no numbers of names: {text!r:.60}")
@@ -107,7 +108,7 @@ class KnownNames:
         end = first if last is None else last
         stride = (step or 1) * (1 if end >= first else -1)
         numbers = range(first, end + stride, stride)
-        if len(numbers) * (times or 1) > MOST:
+        if len(numbers) * (times or 1) > most:
             raise ValueError(f"no such number of names: {text!r:.60}")
         return [self._names.get(number, f"name {number}, lost") for number in numbers] * (1 if times is None else times)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import known_kind
+
 DASH = "\N{EN DASH}"
 
 
@@ -36,3 +39,13 @@ def seconds(value: float) -> str:
     if value < 120:
         return f"{value:.3g} s"
     return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
+
+
+def measured(alert: Alert) -> tuple[str, str]:
+    """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
+    known = known_kind(alert.kind)
+    measures = "number" if known is None else known.measures
+    if measures == "nothing":
+        return "", ""
+    share = measures == "share" or (alert.kind == "nonfinite" and 0 < alert.value < 1)
+    return (percent(alert.value), percent(alert.threshold)) if share else (number(alert.value), number(alert.threshold))

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import KINDS, gravity, inside_a_sentence
+from lightning_hooks.declare.kinds import REARM, gravity, inside_a_sentence, known_kind
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.declare.site_names import readable
 from lightning_hooks.plots.names import shortened
@@ -52,7 +51,7 @@ class Problem:
     @property
     def rules(self) -> str:
         """The command that explains this kind and its limits; empty for a kind of the user's own."""
-        return f"lightning-hooks explain {self.kind}" if self.kind in KINDS else ""
+        return f"lightning-hooks explain {self.kind}" if known_kind(self.kind) else ""
 
     @property
     def what(self) -> str:

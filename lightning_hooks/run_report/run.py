@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,120 +15,13 @@ import numpy as np
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
-from lightning_hooks.plots.series import Series
-from lightning_hooks.run_report.lines import (
-    FOLDER,
-    REPORTS,
-    is_table,
-    place,
-    read_lines,
-    report_line,
-    report_of,
-    spread,
-    with_columns,
-)
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_line, spread, with_columns
+from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run
+
+__all__ = ["MOST_EPOCHS", "MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
 MOST_EPOCHS = 300
 """Of a longer run every k-th epoch is kept in full, and the last; alerts are kept of all."""
-
-
-Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
-"""Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
-
-
-@dataclass(slots=True)
-class MonitorRecord:
-    """What one monitor reported."""
-
-    prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
-    modules: str  # the modules that it observes
-    alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
-    seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
-    columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
-    last: Any = None  # the last report; None if its kind is not known
-    unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs
-
-    @property
-    def epochs(self) -> list[int]:
-        """All epochs with a report."""
-        return list(self.alerts)
-
-    def series(self, table: str, stat: str) -> Series:
-        """One statistic of a table (``sites``, ``modules``, ``parameters``, ``optimizers``): names by kept epochs."""
-        kept = [columns.get(table, ((), {})) for columns in self.columns.values()]
-        order: dict[str, int] = {}
-        for names in sorted({names for names, _ in kept}, key=len, reverse=True):
-            for name in names:
-                order.setdefault(name, len(order))
-        values = np.full((len(order), len(kept)), np.inf)
-        for index, (names, stats) in enumerate(kept):
-            if stat in stats:
-                values[[order[name] for name in names], index] = stats[stat]
-        applies = ~np.isinf(values).all(axis=1)
-        values[np.isinf(values)] = np.nan
-        names = tuple(name for name, row in order.items() if applies[row])
-        return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"), self.unit)
-
-    def values(self, table: str, stat: str, name: str) -> list[float]:
-        """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
-        series = self.series(table, stat)
-        if name not in series.names:
-            return [math.nan] * len(series.epochs)
-        return [float(value) for value in series.values[series.names.index(name)]]
-
-
-@dataclass(slots=True)
-class Run:
-    """A run.
-
-    Attributes:
-        path: The folder that holds its files.
-        name: What it is called: its place in the log directory.
-        unit: What numbers the reports: ``epoch``, or ``step`` where windows are shorter than epochs.
-        fit: What the last ``fit`` event says: model, versions, the monitors.
-        monitors: What each monitor reported, in the trainer's order.
-        timing: Epoch to the ``epoch`` event: what it took.
-        end: The ``end`` event; None if training goes on, or was killed.
-        damaged: How many lines could not be read, and were left out.
-    """
-
-    path: Path
-    name: str
-    unit: str = "epoch"
-    fit: dict[str, Any] = field(default_factory=dict)
-    monitors: list[MonitorRecord] = field(default_factory=list)
-    timing: dict[int, dict[str, Any]] = field(default_factory=dict)
-    end: dict[str, Any] | None = None
-    damaged: int = 0
-
-    @property
-    def window(self) -> str:
-        """What a report covers, in a word: an ``epoch``, or a ``window`` shorter than that."""
-        return "epoch" if self.unit == "epoch" else "window"
-
-    def of(self, prefix: str) -> list[MonitorRecord]:
-        """The monitors of a kind."""
-        return [record for record in self.monitors if record.prefix == prefix and record.epochs]
-
-    @property
-    def error(self) -> tuple[str, str] | None:
-        """The type and the text of the exception that ended training; None if none did."""
-        if self.end is None or self.end.get("how") != "exception":
-            return None
-        kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
-        return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
-
-    def loss(self, at: int) -> float:
-        """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""
-        try:
-            return float(self.timing[at]["loss"])
-        except (KeyError, TypeError, ValueError):
-            return math.nan
-
-    @property
-    def epochs(self) -> list[int]:
-        """All epochs with a report of any monitor."""
-        return sorted({epoch for record in self.monitors for epoch in record.epochs})
 
 
 Found = dict[tuple[str, str], MonitorRecord]
@@ -171,21 +63,13 @@ def run_of_reports(
 
 def _run_of_events(run: Run, events: Iterable[Mapping[str, Any]], epochs: int, bad: list[int]) -> Run:
     """Fill in a run from its events; of those that cannot be read ``bad`` gets a 0."""
-    found: Found = {}
-    known: dict[tuple[str, str], _Known] = {}
-    stride = max(1, -(-epochs // MOST_EPOCHS))
+    reader = RunReader(run, max(1, -(-epochs // MOST_EPOCHS)))
     for event in events:
         try:
-            _take(run, found, known, event, stride)
+            reader.take(event)
         except (TypeError, ValueError, KeyError, OverflowError):
             bad.append(0)
-    run.monitors = list(found.values())
     run.damaged = len(bad)
-    for key, record in found.items():
-        with suppress(TypeError, ValueError, KeyError):
-            last = report_of(known[key].latest)
-            alerts = next(reversed(record.alerts.values()), ())
-            record.last = None if last is None else dataclasses.replace(last, alerts=alerts)
     return run
 
 
@@ -234,27 +118,52 @@ class _Known:
 
     alerts: dict[int, Alert] = field(default_factory=dict)  # number to alert
     fields: dict[str, Any] = field(default_factory=dict)  # the fields of the report that seldom change; of tables by column
-    latest: dict[str, Any] = field(default_factory=dict)  # the last line with tables
     whole: int = 0  # lines with tables so far
 
 
-def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: Mapping[str, Any], stride: int) -> None:
-    kind = event["event"]
-    if kind == "fit":
-        run.fit, run.end = dict(event), None
-        _forget(run, found, int(event["epoch" if run.unit == "epoch" else "step"]))
-        for memory in known.values():
-            memory.alerts = {}
-    elif kind == "report":
-        epoch = place(event)
-        key = (event["monitor"], event["modules"])
-        memory = known.setdefault(key, _Known())
+class RunReader:
+    """Fills in a run from its events, one by one, also while it is being written.
+
+    Args:
+        run: The run, empty.
+        stride: Of the windows with tables every so many are kept in full, and the last.
+        tables: Whether numbers are kept at all; without them there are alerts, losses and names.
+    """
+
+    def __init__(self, run: Run, stride: int = 1, tables: bool = True) -> None:
+        self.run, self._stride, self._tables = run, stride, tables
+        self._found: Found = {}
+        self._known: dict[tuple[str, str], _Known] = {}
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event.
+
+        Raises:
+            TypeError, ValueError, KeyError, OverflowError: If it does not hold what it should; the run is as before then.
+        """
+        run, kind = self.run, event["event"]
+        if kind == "fit":
+            run.fit, run.end = dict(event), None
+            _forget(run, self._found, int(event["epoch" if run.unit == "epoch" else "step"]))
+            for memory in self._known.values():
+                memory.alerts = {}
+        elif kind == "report":
+            self._take_report(event)
+        elif kind == "epoch":
+            run.timing[place(event)] = dict(event)
+        elif kind == "end":
+            run.end = dict(event)
+        run.monitors = list(self._found.values())
+
+    def _take_report(self, event: Mapping[str, Any]) -> None:
+        epoch, key = place(event), (event["monitor"], event["modules"])
+        memory = self._known.setdefault(key, _Known())
         report = _whole(event["report"], memory)
-        columns = None if event.get("thinned") else _columns(report)
-        record = found.get(key, MonitorRecord(*key))
+        columns = None if event.get("thinned") else _columns(report) if self._tables else {}
+        record = self._found.get(key, MonitorRecord(*key))
         alerts = _alerts(event, memory, record)
-        found[key] = record
-        run.unit = record.unit = "step" if "at" in event else "epoch"
+        self._found[key] = record
+        self.run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = alerts
         record.seconds[epoch] = float(event.get("seconds", "NaN"))
         if columns is None:
@@ -262,14 +171,10 @@ def _take(run: Run, found: Found, known: dict[tuple[str, str], _Known], event: M
         latest = next(reversed(record.columns), None)
         memory.whole += 1
         number = memory.whole - 2  # of the report before, from 0
-        if latest is not None and number > 0 and number % stride:
+        if latest is not None and number > 0 and number % self._stride:
             del record.columns[latest]  # it was the last, for as long as it was
         record.columns[epoch] = columns
-        memory.latest = {**event, "report": report, "alerts": []}
-    elif kind == "epoch":
-        run.timing[place(event)] = dict(event)
-    elif kind == "end":
-        run.end = dict(event)
+        record.latest = {**event, "report": report, "alerts": []}
 
 
 def _whole(report: Mapping[str, Any], memory: _Known) -> dict[str, Any]:

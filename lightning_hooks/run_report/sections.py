@@ -12,8 +12,6 @@ import numpy as np
 from lightning_hooks.alerts import FeatureReport, GradientFlowReport
 from lightning_hooks.alerts.defaults import limit_of
 from lightning_hooks.clipping import ClipStats
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.diagnostics.gradients.stats import GradientStats
 from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.limits import chosen
@@ -139,15 +137,6 @@ def output_listings(record: MonitorRecord, report: FeatureReport, affected: Mapp
         lead = f"{text}, in {report.when}{line}."
         found.append(Listing(lead, rows(drawn, what, linear=True, limits=[limit]), len(shares), "modules"))
     return found
-
-
-def measured(alert: Alert) -> tuple[str, str]:
-    """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
-    measures = KINDS[alert.kind].measures if alert.kind in KINDS else "number"
-    if measures == "nothing":
-        return "", ""
-    share = measures == "share" or (alert.kind == "nonfinite" and 0 < alert.value < 1)
-    return (percent(alert.value), percent(alert.threshold)) if share else (number(alert.value), number(alert.threshold))
 
 
 def _limit(record: MonitorRecord, kind: str) -> float:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_hooks.alerts.windows import REARM
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.kinds import KINDS, gravity
+from lightning_hooks.declare.kinds import REARM, gravity, known_kind
 from lightning_hooks.run_report.problems import Problem, ProblemHistory, capital
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import some
@@ -71,7 +70,7 @@ def judge(run: Run) -> Verdict:
             history.add(at, alerts, run.loss(at))
         histories.append(history)
     end = run.end if run.error is None else {**(run.end or {}), "error": ": ".join(run.error), "error_type": run.error[0]}
-    verdict = conclude(histories, any(is_observed(record.last) for record in run.monitors), end)
+    verdict = conclude(histories, any(record.observed for record in run.monitors), end)
     return dataclasses.replace(verdict, details=(*_ending(run), *_extent(run)))
 
 
@@ -165,7 +164,8 @@ def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, int]:
-    urgency = KINDS[problem.kind].urgency if problem.kind in KINDS else 0
+    known = known_kind(problem.kind)
+    urgency = 0 if known is None else known.urgency
     return problem.severity == "info", not problem.lasts, gravity(problem.severity), -urgency
 
 
@@ -186,11 +186,11 @@ def _extent(run: Run) -> list[str]:
         return []
     parts = []
     for record in run.monitors:
-        last = record.last
-        if last is not None and record.prefix == "features":
-            parts.append(_count(len(last.sites), "module"))
-        elif last is not None and record.prefix == "gradient_flow":
-            parts.append(_count(len(last.parameters), "parameter"))
+        names = record.names
+        if record.prefix == "features" and "sites" in names:
+            parts.append(_count(len(names["sites"]), "module"))
+        elif record.prefix == "gradient_flow" and "parameters" in names:
+            parts.append(_count(len(names["parameters"]), "parameter"))
     observed = f"{' and '.join(parts)} observed over " if parts else "Observed over "
     return [f"{capital(observed)}{_count(len(epochs), run.window)}."]
 

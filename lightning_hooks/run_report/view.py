@@ -14,8 +14,9 @@ from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.run_report import training
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.cost import costs
-from lightning_hooks.run_report.heat import HeatMap, heat_map
+from lightning_hooks.run_report.heat import HEATS, NEEDS_MORE_THAN_ZERO, HeatMap, heat_map
 from lightning_hooks.run_report.limits import Limits, severities, worst
+from lightning_hooks.run_report.numerals import measured
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.sections import (
     AlertLine,
@@ -25,23 +26,9 @@ from lightning_hooks.run_report.sections import (
     Section,
     clipped,
     gradient_listings,
-    measured,
     output_listings,
 )
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
-
-HEATS = (
-    ("gradient_flow", "modules", "rms", "Gradient RMS at each module's output"),
-    ("gradient_flow", "parameters", "update_ratio", "Update ratio of each parameter"),
-    ("features", "sites", "std", "Spread (std) of each module's output"),
-    ("features", "sites", "zero_fraction", "Share of zeros in each module's output"),
-    ("features", "sites", "dead_fraction", "Share of dead units of each rectifier"),
-    ("features", "sites", "saturated_fraction", "Share of saturated values of each bounded activation"),
-    ("features", "sites", "nonfinite_fraction", "Share of NaN and infinite values in the outputs"),
-    ("gradient_flow", "modules", "nonfinite_fraction", "Share of NaN and infinite values in the gradients"),
-)
-"""The heat maps: prefix, table, statistic, caption."""
-NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
+from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.rank_merge import merged
 from lightning_hooks.trackers import Trackers, coloured, some
@@ -59,10 +60,11 @@ class AlertDelivery:
     Args:
         host: The training loop.
         explained: Adds to a root cause what is known of its step.
+        listeners: Those of the run.
     """
 
-    def __init__(self, host: Host, explained: Callable[[Alert], Alert]) -> None:
-        self._host, self._explained = host, explained
+    def __init__(self, host: Host, explained: Callable[[Alert], Alert], listeners: Listeners) -> None:
+        self._host, self._explained, self._listeners = host, explained, listeners
         self.stopped_by: Alert | None = None  # the first alert with on_alert="stop"
         self._unwritable: set[Path] = set()  # files that could not be written, with a warning
         self._faulty: set[int] = set()  # ids of observers that raised, with a warning
@@ -175,6 +177,7 @@ class AlertDelivery:
         raised = [_record("raised", member, alert) for member, alert, _ in notices]
         for writer in writers:
             self._append(writer.folder, [*raised, *records])
+        self._listeners.alerts([alert for _, alert, _ in notices])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
         if serious:
             _show(self._host.trackers, serious, self._host.position.log_step)

@@ -15,9 +15,10 @@ from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.watch import StepWatch
-from lightning_hooks.session.closing import ending
+from lightning_hooks.session.closing import ending, verdict_of
 from lightning_hooks.session.delivery import AlertDelivery
 from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.optimizer_state import StepObserver
@@ -45,6 +46,7 @@ class Session:
         calls: The calls of functions.
         probe: The optimizers' steps.
         evidence: That of the last steps, and what running a bad one again has shown.
+        listeners: Those who follow the run.
     """
 
     def __init__(self, host: Host) -> None:
@@ -53,8 +55,9 @@ class Session:
         self.hooks = ModuleHooks()
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
+        self.listeners = Listeners()
         self.evidence = StepWatch(host, self._unobserved)
-        self.delivery = AlertDelivery(host, self.evidence.explained)
+        self.delivery = AlertDelivery(host, self.evidence.explained, self.listeners)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
         self._warned_of_ending = self._explained_skipped = self._closed = False
@@ -247,6 +250,7 @@ class Session:
                 member.alerting.add_to_epoch(member.report)
         self.publisher.write_verdict(self.members)
         self._records.write()
+        self.listeners.window_end()
         if any(member.settings.progress_bar for member in self.members):
             self.host.console.show_progress(in_short(member.report for member in self.members))
 
@@ -310,6 +314,7 @@ class Session:
                 member.end = end
             self.publisher.write_verdict(members, last=True)
             self._records.close(members, end, self._ending)
+            self.listeners.end(end, verdict_of(members).headline)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.session.built_in import BuiltIn
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.settings import Settings
 
 SHARED = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures", "progress_bar")
@@ -61,13 +62,17 @@ class TrainingMembers:
     Args:
         **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`.
 
+    Attributes:
+        outlets: Where the run is sent to: what ``notify`` and ``live`` say.
+
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
         TypeError: If an argument is of a wrong type.
         ValueError: If an argument is out of range.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, notify: Any = None, live: bool = False, **arguments: Any) -> None:
+        self.outlets = Outlets(notify, live)
         of_features, of_gradients, of_clipping = arguments_of_each(**arguments)
         self._built_in = BuiltIn(Settings(**of_features))
         features = Member("FeatureStatsMonitor", FeatureCollector, self._built_in.own)

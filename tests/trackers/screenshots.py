@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from lightning_hooks import monitors
 from lightning_hooks.demo import run as run_demo
 from tests.support.browser import chromium
+from tests.support.health_tab import Tab, tensorboard_with_tab
 from tests.support.tensorboard_server import Browser, tensorboard, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,7 @@ SHOTS: dict[str, tuple[Callable[[Browser, str], None], str, tuple[int, int]]] = 
     "tensorboard-alerts": (text, "runs", (1280, 660)),
 }
 """Name to what opens the page, of which log directory, and the window."""
+HEALTH = "health-tab"
 REPORTS = {"report-light": (900, 844, False), "report-phone-dark": (390, 844, True)}
 
 
@@ -145,6 +147,21 @@ def take(folder: Path, pictures: Path, only: list[str] | None) -> None:
             visit(browser, address)
             settle(browser)
             browser.screenshot(pictures / f"{name}.png")
+    if not only or HEALTH in only:
+        with chromium(1280, 900) as driver, tensorboard_with_tab(folder / "digits") as address:
+            tab = Tab(driver, address)
+            tab.open()
+            tab.shows("4 runs", "Dead units")
+            driver.switch_to.default_content()
+            Browser(driver).screenshot(pictures / f"{HEALTH}-runs.png")
+            tab.open(f"run={FAULT}")
+            tab.shows("Vanishing gradients", "Alerts, in order of cause")
+            tab.settled()
+            driver.find_element("partial link text", "with its curve").click()
+            tab.shows("rms of")
+            tab.settled()
+            driver.switch_to.default_content()
+            Browser(driver).screenshot(pictures / f"{HEALTH}.png")
     chosen = {name: size for name, size in REPORTS.items() if not only or name in only}
     report = run_demo(folder / "demo")[0].resolve().as_uri() if chosen else ""
     for name, (width, height, dark) in chosen.items():

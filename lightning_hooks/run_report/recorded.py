@@ -1,0 +1,138 @@
+"""What a run's file says: what each monitor reported, how training went and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.plots.series import Series
+from lightning_hooks.run_report.lines import is_table, report_of
+
+Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
+"""Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
+
+
+@dataclass(slots=True)
+class MonitorRecord:
+    """What one monitor reported."""
+
+    prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
+    modules: str  # the modules that it observes
+    alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
+    seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
+    columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
+    latest: dict[str, Any] | None = None  # the last event with tables, with all that earlier ones hold
+    unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs
+    _last: tuple[Any, Any] = (None, None)  # the event, and the report that was made of it
+
+    @property
+    def epochs(self) -> list[int]:
+        """All epochs with a report."""
+        return list(self.alerts)
+
+    @property
+    def last(self) -> Any:
+        """The last report; None if its kind is not known. Its class comes with torch."""
+        if self.latest is not None and self._last[0] is not self.latest:
+            report = None
+            with suppress(TypeError, ValueError, KeyError):
+                report = report_of(self.latest)
+            self._last = self.latest, report
+        report = self._last[1]
+        return None if report is None else dataclasses.replace(report, alerts=next(reversed(self.alerts.values()), ()))
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names in each table of the last report."""
+        report = {} if self.latest is None else self.latest["report"]
+        return {table: tuple(report[table]["name"]) for table in TABLES if is_table(report.get(table))}
+
+    @property
+    def observed(self) -> bool:
+        """Whether anything was; of a kind without tables that is taken to be so."""
+        return any(self.names.values()) or not self.names
+
+    def series(self, table: str, stat: str) -> Series:
+        """One statistic of a table (``sites``, ``modules``, ``parameters``, ``optimizers``): names by kept epochs."""
+        kept = [columns.get(table, ((), {})) for columns in self.columns.values()]
+        order: dict[str, int] = {}
+        for names in sorted({names for names, _ in kept}, key=len, reverse=True):
+            for name in names:
+                order.setdefault(name, len(order))
+        values = np.full((len(order), len(kept)), np.inf)
+        for index, (names, stats) in enumerate(kept):
+            if stat in stats:
+                values[[order[name] for name in names], index] = stats[stat]
+        applies = ~np.isinf(values).all(axis=1)
+        values[np.isinf(values)] = np.nan
+        names = tuple(name for name, row in order.items() if applies[row])
+        return Series(names, tuple(self.columns), values[applies], TABLES.get(table, "site"), self.unit)
+
+    def values(self, table: str, stat: str, name: str) -> list[float]:
+        """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
+        series = self.series(table, stat)
+        if name not in series.names:
+            return [math.nan] * len(series.epochs)
+        return [float(value) for value in series.values[series.names.index(name)]]
+
+
+@dataclass(slots=True)
+class Run:
+    """A run.
+
+    Attributes:
+        path: The folder that holds its files.
+        name: What it is called: its place in the log directory.
+        unit: What numbers the reports: ``epoch``, or ``step`` where windows are shorter than epochs.
+        fit: What the last ``fit`` event says: model, versions, the monitors.
+        monitors: What each monitor reported, in the trainer's order.
+        timing: Epoch to the ``epoch`` event: what it took.
+        end: The ``end`` event; None if training goes on, or was killed.
+        damaged: How many lines could not be read, and were left out.
+    """
+
+    path: Path
+    name: str
+    unit: str = "epoch"
+    fit: dict[str, Any] = field(default_factory=dict)
+    monitors: list[MonitorRecord] = field(default_factory=list)
+    timing: dict[int, dict[str, Any]] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+    damaged: int = 0
+
+    @property
+    def window(self) -> str:
+        """What a report covers, in a word: an ``epoch``, or a ``window`` shorter than that."""
+        return "epoch" if self.unit == "epoch" else "window"
+
+    def of(self, prefix: str) -> list[MonitorRecord]:
+        """The monitors of a kind."""
+        return [record for record in self.monitors if record.prefix == prefix and record.epochs]
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """The type and the text of the exception that ended training; None if none did."""
+        if self.end is None or self.end.get("how") != "exception":
+            return None
+        kind, _, text = str(self.end.get("error", "")).partition(": ")  # all there was up to version 0.1
+        return str(self.end.get("error_type", kind)), str(self.end.get("error_text", text))
+
+    def loss(self, at: int) -> float:
+        """The mean loss of an epoch, or of a window shorter than that; NaN where it is not known."""
+        try:
+            return float(self.timing[at]["loss"])
+        except (KeyError, TypeError, ValueError):
+            return math.nan
+
+    @property
+    def epochs(self) -> list[int]:
+        """All epochs with a report of any monitor."""
+        return sorted({epoch for record in self.monitors for epoch in record.epochs})

@@ -1,0 +1,149 @@
+"""The runs of a log directory as they are now, kept up to date by a thread that works when somebody asks."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_hooks.sinks.tab.folders import Search
+
+if TYPE_CHECKING:
+    from lightning_hooks.run_report.recorded import Run
+    from lightning_hooks.sinks.tab.run_file import RunFile
+
+PATIENCE = 0.5
+"""Seconds that a request waits for the newest state."""
+PAUSE = 20
+"""A search of the directories that took a second is made again after so many."""
+MOST_OPEN = 4
+"""Runs whose numbers are kept in memory."""
+
+
+class Runs:
+    """What is known of all runs. Nothing is read before somebody asks, and whoever asks never waits for the disk for long.
+
+    Args:
+        roots: What comes before the names of a directory's runs, to the directory.
+    """
+
+    def __init__(self, roots: Mapping[str, Path]) -> None:
+        self._search = Search(roots)
+        self._changed = threading.Condition()
+        self._reading = threading.Lock()  # of one run's numbers at a time
+        self._files: dict[str, Path] = {}
+        self._lists: dict[str, RunFile] = {}  # of all runs, without numbers
+        self._open: OrderedDict[str, RunFile] = OrderedDict()
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._revision = self._begun = self._done = 0
+        self._next_search = 0.0
+        self._asked = self._started = False
+
+    def ask(self, patience: float = PATIENCE) -> bool:
+        """Have the state brought up to date; wait for it as long as that, and return whether there is any run."""
+        with self._changed:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._work, name="lightning_hooks-tab", daemon=True).start()
+            goal, self._asked = self._begun + 1, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= goal, patience)
+            return bool(self._files)
+
+    def listing(self, known: int = -1) -> dict[str, Any]:
+        """All runs in short; without them if nothing has changed since the revision that is known."""
+        self.ask()
+        with self._changed:
+            head = {"revision": self._revision, "notes": self._search.notes, "searched": self._done > 0, "now": time.time()}
+            if known == self._revision:
+                return head
+            waiting = {"status": "unknown", "state": "reading", "headline": "Being read."}
+            return {**head, "runs": [{"id": key, **self._entries.get(key, waiting)} for key in self._files]}
+
+    def run(self, key: str) -> tuple[Run, float]:
+        """A run with its numbers, and when its file was written last.
+
+        Raises:
+            KeyError: If there is no such run; a key is looked up, and never made a path.
+            OSError: If its file cannot be read.
+            ValueError: If it holds no run.
+        """
+        from lightning_hooks.sinks.tab.run_file import RunFile
+
+        with self._changed:
+            path = self._files.get(key)
+        if path is None:
+            self.ask()
+            path = self._files[key]
+        if not self._search.holds(path):
+            raise KeyError(key)
+        with self._reading:
+            file = self._open.pop(key, None) or RunFile(path, key, tables=True)
+            self._open[key] = file
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+            file.update()
+            if not file.run.fit and not file.run.monitors:
+                raise ValueError("its file holds no run.")
+            return file.run, file.updated
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked)
+                self._asked, self._begun = False, self._begun + 1
+            try:
+                self._refresh()
+            except Exception as error:  # noqa: BLE001  whatever the disk does, the thread stays
+                self._search.notes = [f"The log directory could not be searched: {type(error).__name__}."]
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
+
+    def _refresh(self) -> None:
+        began = time.monotonic()
+        if began >= self._next_search:
+            found: dict[str, Path] = {}
+            for key, path in self._search.runs():
+                found[key] = path
+                with self._changed:
+                    self._files.setdefault(key, path)
+            with self._changed:
+                self._revision += found != self._files
+                self._files = found
+                for gone in set(self._entries) - set(found):
+                    del self._entries[gone], self._lists[gone]
+            self._next_search = time.monotonic() + max(1.0, PAUSE * (time.monotonic() - began))
+        for key, path in list(self._files.items()):
+            entry = self._read(key, path)
+            if entry is not None and entry != self._entries.get(key):
+                with self._changed:
+                    self._entries[key] = entry
+                    self._revision += 1
+
+    def _read(self, key: str, path: Path) -> dict[str, Any] | None:
+        """A run in short; None if it is as before."""
+        from lightning_hooks.sinks.tab.run_file import RunFile
+        from lightning_hooks.sinks.tab.view import entry
+
+        file = self._lists.setdefault(key, RunFile(path, key, tables=False))
+        if not self._search.holds(path):
+            return _fault("it is not below the log directory.")
+        try:
+            if not file.update() and key in self._entries:
+                return None
+            found = entry(file.run, file.updated)
+            json.dumps(found, allow_nan=False)  # here, so that a run which cannot be sent keeps no other from it
+            return found
+        except OSError as error:
+            return _fault(error.strerror or type(error).__name__)
+        except Exception as error:  # noqa: BLE001  a damaged or hostile file is one line on the page
+            return _fault(str(error) if isinstance(error, ValueError) else type(error).__name__)
+
+
+def _fault(text: str) -> dict[str, Any]:
+    return {"status": "unknown", "state": "unreadable", "headline": f"The run's file cannot be read: {text[:200]}"}

@@ -1,0 +1,172 @@
+"""Notifications to a web address, from a thread of its own that training never waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import socket
+import threading
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.sinks.address import MASK, Address
+from lightning_hooks.sinks.messages import Message, body_of, of_alert, of_end
+
+SECONDS = 5.0
+"""After which a request is given up."""
+LAST_SECONDS = 2.0
+"""How long the end of training waits for what is not sent yet."""
+INTERVAL = 60.0
+"""Seconds between two messages of one kind, at least."""
+MOST_WAITING = 50
+
+
+class Webhook:
+    """Sends new root alerts above info, and the end of a run, to an address. It never raises.
+
+    Args:
+        address: Where to.
+        run: The run's name.
+        warn: Called once, in the thread that training runs in, with what went wrong.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self, address: Address, run: str, warn: Callable[[str], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.address, self._run, self._warn, self._clock = address, run, warn, clock
+        self._waiting: deque[Message] = deque()
+        self._held: dict[str, int] = {}  # kind to how many alerts were not sent since the last message of it
+        self._sent: dict[str, float] = {}  # kind to when one was sent last
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ended = self._warned = False
+        self._fault = ""
+
+    def alerts(self, alerts: Sequence[Alert]) -> None:
+        """Send new alerts, one message for each kind."""
+        kinds: dict[str, list[Alert]] = {}
+        for alert in alerts:
+            if alert.severity != "info":
+                kinds.setdefault(alert.kind, []).append(alert)
+        for kind, found in kinds.items():
+            last = self._sent.get(kind)
+            if last is not None and self._clock() - last < INTERVAL:
+                self._held[kind] = self._held.get(kind, 0) + len(found)
+                continue
+            self._sent[kind] = self._clock()
+            more = self._held.pop(kind, 0) + len(found) - 1
+            self._send(dataclasses.replace(of_alert(found[0], self._run), more=more))
+        self._warn_of_fault()
+
+    def window_end(self) -> None:
+        """Nothing is sent."""
+
+    def end(self, end: Mapping[str, Any], headline: str) -> None:
+        """Send the end of the run before what still waits, and wait for it, but not long."""
+        self._send(dataclasses.replace(of_end(end, headline, self._run), more=sum(self._held.values())), last=True)
+        if self._thread is not None:
+            self._thread.join(LAST_SECONDS)
+            if self._thread.is_alive():
+                self._fault = self._fault or f"no answer within {LAST_SECONDS:.0f} s at the end of training"
+        self._warn_of_fault()
+
+    def _send(self, message: Message, last: bool = False) -> None:
+        with self._changed:
+            if last:
+                self._waiting.appendleft(message)
+            elif len(self._waiting) < MOST_WAITING:
+                self._waiting.append(message)
+            self._ended = last
+            self._changed.notify()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="lightning_hooks-notify", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if self._ended:
+                        return
+                    self._changed.wait()
+                message = self._waiting.popleft()
+            try:
+                fault = post(self.address.url(), *body_of(message, self.address.format))
+            except Exception as error:  # noqa: BLE001  a notification is no reason to end a training
+                fault = type(error).__name__  # its text may hold the address
+            self._fault = self._fault or fault
+
+    def _warn_of_fault(self) -> None:
+        if self._fault and not self._warned:
+            self._warned = True
+            self._warn(
+                f"A notification to {self.address} could not be sent: {self._fault}. Training goes on; this warning is shown once."
+            )
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float = SECONDS) -> str:
+    """Send a request, and look at no more than the status of the answer; redirects are not followed.
+
+    Returns:
+        What went wrong, without the address; empty if nothing did.
+    """
+    parts = urlsplit(url)
+    secrets = [part for part in (url, parts.path.strip("/"), parts.query) if part]
+    for secret in secrets:  # an error's text in the message may hold it
+        body = body.replace(secret.encode(), MASK.encode()) if len(secret) > 8 else body
+    connection, target = _connection(parts, seconds)
+    alarm = threading.Timer(seconds, _cut, [connection])  # a timeout holds for each part of an answer, not for all of it
+    alarm.daemon = True
+    alarm.start()
+    began, status, fault = time.monotonic(), 0, ""
+    try:
+        connection.request("POST", target, body, {"User-Agent": "lightning_hooks", **_credentials(parts), **headers})
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        fault = type(error).__name__
+    finally:
+        alarm.cancel()
+        connection.close()
+    if time.monotonic() - began >= seconds or fault == "TimeoutError":
+        return f"no answer within {seconds:g} s"
+    if fault:
+        return fault
+    if 300 <= status < 400:
+        return f"it answered {status}, and redirects are not followed"
+    return "" if 200 <= status < 300 else f"it answered {status}"
+
+
+def _connection(parts: SplitResult, seconds: float) -> tuple[http.client.HTTPConnection, str]:
+    """A connection, through the proxy that the environment names, and what is asked for there."""
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    host = parts.hostname or ""
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+    if not proxy:
+        return kind(host, parts.port, timeout=seconds), target
+    through = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    connection = kind(through.hostname or "", through.port, timeout=seconds)
+    if parts.scheme == "https":
+        connection.set_tunnel(host, parts.port, _credentials(through, "Proxy-Authorization"))
+        return connection, target
+    return connection, f"http://{parts.netloc.rpartition('@')[2]}{target}"
+
+
+def _credentials(parts: SplitResult, header: str = "Authorization") -> dict[str, str]:
+    if parts.username is None:
+        return {}
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {header: f"Basic {b64encode(pair.encode()).decode()}"}
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    with suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)

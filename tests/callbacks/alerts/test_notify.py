@@ -1,0 +1,239 @@
+"""Notifications of a fit, sent to a local server; and the page in a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+from lightning_hooks import TrainingMonitor, watch
+from lightning_hooks.alerts import AlertError
+from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.session import listeners as listeners_module
+from tests.support.models import Classifier, loader, mlp, trainer
+from tests.support.reference import same_state
+from tests.support.trainings import dying
+from tests.support.web_server import Sent, answers, web_server
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with web_server() as found:
+        monkeypatch.setenv("HOOK", found.address)
+        yield found
+
+
+def monitor(**arguments: Any) -> TrainingMonitor:
+    return TrainingMonitor(**{"notify": "env:HOOK", "summary": False, "every_n_steps": 1, **arguments})
+
+
+def messages(sent: Sent) -> list[dict[str, Any]]:
+    return [json.loads(body) for _, _, body in sent.requests]
+
+
+def kinds(sent: Sent) -> list[str]:
+    """The messages' events, or the alert's kind; the end first where it came before what waited."""
+    return sorted(found["kind"] if found["event"] == "alert" else found["event"] for found in messages(sent))
+
+
+class FromConfig(Classifier):
+    def __init__(self) -> None:
+        super().__init__(mlp())
+
+    def train_dataloader(self) -> Any:
+        return loader()
+
+
+class Raising(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 3:
+            raise RuntimeError("the disk is full")
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_alert_and_the_end_are_sent(sent: Sent, tmp_path: Path) -> None:
+    trainer([monitor()], max_epochs=3, logger=CSVLogger(tmp_path, name="logs", version=0)).fit(dying(), loader())
+    assert kinds(sent) == ["dead", "finished"]
+    (alert,) = (found for found in messages(sent) if found["event"] == "alert")
+    assert (alert["site"], alert["severity"], alert["run"]) == ("net.1", "critical", "Classifier, logs/version_0")
+    assert alert["headline"] == "Dead units at net.1"
+    assert alert["cause"].startswith("100% of its units")
+    assert alert["remedy"]
+    (end,) = (found for found in messages(sent) if found["event"] == "finished")
+    assert end["headline"].startswith("Training finished. Dead units at net.1, since epoch 0")
+    assert (end["epoch"], end["step"]) == (3, 21)
+    written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert "SECRET" not in written
+
+
+def test_a_stop_a_crash_and_a_raise_are_named(sent: Sent) -> None:
+    trainer([monitor(on_alert="stop")], max_epochs=5).fit(dying(), loader())
+    assert "stopped" in kinds(sent)
+    sent.requests.clear()
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        trainer([monitor()]).fit(Raising(mlp()), loader())
+    assert kinds(sent) == ["crashed"]
+    assert "RuntimeError: the disk is full" in messages(sent)[0]["headline"]
+    sent.requests.clear()
+    with pytest.raises(AlertError):
+        trainer([monitor(on_alert="raise")]).fit(dying(), loader())
+    assert kinds(sent) == ["dead", "stopped"]
+
+
+def test_nothing_is_sent_again_after_a_resume(sent: Sent, tmp_path: Path) -> None:
+    first = trainer([monitor()], max_epochs=2)
+    first.fit(dying(), loader())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    assert b"SECRET" not in (tmp_path / "two.ckpt").read_bytes()
+    sent.requests.clear()
+    trainer([monitor()], max_epochs=4).fit(dying(), loader(), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+    assert kinds(sent) == ["finished"]
+
+
+def test_the_variable_is_enough_and_nothing_is_sent_twice(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTNING_HOOKS_NOTIFY", sent.address)
+    trainer([TrainingMonitor(summary=False, every_n_steps=1), MonitorsFromEnvironment(summary=False)]).fit(dying(), loader())
+    assert kinds(sent) == ["dead", "finished"]
+    sent.requests.clear()
+    trainer([MonitorsFromEnvironment(summary=False)]).fit(Classifier(mlp()), loader())
+    assert kinds(sent)[-1] == "finished"
+
+
+def test_other_ranks_send_nothing(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitors = monitor(live=True)
+    add_to = monitors.outlets.add_to
+
+    def elsewhere(session: Any) -> None:
+        setup = session.host.setup
+        monkeypatch.setattr(session.host, "setup", dataclasses.replace(setup, is_global_zero=False))
+        add_to(session)
+        monkeypatch.setattr(session.host, "setup", setup)
+
+    monkeypatch.setattr(monitors.outlets, "add_to", elsewhere)
+    trainer([monitors]).fit(dying(), loader())
+    assert sent.requests == []
+
+
+def test_watch_sends_too(sent: Sent) -> None:
+    net = dying().net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with watch(net, optimizer, notify=sent.address, summary=False, every_n_steps=1) as monitors:
+        for x, y in loader():
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitors.step(loss)
+    assert kinds(sent) == ["dead", "finished"]
+
+
+def test_a_variable_that_is_not_set_is_logged_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("HOOK", raising=False)
+    run = trainer([monitor()])
+    run.fit(dying(), loader())
+    assert run.state.finished
+    assert "notify='env:HOOK': no address is known here, so that nothing is sent." in caplog.text
+
+
+def test_a_server_that_fails_is_logged_once_and_training_is_unaltered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    models = []
+    with web_server(answers("500 No")) as broken:
+        for arguments in ({"notify": broken.address}, {"notify": None}):
+            torch.manual_seed(0)
+            models.append(dying())
+            trainer([monitor(**arguments)], max_epochs=2).fit(models[-1], loader())
+    assert same_state(*models)
+    records = [record for record in caplog.records if "notification" in record.message]
+    assert [record.levelno for record in records] == [logging.WARNING]
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*run=.*", "ignore::DeprecationWarning")
+def test_the_configuration_that_lightning_cli_saves_has_a_mask(sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    config = tmp_path / "config.yaml"
+    callback = f"{{class_path: lightning_hooks.TrainingMonitor, init_args: {{notify: '{sent.address}', summary: false}}}}"
+    logger = f"{{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path}, name: logs, version: 0}}}}"
+    config.write_text(
+        "seed_everything: 1\ntrainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false, "
+        f"logger: {logger}, callbacks: [{callback}]}}"
+    )
+    LightningCLI(FromConfig, args=["fit", "--config", str(config)])
+    assert kinds(sent)[-1] == "finished"
+    saved = (tmp_path / "logs" / "version_0" / "config.yaml").read_text()
+    assert "http://127.0.0.1/…" in saved
+    written = [path for path in (tmp_path / "logs").rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
+    assert written == []
+
+
+def test_a_listener_that_raises_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad:
+        calls = 0
+
+        def window_end(self) -> None:
+            self.calls += 1
+            raise ValueError("SECRET")
+
+    bad, found = Bad(), listeners_module.Listeners()
+    found.add(bad)  # type: ignore[arg-type]
+    found.window_end()
+    found.window_end()
+    assert bad.calls == 1
+    assert "Bad, which follows the run, raised ValueError, and is not called any more. Training goes on." in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+def test_without_a_notebook_a_window_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    trainer([TrainingMonitor(live=True, summary=False)], max_epochs=2).fit(Classifier(mlp()), loader())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Health")]
+    assert lines[0].startswith("Health, epoch 0: 1 epoch, ")
+    assert lines[-1].startswith("Health, epoch 1: 2 epochs, ")
+
+
+def test_in_a_notebook_the_page_is_shown_and_refreshed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, page: str) -> None:
+            shown.append(page)
+
+    def display(page: str, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(page)
+        return Handle()
+
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.HTML, ipython.display.display = str, display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    monkeypatch.setattr("lightning_hooks.sinks.notebook.MOST_SHARE", 1e9)
+    trainer([TrainingMonitor(live=True, summary=False)], max_epochs=3, logger=CSVLogger(tmp_path)).fit(dying(), loader())
+    assert len(shown) == 4
+    assert all(page.startswith('<iframe title="Health"') for page in shown)
+    assert "Dead units at net.1" in shown[-1]
+    assert max(map(len, shown)) < 600_000
+
+
+def test_live_must_be_true_or_false() -> None:
+    with pytest.raises(TypeError, match="live must be True or False; got 'yes'"):
+        TrainingMonitor(live="yes")  # type: ignore[arg-type]
