@@ -73,7 +73,7 @@ def watch(
     )
     host.accumulation = accelerator.gradient_accumulation_steps
     members = TrainingMembers(**arguments)
-    return LoopMonitor(host, members.all, members.joining)
+    return LoopMonitor(host, members.all, members.joining, members.outlets)
 
 
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}

@@ -21,10 +21,13 @@ from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.loop_setup import setup_of, unwrapped
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.outlets import Outlets
 
 
 class FabricMonitor(Protocol):
-    """A callback with the members that observe a training."""
+    """A callback with the members that observe a training, and where it is sent to."""
+
+    outlets: Outlets
 
     @property
     def members(self) -> Sequence[Member]:
@@ -76,7 +79,9 @@ class FabricLoop:
         several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
-            self.loop = LoopMonitor(_host(self._fabric, model), self.monitor.members, partial(self.monitor.joining, None), True)
+            monitor = self.monitor
+            joining = partial(monitor.joining, None)
+            self.loop = LoopMonitor(_host(self._fabric, model), monitor.members, joining, monitor.outlets, ends_at_step=True)
             self.loop.start().forward_starts(module, args, kwargs)
         except Exception as error:
             if not self._quiet:

@@ -11,6 +11,7 @@ from typing_extensions import Self, override
 from lightning_hooks.hosts.loop_events import LoopEvents
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.outlets import Outlets
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.training_reports import NAMES, TrainingReports
 
@@ -24,6 +25,7 @@ class LoopMonitor(TrainingReports):
         host: The loop.
         members: What is observed.
         joining: Which of the members have something to measure in a model.
+        outlets: Where the run is sent to.
         ends_at_step: Whether each optimizer step ends a batch; otherwise :meth:`step` does.
 
     Attributes:
@@ -35,9 +37,11 @@ class LoopMonitor(TrainingReports):
         host: PlainHost,
         members: Sequence[Member],
         joining: Callable[[nn.Module], Sequence[Member]],
+        outlets: Outlets,
         ends_at_step: bool = False,
     ) -> None:
-        self.host, self._members, self._joining, self._ends_at_step = host, members, joining, ends_at_step
+        self.host, self._members, self._joining, self._outlets = host, members, joining, outlets
+        self._ends_at_step = ends_at_step
         self._session: Session | None = None
         self._events: LoopEvents | None = None
 
@@ -71,7 +75,7 @@ class LoopMonitor(TrainingReports):
             events.prepare()
             for member in self._joining(self.host.model):
                 session.join(member)
-            self._members.outlets.add_to(session)
+            self._outlets.add_to(session)
             events.start()
         except BaseException:
             self.close("stopped")

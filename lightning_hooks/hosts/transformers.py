@@ -58,7 +58,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         trainer = trainer_of(args)
         if "train" not in vars(trainer):  # the callback came later than the Trainer
             self._close_after(trainer, "training_step")
-        self.loop = LoopMonitor(host_of(trainer, args, state), self._members.all, self._members.joining)
+        self.loop = LoopMonitor(host_of(trainer, args, state), self._members.all, self._members.joining, self._members.outlets)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
             self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))

@@ -85,7 +85,7 @@ def watch(
         scaler=scaler if scaler is not None and scaler.is_enabled() else None,
     )
     members = TrainingMembers(**arguments)
-    return LoopMonitor(host, members.all, members.joining)
+    return LoopMonitor(host, members.all, members.joining, members.outlets)
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:
