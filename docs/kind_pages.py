@@ -87,10 +87,10 @@ def page(kind: str) -> str:
         f"```text\n{explain.formula(kind)}\n```",
         *(
             ["The numbers are the defaults; each is a field of a rule:"]
-            if any(map(explain.thresholds_of, explain.rules_of(kind)))
+            if any(map(explain.thresholds_of, explain.rules_that_raise(kind)))
             else []
         ),
-        *(_rule(rule) for rule in explain.rules_of(kind)),
+        *(_rule(rule) for rule in explain.rules_that_raise(kind)),
         *_excuses(kind),
         *_figure(kind),
         "## How to fix it",
@@ -169,7 +169,7 @@ def _record(kind: str) -> str:
 
 
 def _change(kind: str) -> str:
-    found = [threshold for rule in explain.rules_of(kind) for threshold in explain.thresholds_of(rule).items()]
+    found = [threshold for rule in explain.rules_that_raise(kind) for threshold in explain.thresholds_of(rule).items()]
     lines = [f'        "-{kind}",  # mute it everywhere', f'        "-{kind} at encoder.*",  # or at some sites']
     if found:
         name, default = found[0]

@@ -18,7 +18,7 @@ from lightning_hooks.declare.rule import Rule
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
 
 
-def rules_of(kind: str) -> list[Rule]:
+def rules_that_raise(kind: str) -> list[Rule]:
     """The built-in rules that raise a kind, each once."""
     return list(dict.fromkeys(rule for rules in RULES.values() for rule in rules if rule.kind == kind))
 
@@ -38,7 +38,7 @@ def documented(rule: type[Any]) -> tuple[str, dict[str, str]]:
 
 def formula(kind: str) -> str:
     """When a kind is raised, with the default thresholds."""
-    rules = {type(rule).__name__: rule for rule in rules_of(kind)}
+    rules = {type(rule).__name__: rule for rule in rules_that_raise(kind)}
 
     def value(found: re.Match[str]) -> str:
         default = getattr(rules[found[1]], found[2])
@@ -49,7 +49,7 @@ def formula(kind: str) -> str:
 
 def advice_of(kind: str) -> list[str]:
     """What to try: the kind's advice, then that of single rules."""
-    return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_of(kind) for step in rule.advice)]))
+    return list(dict.fromkeys([*KINDS[kind].advice, *(step for rule in rules_that_raise(kind) for step in rule.advice)]))
 
 
 def causes_of(kind: str) -> list[str]:
@@ -64,7 +64,7 @@ def consequences_of(kind: str) -> list[str]:
 
 def excuses_of(kind: str) -> list[Excuse]:
     """The conditions under which alerts of a kind are infos, or none."""
-    return list(dict.fromkeys(excuse for rule in rules_of(kind) for excuse in rule.excuses))
+    return list(dict.fromkeys(excuse for rule in rules_that_raise(kind) for excuse in rule.excuses))
 
 
 def effect_of(excuse: Excuse) -> str:
@@ -87,7 +87,7 @@ def explain(kind: str) -> list[str]:
     lines += ["", "Excuses:"] if excuses_of(kind) else []
     for excuse in excuses_of(kind):
         lines += _wrapped(f"{excuse.name}: {excuse.because}. It is {effect_of(excuse)} then.", "  ", "      ")
-    for rule in rules_of(kind):
+    for rule in rules_that_raise(kind):
         explained = documented(type(rule))[1]
         lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []
         for name, default in thresholds_of(rule).items():

@@ -81,6 +81,8 @@ class Kind:
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
         rank: Its place in the order of causes: of two problems without a link, the one of the lower rank comes first.
         severities: How severe its alerts are, the usual one first.
+        about: What its alerts are about: a ``window``; one training ``batch``, whose evidence may be kept; or the batch at which a
+            value was ``nonfinite`` first.
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
         follows: The kinds that it can be a consequence of, each with the condition; what is most likely comes first.
         causes: More consequences, other than those that say so themselves by ``follows``; each with the condition.
@@ -98,6 +100,7 @@ class Kind:
     advice: tuple[str, ...]
     rank: int
     severities: str = "warning"
+    about: Literal["window", "batch", "nonfinite"] = "window"
     measures: Literal["share", "number", "nothing"] = "number"
     follows: Mapping[str, Link] = field(default_factory=dict)
     causes: Mapping[str, Link] = field(default_factory=dict)
@@ -133,6 +136,12 @@ def title_of(kind: str) -> str:
     """What a kind is called: its title, or the name of a user's own kind in plain words."""
     known = KINDS.get(kind)
     return known.title if known is not None else kind.replace("_", " ").capitalize()
+
+
+def subject_of(kind: str) -> str:
+    """What alerts of a kind are about: :attr:`Kind.about`; a window where the kind is not known here."""
+    known = KINDS.get(kind)
+    return "window" if known is None else known.about
 
 
 def advice_for(kind: str) -> tuple[str, ...]:

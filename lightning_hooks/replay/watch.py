@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import subject_of
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
@@ -27,9 +28,6 @@ from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.ring import Evidence, Ring
 from lightning_hooks.replay.rows import rows_of
 
-NONFINITE = {"nonfinite", "loss_nonfinite", "id_out_of_range", "masked_rows"}
-SINGLE_STEPS = NONFINITE | {"spike", "loss_spike", "update_spike"}
-"""The kinds of alerts that are about one training batch."""
 FEW = 1 << 16
 """Elements of the gradients that are looked at after each micro-batch."""
 MOST_BUFFERS = 1 << 20
@@ -306,9 +304,9 @@ class StepWatch:
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
-        if not self.on or alert.kind not in SINGLE_STEPS or alert.samples:
+        if not self.on or subject_of(alert.kind) == "window" or alert.samples:
             return alert
-        shown = self._shown(alert) if alert.kind in NONFINITE else alert
+        shown = self._shown(alert) if subject_of(alert.kind) == "nonfinite" else alert
         if shown is not alert:
             return shown
         entry = None if alert.batch is None else self.ring.of(alert.epoch, alert.batch)
@@ -316,7 +314,7 @@ class StepWatch:
             older = self._resumed and alert.batch is not None and not self.ring.of(alert.epoch, max(alert.batch - 1, 0))
             why = "The samples of that batch are not known: the evidence begins again where a run is resumed." if older else ""
             return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {why}".strip())
-        if alert.kind in NONFINITE:
+        if subject_of(alert.kind) == "nonfinite":
             entry = self.ring.guilty(entry, entry.step)
         samples = () if entry.rows is None else entry.rows.samples()
         several = self._host.setup.world_size > 1
@@ -341,8 +339,9 @@ class StepWatch:
     def passed_on(self, alerts: Iterable[Alert]) -> None:
         """These alerts hold: write the capsule of the first of a kind that no step's judgement has written."""
         for alert in alerts if self.writer is not None else ():
-            if alert.kind in SINGLE_STEPS and alert.severity != "info" and alert.batch is not None and not alert.cause:
-                kind = "nonfinite" if alert.kind in NONFINITE else alert.kind
+            about = subject_of(alert.kind)
+            if about != "window" and alert.severity != "info" and alert.batch is not None and not alert.cause:
+                kind = alert.kind if about == "batch" else about
                 entry = self.ring.of(alert.epoch, alert.batch)
                 if entry is not None and (kind != "nonfinite" or not self._on_host):
                     entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry

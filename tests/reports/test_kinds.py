@@ -9,7 +9,7 @@ from lightning_hooks import alerts
 from lightning_hooks.alerts import ALERT_KINDS, RULES, Alert, Rule
 from lightning_hooks.alerts.causes import links
 from lightning_hooks.alerts.defaults import FILES
-from lightning_hooks.alerts.explain import rules_of, thresholds_of
+from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS, inside_a_sentence
 from lightning_hooks.declare.rulebook import reports_of
 
@@ -56,7 +56,7 @@ def test_a_limit_is_the_default_of_a_rule():
     drawn = {name: kind.limit for name, kind in KINDS.items() if kind.limit}
     assert set(drawn) == {"dead", "saturated", "always_clipped", "exploding", "update_too_small", "update_too_large"}
     for name, limit in drawn.items():
-        assert limit in {value for rule in rules_of(name) for value in thresholds_of(rule).values()}
+        assert limit in {value for rule in rules_that_raise(name) for value in thresholds_of(rule).values()}
 
 
 @pytest.mark.parametrize("kind", ALERT_KINDS)

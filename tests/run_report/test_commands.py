@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_hooks.alerts import ALERT_KINDS
-from lightning_hooks.alerts.explain import documented, formula, rules_of, thresholds_of
+from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.cli import main
@@ -64,7 +64,7 @@ def test_explain_prints_what_the_page_of_a_kind_has(kind, capsys):
     assert formula(kind).splitlines()[-1] in printed
     for step in known.advice:
         assert f"\n  - {step}.\n" in printed
-    for rule in rules_of(kind):
+    for rule in rules_that_raise(kind):
         _, explained = documented(type(rule))
         for name, default in thresholds_of(rule).items():
             assert f"{name} = {default!r}: {explained[name]}" in words

@@ -226,7 +226,7 @@ KINDS = (
     ),
     Kind(
         "masked_rows", "Queries that may attend to no key", group="Attention, experts, residual streams", rank=800,
-        measures="share",
+        about="nonfinite", measures="share",
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed.",
         formula="alert if a query row may attend to no key\n"

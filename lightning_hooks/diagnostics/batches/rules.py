@@ -251,7 +251,7 @@ KINDS = (
         advice=("Use the same transforms and units for training and validation",),
     ),
     Kind(
-        "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100,
+        "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100, about="nonfinite",
         meaning="Training ended because an embedding was given an id that it has no row for. The alert names the id, the table "
         "and where in the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the "
         "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",

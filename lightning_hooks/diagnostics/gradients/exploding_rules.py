@@ -289,7 +289,7 @@ KINDS = (
         spreads=from_first(backward),
     ),
     Kind(
-        "spike", "A gradient much larger than any before", group="Backward", rank=700,
+        "spike", "A gradient much larger than any before", group="Backward", rank=700, about="batch",
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "

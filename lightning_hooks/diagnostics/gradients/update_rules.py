@@ -263,7 +263,7 @@ KINDS = (
         spreads=from_first(lambda node: node.number),  # the largest
     ),
     Kind(
-        "update_spike", "An update much larger than usual", group="Updates", rank=710,
+        "update_spike", "An update much larger than usual", group="Updates", rank=710, about="batch",
         meaning="One step changed a weight far more than the steps before it did, and its learning rate had not risen. What the "
         "model has learned may be lost in that step.",
         formula="usual = the largest of: mean update_ratio of the last windows, mean of this window's other steps\n\n"

@@ -241,7 +241,7 @@ __all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking"]
 
 KINDS = (
     Kind(
-        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940,
+        "loss_nonfinite", "A loss that is NaN or infinite", group="Loss", rank=940, about="nonfinite",
         meaning="The loss of a training batch is NaN or infinite. Every batch is looked at, also those that are not sampled, so "
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
@@ -253,7 +253,7 @@ KINDS = (
         causes={"nonfinite": _from_loss},
     ),
     Kind(
-        "loss_spike", "A loss far above that before", group="Loss", rank=910,
+        "loss_spike", "A loss far above that before", group="Loss", rank=910, about="batch",
         meaning="The loss leaps far above that of the batches before and stays there for several batches. What the model learned "
         "is partly lost.",
         formula="mean, std, largest = those of the 128 losses before, after at least 64;  low = the smallest of 3 losses "

@@ -130,7 +130,7 @@ __all__ = ["NonfiniteFeatures", "NonfiniteGradients", "NonfiniteSteps"]
 
 KINDS = (
     Kind(
-        "nonfinite", "NaN or infinite values", group="Forward", rank=930, urgency=4,
+        "nonfinite", "NaN or infinite values", group="Forward", rank=930, about="nonfinite", urgency=4,
         meaning="A module's output, the gradient at a module or the gradient of a parameter holds NaN or infinite values. One "
         "optimizer step with such a gradient ruins the weights.",
         formula="alert if nonfinite_fraction > {NonfiniteFeatures.threshold}    (outputs, and gradients at modules)\n"

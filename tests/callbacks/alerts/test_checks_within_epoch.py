@@ -440,7 +440,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
             self._polls = wanted
 
     wanted, Here.looks = polls, looks
-    monkeypatch.setattr("lightning_hooks.declare.early.HostCopies", Here)
+    monkeypatch.setattr("lightning_hooks.diagnostics.nonfinite.checks.HostCopies", Here)
     monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
     for at in (0, 4, 7):
         model, seen = bad(at), []
@@ -464,7 +464,7 @@ def test_on_a_device_it_takes_two_intervals_at_most(every: int, looks: int, poll
 def test_on_equals_off_bit_for_bit_and_no_value_is_read_in_a_step(net: str, later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape = NETS[net]
     if later:
-        monkeypatch.setattr("lightning_hooks.declare.early.HostCopies", Slow)
+        monkeypatch.setattr("lightning_hooks.diagnostics.nonfinite.checks.HostCopies", Slow)
         monkeypatch.setattr(StepChecks, "on_host", staticmethod(lambda norms: False))
 
     def fit(callbacks: list[Any]) -> tuple[Classifier, int]:
