@@ -24,7 +24,7 @@ demo: $(READY)  ## train a CNN on real data with the monitors on, then plant fou
 
 check: $(READY)  ## before each commit, within a minute: each part alone, and the core of the fits (tests/conftest.py names both)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(unit or core) and not slow" \
-		$(addprefix --ignore=tests/,examples faults notebooks system test_demo.py test_docs.py callbacks/models callbacks/ranks trackers/test_mlflow.py trackers/test_wandb.py)
+		$(addprefix --ignore=tests/,examples evidence/faults notebooks system test_demo.py test_docs.py callbacks/models callbacks/ranks trackers/test_mlflow.py trackers/test_wandb.py)
 
 test: $(READY)  ## run the suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -60,12 +60,12 @@ bench-check: $(READY)  ## before a release: the tables are of the code as it is
 	$(BIN)/python -m tests.benchmarks.tables --check
 
 faults: $(READY)  ## the proof, in one table: zoo, bugs of others, real trainings, lead times, and the peers' rules beside them
-	$(BIN)/python -m tests.proof
+	$(BIN)/python -m tests.evidence.proof
 
 exam: $(READY)  ## models and recipes of libraries, healthy and with faults; torchvision alone: what it depends on is a torch for GPUs
 	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[exam]'
-	$(BIN)/python -m tests.exam.run
+	$(BIN)/python -m tests.evidence.exam.run
 
 browser:  ## a browser for the tests that look at pages, where one can be installed (apt-get, as root or with sudo)
 	.ci/browser

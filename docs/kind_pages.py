@@ -148,7 +148,7 @@ def _links(kinds: list[str]) -> str:
 @cache
 def zoo_results() -> tuple[dict[str, tuple[str, str]], str]:
     """From the fault zoo's results: fault to its story and how often it was found, and the false alarms of healthy runs."""
-    text = (ROOT / "tests/faults/README.md").read_text(encoding="utf-8")
+    text = (ROOT / "tests/evidence/faults/README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+) \(`(\w+)`\) \| [\w-]+ \| (\d/\d) \| (?:\d/\d|-) \|", text, re.MULTILINE)
     (healthy,) = re.findall(r"^\| report \| \*\*lightning_hooks\*\* \|.*\| (\d+ of \d+) \|", text, re.MULTILINE)
     return {fault: (story, found) for story, fault, found in rows}, healthy

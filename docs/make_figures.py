@@ -21,9 +21,9 @@ from lightning_hooks import plots
 from lightning_hooks.callbacks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, RouterMonitor
 from lightning_hooks.diagnostics.routers.sites import find_routers
 from lightning_hooks.plots.canvas import BLUE, ORANGE, heading, name_layers, sheet, style
-from tests.faults.catalogue import CASES
-from tests.faults.training import build, train
-from tests.faults.zoo import FAULTS
+from tests.evidence.faults.catalogue import CASES
+from tests.evidence.faults.training import build, train
+from tests.evidence.faults.zoo import FAULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

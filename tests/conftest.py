@@ -26,7 +26,7 @@ KINDS = {
     "golden": "fit",
     "callbacks/ranks": "system",  # other processes, a browser, scripts as a user runs them
     "examples": "system",
-    "faults": "system",
+    "evidence/faults": "system",
     "notebooks": "system",
     "replay": "fit",
     "replay/ranks": "system",

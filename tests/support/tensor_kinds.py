@@ -111,10 +111,10 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
 
 def entries(tensor: Tensor) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
     """Each way a tensor gets to a kernel, with what is read there."""
+    from lightning_hooks.diagnostics.features.table import FeatureTable
     from lightning_hooks.diagnostics.gradients.tables import GradientTable
     from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
     from lightning_hooks.hooks.tensors import plain_values
-    from lightning_hooks.statistics import FeatureTable
     from lightning_hooks.statistics.histograms import HistogramTable
     from lightning_hooks.statistics.kernels import kernels_for
     from lightning_hooks.statistics.kernels.host import HostKernels

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from lightning_hooks.alerts import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.outputs import COMPARED_BATCHES
-from tests.statistics import test_outputs, test_representation
+from tests.diagnostics import test_outputs, test_representation
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state
 

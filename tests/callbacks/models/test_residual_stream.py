@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_hooks import FeatureStatsMonitor
 from lightning_hooks.diagnostics.reports import FeatureReport
-from tests.faults import data, nets, tasks
+from tests.evidence.faults import data, nets, tasks
 from tests.support.models import Classifier, TinyTransformer, hook_counts, loader, mlp, trainer
 from tests.support.stacks import ConvStack, Stack, Streams, assert_stream, reference
 

@@ -15,7 +15,7 @@ from lightning_hooks import RouterMonitor, TrainingMonitor
 from lightning_hooks.alerts import RouterReport
 from lightning_hooks.diagnostics.routers.sites import chosen_codebooks, chosen_routers, find_routers
 from lightning_hooks.plots import expert_load
-from tests.statistics.test_routing import check, reference
+from tests.diagnostics.test_routing import check, reference
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
 from tests.support.host_reads import CountSyncs
 from tests.support.mixtures import Choices, Mixture, Routed, routed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.alerts import DropoutUse
-from tests.statistics import test_outputs, test_representation
+from tests.diagnostics import test_outputs, test_representation
 from tests.support.reference import everything
 from tests.support.two_processes import run_twice
 

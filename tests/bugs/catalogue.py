@@ -1,8 +1,0 @@
-"""All bugs and healthy programs: importing this fills the list."""
-
-from __future__ import annotations
-
-from tests.bugs import bugs_of_forums, bugs_of_traincheck, programs
-from tests.bugs.cases import CASES
-
-__all__ = ["CASES", "bugs_of_forums", "bugs_of_traincheck", "programs"]

@@ -1,0 +1,24 @@
+"""One training of the table in this process: ``python -m tests.evidence.bugs.single FOLDER``; the environment says how many ranks.
+
+The folder has ``job.json``, the name and whether the bug is planted; the row goes into ``<rank>.pickle`` there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.evidence.bugs.catalogue import CASES
+from tests.evidence.exam.run import observed
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    name, planted = json.loads((folder / "job.json").read_text())
+    torch.set_num_threads(1)
+    row = observed(CASES[name], planted)
+    (folder / f"{os.environ.get('LOCAL_RANK', 0)}.pickle").write_bytes(pickle.dumps({"row": row}))
