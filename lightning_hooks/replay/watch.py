@@ -89,6 +89,7 @@ class StepWatch:
         self._changing: list[Tensor] | None = None  # buffers that a forward pass changes
         self._before: list[Tensor] = []  # their values before it
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
+        self._accumulation = 1
         self._first, self._resumed, self._requested = True, False, ""
 
     @property
@@ -124,6 +125,7 @@ class StepWatch:
         if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
             position = self._host.position
             self._epoch, self._step = position.epoch, position.global_step
+            self._accumulation = self._host.loss_scaling.accumulation
         self._last = batch_idx
         rows = rows_of(*self._host.again.loader_iterators())
         self._now = _UnderWay(Evidence(self._epoch, batch_idx, self._step, rows))
@@ -180,7 +182,7 @@ class StepWatch:
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
         now = self._now
-        if now is None or self._host.loss_scaling.accumulation == 1 or self._suspect is not None or self.found is not None:
+        if now is None or self._accumulation == 1 or self._suspect is not None or self.found is not None:
             return
         if self._few is None:
             self._few, size = [], 0
