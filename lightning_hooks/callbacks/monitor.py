@@ -110,6 +110,18 @@ class SessionCallback(EitherPackage):
         """The head of the run's health report, for a notebook."""
         return run_report(self.members).head()
 
+    def request_capsule(self) -> None:
+        """Write a capsule of the next optimizer step of the fit under way, whatever that step is like.
+
+        Raises:
+            RuntimeError: Outside of a fit, or where no monitor of it has ``capsule=``.
+        """
+        session = next((member.session for member in self.members if member.session is not None), None)
+        if session is None or not session.evidence.on:
+            why = "no fit is under way" if session is None else "capsule=None"
+            raise RuntimeError(f"request_capsule() needs a fit with a monitor whose capsule is not None; got {why}.")
+        session.evidence.request()
+
     def subscribe(self, observer: Callable[[Alert], object]) -> None:
         """Call ``observer`` with every new alert, after those that subscribed before and next to what ``on_alert`` says.
 

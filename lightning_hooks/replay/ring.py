@@ -71,8 +71,7 @@ class Ring:
             old = entries[-STEPS - 1]
             if old.generators is not None:
                 self._forget(old)
-        while self.nbytes > MOST_BYTES and len(entries) > 1:
-            self.nbytes -= entries.popleft().nbytes
+        self._trim()
 
     def at_forward(self, entry: Evidence, states: Generators) -> None:
         """The forward pass of a batch starts."""
@@ -81,6 +80,11 @@ class Ring:
         entry.generators = states
         entry.nbytes += size
         self.nbytes += size
+        self._trim()
+
+    def _trim(self) -> None:
+        while self.nbytes > MOST_BYTES and len(self._entries) > 1:
+            self.nbytes -= self._entries.popleft().nbytes
 
     def _forget(self, entry: Evidence) -> None:
         entry.generators = None

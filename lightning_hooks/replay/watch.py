@@ -19,6 +19,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import subject_of
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import warn
+from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame
@@ -88,6 +89,7 @@ class StepWatch:
         self._changing: list[Tensor] | None = None  # buffers that a forward pass changes
         self._before: list[Tensor] = []  # their values before it
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
+        self._accumulation = 1
         self._first, self._resumed, self._requested = True, False, ""
 
     @property
@@ -123,6 +125,7 @@ class StepWatch:
         if batch_idx <= self._last:  # a new epoch; to ask the loop how far it is takes longer than all of this
             position = self._host.position
             self._epoch, self._step = position.epoch, position.global_step
+            self._accumulation = self._host.loss_scaling.accumulation
         self._last = batch_idx
         rows = rows_of(*self._host.again.loader_iterators())
         self._now = _UnderWay(Evidence(self._epoch, batch_idx, self._step, rows))
@@ -172,14 +175,14 @@ class StepWatch:
             return
         now.in_forward, now.loss = False, loss.detach()
         self._forget_unchanged()
-        now.evidence.flag = not math.isfinite(now.loss.item()) if now.loss.is_cpu else ~torch.isfinite(now.loss)
+        now.evidence.flag = not math.isfinite(now.loss.item()) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
         self._suspect_now()
 
     @_guarded
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
         now = self._now
-        if now is None or self._host.loss_scaling.accumulation == 1 or self._suspect is not None or self.found is not None:
+        if now is None or self._accumulation == 1 or self._suspect is not None or self.found is not None:
             return
         if self._few is None:
             self._few, size = [], 0
@@ -190,7 +193,8 @@ class StepWatch:
         gradients = [p.grad for p in self._few if p.grad is not None and p.grad.layout == torch.strided]
         if gradients:
             total = torch.stack(torch._foreach_norm(gradients)).sum()
-            now.evidence.flag = now.evidence.flag | (not math.isfinite(total.item()) if total.is_cpu else ~torch.isfinite(total))
+            bad = not math.isfinite(total.item()) if StepChecks.on_host(total) else ~torch.isfinite(total)
+            now.evidence.flag = now.evidence.flag | bad
             self._suspect_now()
 
     def _suspect_now(self) -> None:
@@ -212,7 +216,8 @@ class StepWatch:
             return
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
-        if suspect is not None or not math.isfinite(step.norms().sum().item()):
+        norms = step.norms()
+        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(norms.sum().item())):
             guilty = suspect or self._now
             guilty.evidence.flag = True
             self._blame(guilty)
@@ -280,10 +285,10 @@ class StepWatch:
 
     def _write(self, guilty: _UnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:
-            on_host = self._on_host and kind != "error"
+            before_update = self._on_host and kind in ("nonfinite", "requested")
             batch = guilty.batch if guilty is self._now or guilty in self._recent or guilty.evidence.bad else None
             moment = Moment(kind, guilty.evidence, batch, guilty.rest, found, list(zip(self._names(), self._before, strict=True)))
-            self.writer.write(self._host, moment, self.ring, with_state=on_host)
+            self.writer.write(self._host, moment, self.ring, with_state=before_update)
 
     def _names(self) -> Iterator[str]:
         names = {id(buffer): name for name, buffer in self._host.model.named_buffers()}
@@ -306,9 +311,11 @@ class StepWatch:
         """An alert about a single step with its samples, and with what running that step again has shown."""
         if not self.on or subject_of(alert.kind) == "window" or alert.samples:
             return alert
-        shown = self._shown(alert) if subject_of(alert.kind) == "nonfinite" else alert
-        if shown is not alert:
-            return shown
+        several, shown = self._host.setup.world_size > 1, self._shown(alert)
+        if shown:
+            text = " ".join((f"On rank {rank}: " if several else "") + record["text"] for rank, record in shown)
+            known = tuple(sample for _, record in shown for sample in record["samples"])
+            return self.dated(dataclasses.replace(alert, diagnosis=text, samples=known))
         entry = None if alert.batch is None else self.ring.of(alert.epoch, alert.batch)
         if entry is None:
             older = self._resumed and alert.batch is not None and not self.ring.of(alert.epoch, max(alert.batch - 1, 0))
@@ -317,23 +324,23 @@ class StepWatch:
         if subject_of(alert.kind) == "nonfinite":
             entry = self.ring.guilty(entry, entry.step)
         samples = () if entry.rows is None else entry.rows.samples()
-        several = self._host.setup.world_size > 1
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
-    def _shown(self, alert: Alert) -> Alert:
-        """The alert with what running the bad step again has shown; itself where it is about an earlier step."""
+    def dated(self, alert: Alert) -> Alert:
+        """An alert with the step at which what it found began, where that is known from the judgement of each step."""
+        shown = self._shown(alert)
+        since = {"batch": shown[0][1]["batch"], "since_step": shown[0][1]["step"]} if shown else {}
+        return dataclasses.replace(alert, **since) if since else alert
+
+    def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:
+        """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
+        if not self.on or subject_of(alert.kind) != "nonfinite":
+            return []
         own = [] if self.found is None else [_record(*self.found)]
-        several = self._host.setup.world_size > 1
         last = math.inf if alert.batch is None else alert.batch
         records = [(rank, record) for rank, record in enumerate(self._of_ranks or own) if record]
         records = [(rank, record) for rank, record in records if record["epoch"] == alert.epoch and record["batch"] <= last]
-        shown = [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
-        if not shown:
-            return alert
-        text = " ".join((f"On rank {rank}: " if several else "") + record["text"] for rank, record in shown)
-        samples = tuple(sample for _, record in shown for sample in record["samples"])
-        since = {"batch": shown[0][1]["batch"], "since_step": shown[0][1]["step"]}
-        return dataclasses.replace(alert, diagnosis=text, samples=samples, **since)
+        return [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
 
     @_guarded
     def passed_on(self, alerts: Iterable[Alert]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.diagnostics.features.table_ids import MissedRow, id_out_of_range
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.run_report.lines import ALERTS, ALERTS_VERSION, FOLDER, append
 from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
@@ -59,12 +60,12 @@ class AlertDelivery:
 
     Args:
         host: The training loop.
-        explained: Adds to a root cause what is known of its step.
+        evidence: What is known of single steps.
         listeners: Those of the run.
     """
 
-    def __init__(self, host: Host, explained: Callable[[Alert], Alert], listeners: Listeners) -> None:
-        self._host, self._explained, self._listeners = host, explained, listeners
+    def __init__(self, host: Host, evidence: StepWatch, listeners: Listeners) -> None:
+        self._host, self._evidence, self._listeners = host, evidence, listeners
         self.stopped_by: Alert | None = None  # the first alert with on_alert="stop"
         self._unwritable: set[Path] = set()  # files that could not be written, with a warning
         self._faulty: set[int] = set()  # ids of observers that raised, with a warning
@@ -78,7 +79,7 @@ class AlertDelivery:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        reports: list[Any] = [member.report for member in members]
+        reports: list[Any] = [self._dated(member.report) for member in members]
         found = [report.alerts for report in reports]
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         records: list[dict[str, Any]] = []
@@ -129,7 +130,7 @@ class AlertDelivery:
             alerts = member.urgent(report)
             if member.early is not None:
                 member.early.found.update({(alert.kind, alert.site): alert for alert in alerts})
-            reports.append(dataclasses.replace(report, alerts=alerts))
+            reports.append(self._dated(dataclasses.replace(report, alerts=alerts)))
         ordered = in_order_of_cause(reports, lambda place, alert: members[place].alerting.window.holds(alert))
         of_report, fresh = [], {}
         for place, (member, found) in enumerate(zip(members, ordered.of_report, strict=True)):
@@ -164,7 +165,10 @@ class AlertDelivery:
                 self.judge_urgent(observed, last=True, lookup=found)
 
     def _roots_explained(self, alerts: Iterable[Alert]) -> list[Alert]:
-        return [alert if alert.cause else self._explained(alert) for alert in alerts]
+        return [alert if alert.cause else self._evidence.explained(alert) for alert in alerts]
+
+    def _dated(self, report: Any) -> Any:
+        return dataclasses.replace(report, alerts=tuple(map(self._evidence.dated, report.alerts)))
 
     def _pass_on(
         self,

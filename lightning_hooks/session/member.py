@@ -85,6 +85,7 @@ class Member(MemberContext):
         self.window_end_seconds, self.table_bytes = float("nan"), 0
         self.folder: Path | None = None  # of the run's files
         self._loaded: dict[str, Any] = {}  # what a checkpoint holds for the next run
+        self._capsules: set[str] = set()  # the kinds that the run has written
         self._goes_on = False  # from a checkpoint, since the last run
         self._regions: list[str] = []  # compiled modules not yet checked
 
@@ -111,7 +112,8 @@ class Member(MemberContext):
         self.sampling.start(host.setup.device, not self._regions)
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
-        session.keep_evidence(self.settings, state.get("capsules", ()))
+        self._capsules = set(state.get("capsules", ()))
+        session.keep_evidence(self.settings, self._capsules)
         if self.kind.watches_steps:
             self._watch_steps()
         self.collector = collector = self._new(self, state)
@@ -268,8 +270,8 @@ class Member(MemberContext):
             state |= self.collector.state_dict()
         if self.early is not None:
             state["early"] = self.early.state_dict()
-        if self.session is not None and self.session.evidence.writer is not None:
-            state["capsules"] = sorted(self.session.evidence.writer.written)
+        if self._capsules:
+            state["capsules"] = sorted(self._capsules)
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
             state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
         return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class Parts(Protocol):
     calls: FunctionalCalls
     evidence: StepWatch
 
-    def keep_evidence(self, settings: Settings, written: Iterable[str]) -> None:
+    def keep_evidence(self, settings: Settings, written: set[str]) -> None:
         """Keep the evidence of each step, as the first monitor with ``capsule=`` says."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -57,7 +57,7 @@ class Session:
         self.probe = StepProbe(host)
         self.listeners = Listeners()
         self.evidence = StepWatch(host, self._unobserved)
-        self.delivery = AlertDelivery(host, self.evidence.explained, self.listeners)
+        self.delivery = AlertDelivery(host, self.evidence, self.listeners)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
         self._warned_of_ending = self._explained_skipped = self._closed = False
@@ -91,15 +91,15 @@ class Session:
         self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
 
-    def keep_evidence(self, settings: Settings, written: Iterable[str]) -> None:
+    def keep_evidence(self, settings: Settings, written: set[str]) -> None:
         """Keep the evidence of each step, as the first monitor with ``capsule=`` says.
 
         Args:
             settings: Its arguments.
-            written: The kinds of capsules that the run wrote before it was resumed.
+            written: The kinds of capsules that the run has written; those to come are added.
         """
         if settings.capsule is not None and not self.evidence.on:
-            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, {*written}, self._window_so_far)
+            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, written, self._window_so_far)
             self.evidence.open(writer, settings.keep_batches)
 
     def _window_so_far(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import runpy
 import sys
 import tempfile
 import warnings
@@ -112,6 +113,8 @@ SHOTS: dict[str, tuple[Callable[[Browser, str], None], str, tuple[int, int]]] = 
 }
 """Name to what opens the page, of which log directory, and the window."""
 HEALTH = "health-tab"
+SAMPLE = "report-sample"
+"""The picture of the guide about samples."""
 REPORTS = {"report-light": (900, 844, False), "report-phone-dark": (390, 844, True)}
 
 
@@ -126,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = args.runs or Path(name)
-        if not (args.only and set(args.only) <= set(REPORTS)) and (not folder.is_dir() or not any(folder.iterdir())):
+        if not (args.only and set(args.only) <= {*REPORTS, SAMPLE}) and (not folder.is_dir() or not any(folder.iterdir())):
             demo = digits()
             for run in ("healthy", "vanishing", "dying-relu", "exploding"):
                 train(demo, folder / "digits", run)
@@ -168,8 +171,22 @@ def take(folder: Path, pictures: Path, only: list[str] | None) -> None:
         with chromium(width, height, dark) as driver:
             driver.get(report)
             Browser(driver).screenshot(pictures / f"{name}.png")
+    if not only or SAMPLE in only:
+        with chromium(900, 620) as driver:
+            driver.get(planted_sample(folder / "sample").resolve().as_uri())
+            Browser(driver).screenshot(pictures / f"{SAMPLE}.png")
     for path in sorted(pictures.glob("*.png")):
         print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def planted_sample(folder: Path) -> Path:
+    """Train the net of the guide "which sample broke my run"; return its health report."""
+    text = (ROOT / "docs" / "guides" / "which_sample.md").read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "train.py"
+    script.write_text(text.partition("```python\n")[2].partition("```")[0].replace("runs/which_sample", folder.as_posix()))
+    runpy.run_path(str(script))
+    return folder / "lightning_hooks" / "report.html"
 
 
 def settle(browser: Browser) -> None:

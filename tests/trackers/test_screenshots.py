@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.trackers.screenshots import REPORTS, ROOT, SHOTS
+from tests.trackers.screenshots import HEALTH, REPORTS, ROOT, SAMPLE, SHOTS
 
 IMAGES = ROOT / "docs" / "images"
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
@@ -21,6 +21,6 @@ def test_a_screenshot_is_there_and_small(name: str) -> None:
 
 def test_readme_and_docs_show_them_and_no_other() -> None:
     shown = set(re.findall(r"images/([\w-]+)\.png", TEXT))
-    assert shown == {path.stem for path in IMAGES.glob("*.png")} == {*SHOTS, *REPORTS}
+    assert shown == {path.stem for path in IMAGES.glob("*.png")} == {*SHOTS, *REPORTS, SAMPLE, HEALTH, f"{HEALTH}-runs"}
     for image in re.findall(r"<img [^>]*>", TEXT):
         assert 'alt="' in image
