@@ -59,7 +59,7 @@ def main(
     report.add_argument("--output", type=Path, help="the folder to write to (default: where the run's reports are)")
     report.add_argument("--json", action="store_true", help="print the run's health as JSON instead, and write nothing")
     report.add_argument("--fail-on", choices=FAILS, help="return 1 if the run has such a problem at its end, or a worse one")
-    both = commands.add_parser("compare", help="compare two runs: what differs, layer by layer, largest differences first")
+    both = commands.add_parser("compare", help="compare two runs: set-up, losses, then layer by layer")
     both.add_argument("run_a", type=Path, help="the log directory of the first")
     both.add_argument("run_b", type=Path, help="the log directory of the second")
     both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")

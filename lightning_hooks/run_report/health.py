@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +154,7 @@ class Health:
             "since": None if problem is None else problem.since,
             "until": None if problem is None else problem.until,
             "rows": _rows(record.get(alert.kind)),
+            "samples": list(alert.samples),
             "value": to_plain(alert.value) if measured else None,
             "limit": to_plain(alert.threshold) if measured else None,
             "record": record,
@@ -232,7 +234,8 @@ def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[s
     root = [{**_named(alert.cause), "text": None}] if alert.cause else []
     if not alert.diagnosis:
         return root
-    text = sentences.without_names(alert.diagnosis, names)
+    shown = re.sub(r"The step raises .*", "The step raises an exception.", alert.diagnosis, flags=re.DOTALL)  # without its text
+    text = sentences.without_names(shown, names)
     return [*root, {"kind": None, "site": None, "fingerprint": None, "text": text}]
 
 

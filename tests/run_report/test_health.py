@@ -235,6 +235,15 @@ def test_a_value_of_a_sample_is_left_out(make_run: Any) -> None:
     assert "5012" not in json.dumps(entry)
 
 
+def test_samples_are_named_and_the_text_of_an_exception_is_not(make_run: Any) -> None:
+    shown = "The step raises ValueError: /home/me/data: 5012 in head (Linear): x = table[ids]."
+    alert = Alert("nonfinite", "net.a", 1.0, 0.0, 4, 50, "critical", "NaN.", diagnosis=shown, samples=(7, "b: 3", *range(200)))
+    (entry,) = alerts_of(make_run, alert)["alerts"]
+    assert entry["samples"][:4] == [7, "b: 3", 0, 1]
+    assert len(entry["samples"]) == 100
+    assert entry["causes"][0]["text"] == "The step raises an exception."
+
+
 def test_the_losses_of_single_batches_are_left_out(make_run: Any) -> None:
     names = ["net.a"]
     run = read_run(make_run(names=names, healthy=True))
