@@ -137,6 +137,8 @@ def test_accelerate_counts_accumulated_steps(run_here: Run) -> None:
     pytest.importorskip("accelerate")
     assert "29 steps of 57 batches in an epoch" in run_here("accelerate_loop")
     assert Path("logs/lightning_hooks/report.html").exists()
+
+
 def test_agent_repairs_the_training_by_what_health_json_says(run_here: Run) -> None:
     printed = run_here("agent")
     assert printed.startswith("Learning rate 3: critical. ")
