@@ -72,6 +72,8 @@ class Health:
 
     def document(self) -> dict[str, Any]:
         """The document in plain JSON types."""
+        import lightning_hooks.alerts  # noqa: F401  it declares the kinds, and needs torch, which reading a run's file does not
+
         verdict, end = self.verdict, self.end or {}
         reports = [watched.report for watched in self.watched if watched.report is not None]
         sentences = Sentences(names_in(reports) | {site for problem in verdict.problems for site in problem.sites})
