@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: the demo, reports, comparisons, explanations, replays and ``serve``."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: its commands are listed by ``lightning-hooks --help``."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from lightning_hooks.sinks.serve import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known."""
+    """Run a command; return its exit code, 2 if what it is given cannot be read."""
     return cli.main(arguments, _demo, _replay, serve)
 
 

@@ -30,7 +30,11 @@ BELOW = {
 BELOW["declare"] = {"hooks", "statistics", "clipping", "trackers", "host"}
 BELOW["diagnostics"] = {"hooks", "statistics", "clipping", "quantization", "declare", "trackers", "plots", "host"}
 BELOW["alerts"] = {"hooks", "statistics", "clipping", "declare", "diagnostics"}
-BELOW |= {"profiling": {"hooks", "declare"}, "pruning": {"hooks", "statistics", "declare", "extraction"}}
+BELOW |= {
+    "profiling": {"hooks", "declare"},
+    "checkpoints": {"hooks", "declare"},
+    "pruning": {"hooks", "statistics", "declare", "extraction"},
+}
 FLOOR_1 = set(BELOW)
 BELOW |= {part: FLOOR_1 | {"trackers", "plots"} - {part} for part in ("trackers", "plots")}  # of diagnostics they read reports
 BELOW["run_report"] = FLOOR_1 | {"trackers", "plots"}

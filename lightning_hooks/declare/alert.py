@@ -7,6 +7,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2s
 from typing import Any
 
 from lightning_hooks.declare.kinds import Severity, inside_a_sentence, title_of
@@ -76,6 +77,11 @@ class Alert:
         return f"{self.kind} at {self.site}"
 
     @property
+    def fingerprint(self) -> str:
+        """What stands for the kind and the site: 16 hexadecimal digits, the same in every run, on every rank and machine."""
+        return fingerprint_of(self.kind, self.site)
+
+    @property
     def where(self) -> str:
         """The site, and how many more have the same problem."""
         return readable(self.site) + (f" and {len(self.also)} more site{'s' * (len(self.also) > 1)}" if self.also else "")
@@ -135,6 +141,11 @@ class Alert:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
         plain: dict[str, Any] = to_plain(self)
         return plain
+
+
+def fingerprint_of(kind: str, site: str) -> str:
+    """What stands for a kind at a site: 16 hexadecimal digits."""
+    return blake2s(f"{kind}\0{site}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _grouped(names: Sequence[str], most: int = 3) -> str:

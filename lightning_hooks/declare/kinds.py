@@ -89,6 +89,7 @@ class Kind:
         spreads: How it spreads from site to site; None if its alerts are independent of one another.
         urgency: Of problems that are equally severe, the most urgent is the headline.
         limit: The threshold that figures draw; 0 for none.
+        quotes_sample: Whether its value and its text hold a value of a sample, such as a token's id.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Kind:
     spreads: Spread | None = None
     urgency: int = 0
     limit: float = 0.0
+    quotes_sample: bool = False
 
 
 KINDS: dict[str, Kind] = {}

@@ -99,6 +99,13 @@ class RuleBook:
         rules = [rule for rule in self.rules if isinstance(rule, Rule)]
         return frozenset(rule.kind for rule in rules) - {rule.kind for rule in rules if rule.judges == "window"}
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that the rules in force look for, but for those that are muted everywhere and those of functions."""
+        muted = {mute.kind for mute in self.mutes if mute.sites == "*"}
+        kinds = dict.fromkeys(rule.kind for rule in self.rules if isinstance(rule, Rule) and rule.kind not in muted)
+        return () if "*" in muted else tuple(kinds)
+
     def judge(
         self,
         report: Any,

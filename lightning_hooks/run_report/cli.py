@@ -1,9 +1,10 @@
-"""``lightning-hooks``: the demo, a run's report, two runs compared, many runs served, a kind of alert explained."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: makes reports, compares runs, verifies a cure, checks a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -13,18 +14,23 @@ from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.compare import compare
 from lightning_hooks.run_report.compare_view import compare_lines
 from lightning_hooks.run_report.files import write_health, write_whole
+from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.page import compare_page
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
+from lightning_hooks.run_report.verify import verify
 from lightning_hooks.trackers.console import visible
 
 SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
-
+FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
+"""``--fail-on`` to the statuses with which ``report`` returns 1."""
 
 Demo = Callable[[Path, bool], list[str]]
 """What makes the demo's lines, given the folder for its logs and whether to leave the fault out."""
-Replay = Callable[[argparse.Namespace], tuple[list[str], int]]
-"""What runs a bad step again: its lines and the exit code, given the options."""
+Done = tuple[list[str], int]
+"""What a command prints, and what it returns."""
+Replay = Callable[[argparse.Namespace], Done]
+"""What runs a bad step again, given the options."""
 
 
 Serve = Callable[[Path, int], None]
@@ -34,7 +40,11 @@ Serve = Callable[[Path, int], None]
 def main(
     arguments: Sequence[str] | None = None, demo: Demo | None = None, replay: Replay | None = None, serve: Serve | None = None
 ) -> int:
-    """Run a command; return 0, 1 if a replay does not reproduce, or 2 if something cannot be read or a kind is not known.
+    """Run a command.
+
+    Returns:
+        0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure, ``check`` finds something wrong or a replay does not
+        reproduce; 2 if what is named cannot be read or is not known.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
@@ -47,11 +57,19 @@ def main(
     report = commands.add_parser("report", help="make a run's report.html and report.md again, and print its verdict")
     report.add_argument("run", type=Path, help="its log directory, such as lightning_logs/version_0")
     report.add_argument("--output", type=Path, help="the folder to write to (default: where the run's reports are)")
-    both = commands.add_parser("compare", help="compare two runs: what differs, layer by layer, largest differences first")
+    report.add_argument("--json", action="store_true", help="print the run's health as JSON instead, and write nothing")
+    report.add_argument("--fail-on", choices=FAILS, help="return 1 if the run has such a problem at its end, or a worse one")
+    both = commands.add_parser("compare", help="compare two runs: set-up, losses, then layer by layer")
     both.add_argument("run_a", type=Path, help="the log directory of the first")
     both.add_argument("run_b", type=Path, help="the log directory of the second")
     both.add_argument("--epoch", type=int, help="the epoch to compare at (default: the last that both have)")
     both.add_argument("--output", type=Path, help="the HTML file to write (default: compare.html next to the second's reports)")
+    cure = commands.add_parser("verify", help="say whether a second run is cured of the alerts of a first one, and learns; 0 if so")
+    cure.add_argument("run_a", type=Path, help="the log directory of the run with the problem")
+    cure.add_argument("run_b", type=Path, help="the log directory of the run after a change")
+    cure.add_argument("--json", action="store_true", help="print JSON")
+    saved = commands.add_parser("check", help="look for what is wrong in a checkpoint; 0 if nothing is")
+    saved.add_argument("checkpoint", type=Path, help="the file, such as last.ckpt")
     of_kind = commands.add_parser("explain", help="say what a kind of alert means, when it is raised and what to try")
     of_kind.add_argument("kind", help="its name, such as dead")
     if demo is not None:
@@ -79,13 +97,11 @@ def main(
             lines, code = replay(options)
         elif demo is not None and options.command == "demo":
             lines = demo(options.output, options.healthy)
-        elif options.command == "explain":
-            lines = explain(options.kind)
         elif serve is not None and options.command == "serve":
             serve(options.logdir, options.port)
             return 0
         else:
-            lines = _report(options) if options.command == "report" else _compare(options)
+            lines, code = COMMANDS[options.command](options)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  a command prints
         return 2
@@ -114,13 +130,38 @@ def _read(path: Path) -> Run:
     return run
 
 
-def _report(options: argparse.Namespace) -> list[str]:
+def _report(options: argparse.Namespace) -> Done:
     run = _read(options.run)
+    code = int(options.fail_on is not None and judge(run).status in FAILS[options.fail_on])
+    if options.json:
+        return health_of(run).text().splitlines(), code
     written = write_health(run, options.output)
-    return [*verdict_lines(run), "", *(f"Written: {path}" for path in written)]
+    return [*verdict_lines(run), "", *(f"Written: {path}" for path in written)], code
 
 
-def _compare(options: argparse.Namespace) -> list[str]:
+def _compare(options: argparse.Namespace) -> Done:
     found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
     path = write_whole(options.output or found.b.path / "compare.html", compare_page(found))
-    return [*compare_lines(found), "", f"Written: {path}"]
+    return [*compare_lines(found), "", f"Written: {path}"], 0
+
+
+def _verify(options: argparse.Namespace) -> Done:
+    found = verify(_read(options.run_a), _read(options.run_b))
+    lines = json.dumps(found.document(), allow_nan=False, indent=1).splitlines() if options.json else found.lines()
+    return lines, int(found.outcome != "cured")
+
+
+def _check(options: argparse.Namespace) -> Done:
+    from lightning_hooks.checkpoints import check_checkpoint  # it imports torch, which the other commands do not need
+
+    found = check_checkpoint(options.checkpoint)
+    return found.lines(), int(found.wrong)
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], Done]] = {
+    "report": _report,
+    "compare": _compare,
+    "verify": _verify,
+    "check": _check,
+    "explain": lambda options: (explain(options.kind), 0),
+}

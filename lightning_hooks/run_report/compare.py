@@ -1,4 +1,4 @@
-"""A comparison of two runs: what differs, layer by layer, the largest differences first."""
+"""A comparison of two runs: what differs in the set-up, in the losses, and layer by layer, the largest differences first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from lightning_hooks.declare.kinds import gravity
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.run import MonitorRecord, Run
+from lightning_hooks.run_report.setup_differences import setup_differences
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 COMPARED = (
@@ -23,10 +24,6 @@ COMPARED = (
     ("gradient_clip", "optimizers", "rate", "steps clipped"),
 )
 """What is compared: prefix, table, statistic, in words."""
-
-
-NOT_SETTINGS = ("event", "version", "started", "epoch", "step", "monitors")
-"""What a ``fit`` event says that is not a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,7 @@ class Comparison:
     alerts_b: tuple[Course, ...]  # that only the second ended with
     alerts_both: tuple[Course, ...]  # that both ended with, as the first has them
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) of what was set up differently
+    losses: tuple[tuple[str, float, float], ...] = ()  # (of which window, first, second) of the loss, where it is known
 
     def by_cause(self) -> list[tuple[Course | None, list[Difference]]]:
         """What differs, under the alert that only one run ended with and that explains it; under None what none of them explains.
@@ -145,7 +143,8 @@ def compare(a: Run, b: Run, epoch: int | None = None) -> Comparison:
         tuple(course for key, course in mine.items() if key not in theirs),
         tuple(course for key, course in theirs.items() if key not in mine),
         tuple(course for key, course in mine.items() if key in theirs),
-        tuple(_settings(a, b)),
+        tuple(setup_differences(a, b)),
+        tuple(_losses(a, b)),
     )  # fmt: skip
 
 
@@ -192,15 +191,15 @@ def _column(record: MonitorRecord, table: str, stat: str, epoch: int) -> dict[st
     return {name: float(value) for name, value in zip(names, values, strict=True) if not math.isinf(value)}
 
 
-def _settings(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
-    keys = dict.fromkeys(key for run in (a, b) for key in run.fit if key not in NOT_SETTINGS)
-    pairs = [(key, a.fit.get(key), b.fit.get(key)) for key in keys]
-    pairs += [("monitors", _listed(a), _listed(b)), (f"{a.window}s", len(a.epochs), len(b.epochs))]
-    return [pair for pair in pairs if pair[1] != pair[2]]
-
-
-def _listed(run: Run) -> str:
-    return ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
+def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
+    """The loss at the first and at the last window that both have, and at the end of each, where any is known."""
+    both = sorted(set(a.epochs) & set(b.epochs))
+    places = dict.fromkeys((both[0], both[-1])) if both else {}
+    rows = [(f"{a.unit} {place}", a.loss(place), b.loss(place)) for place in places]
+    ends = [max(run.epochs, default=-1) for run in (a, b)]
+    if ends[0] != ends[1]:
+        rows.append((f"last {a.window}", a.loss(ends[0]), b.loss(ends[1])))
+    return rows if any(math.isfinite(loss) for _, *losses in rows for loss in losses) else []
 
 
 def _times(factor: float) -> str:

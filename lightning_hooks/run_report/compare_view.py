@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from lightning_hooks.plots.names import shortened
 from lightning_hooks.plots.series import FRACTIONS
@@ -12,7 +13,7 @@ from lightning_hooks.run_report.charts import Chart, Line, chart
 from lightning_hooks.run_report.compare import Comparison, Difference
 from lightning_hooks.run_report.heat import HEATS
 from lightning_hooks.run_report.limits import Limits
-from lightning_hooks.run_report.numerals import number, percent
+from lightning_hooks.run_report.numerals import DASH, number, percent
 from lightning_hooks.run_report.rows import Row, Rows, rows
 from lightning_hooks.run_report.verdict import Course
 from lightning_hooks.trackers.console import table_lines
@@ -125,8 +126,15 @@ def _shown(difference: Difference, value: float) -> str:
 
 
 def compare_lines(found: Comparison) -> list[str]:
-    """The comparison of two runs as plain lines."""
+    """The comparison of two runs as plain lines: the set-up and the losses first."""
     lines = [f"A  {found.a.name}: {found.verdicts[0].headline}", f"B  {found.b.name}: {found.verdicts[1].headline}", ""]
+    lines += ["What differs in the set-up:"] if found.settings else ["The set-up is the same, as far as it is known."]
+    settings = [(shortened(key, 44), setting(a), setting(b)) for key, a, b in found.settings]
+    lines += [f"  {line}" for line in table_lines(("", "A", "B"), settings)] if settings else []
+    if found.losses:
+        rows = [(where, number(a), number(b)) for where, a, b in found.losses]
+        lines += ["", "Loss:", *(f"  {line}" for line in table_lines(("", "A", "B"), rows))]
+    lines.append("")
     different = groups(found)
     if different:
         lines.append(f"Largest differences, {found.a.unit} {found.epoch}:")
@@ -147,6 +155,9 @@ def compare_lines(found: Comparison) -> list[str]:
     for letter, names in (("A", found.only_a), ("B", found.only_b)):
         if names:
             lines += ["", f"Only in {letter}: {', '.join(names[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}"]
-    for key, a, b in found.settings:
-        lines.append(f"{key}: {a} in A, {b} in B")
     return lines
+
+
+def setting(value: Any) -> str:
+    """A setting in words; a dash for none."""
+    return DASH if value is None else shortened(str(value), 60)

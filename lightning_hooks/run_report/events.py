@@ -15,6 +15,9 @@ FIELDS: dict[str, Any] = {
     "at": int,
     "loss": float,
     "max_epochs": int | None,
+    "watched": tuple[Any, ...],
+    **dict.fromkeys(("site", "type"), str),
+    **dict.fromkeys(("defined_at", "created_at"), str | None),
     "lr": dict[str, float],
     "layers": dict[str, tuple[Any, ...]],
     "alerts": tuple[Any, ...],
@@ -22,7 +25,7 @@ FIELDS: dict[str, Any] = {
 }
 """Of all events; a field that is not known here is not looked at."""
 LAYERS: dict[str, Any] = {**dict.fromkeys(("name", "type", "detail"), tuple[str, ...]), "parameters": tuple[int, ...]}
-NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report")}
+NEEDED = {"fit": ("epoch",), "report": ("epoch", "step", "monitor", "modules", "kind", "report"), "source": ("site", "type")}
 
 
 def checked(event: Any, names: KnownNames) -> dict[str, Any]:

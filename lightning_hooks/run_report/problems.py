@@ -91,11 +91,12 @@ class _Spell:
         names = {table: dict.fromkeys(plain[table]) for table in ("sites", "consequences")}
         return cls(**{**plain, **names, "first": from_plain(Alert, plain["first"])})
 
-    def add(self, at: int, roots: Sequence[Alert]) -> None:
+    def add(self, at: int, roots: Sequence[Alert], following: Iterable[str]) -> None:
         self.until = at
         self.severity = min((self.severity, *(root.severity for root in roots)), key=gravity)
         self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
         self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
+        self.consequences.update(dict.fromkeys(following))  # the run's file does not add those of later windows to the root
 
 
 MOST_STRETCHES = 50
@@ -142,7 +143,8 @@ class ProblemHistory:
             known = self._spells.setdefault(key, [])
             if not known or self.windows - known[-1].number > REARM:
                 known.append(_Spell(min(group, key=lambda root: gravity(root.severity)), at, self.windows))
-            known[-1].add(at, group)
+            names = {root.name for root in group}
+            known[-1].add(at, group, (alert.name for alert in alerts if alert.cause in names))
             del known[:-MOST_STRETCHES]
         for (kind, _), known in self._spells.items():
             if kind in kinds and self.windows - known[-1].number <= REARM:

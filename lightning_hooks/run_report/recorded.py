@@ -15,6 +15,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.plots.series import Series
 from lightning_hooks.run_report.lines import is_table, report_of
+from lightning_hooks.run_report.source import Source
 
 Columns = dict[str, tuple[tuple[str, ...], dict[str, np.ndarray]]]
 """Table to its names and, by statistic, their numbers: float32, NaN where nothing was measured, infinite where none applies."""
@@ -97,6 +98,7 @@ class Run:
         timing: Epoch to the ``epoch`` event: what it took.
         end: The ``end`` event; None if training goes on, or was killed.
         damaged: How many lines could not be read, and were left out.
+        sources: Site to where its module comes from, of sites that had an alert.
     """
 
     path: Path
@@ -107,6 +109,7 @@ class Run:
     timing: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     damaged: int = 0
+    sources: dict[str, Source] = field(default_factory=dict)
 
     @property
     def window(self) -> str:

@@ -17,6 +17,7 @@ from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.plain import NONFINITE, from_plain
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, is_table, place, read_lines, report_line, spread, with_columns
 from lightning_hooks.run_report.recorded import Columns, MonitorRecord, Run
+from lightning_hooks.run_report.source import source_of
 
 __all__ = ["MOST_EPOCHS", "MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
@@ -153,6 +154,8 @@ class RunReader:
             run.timing[place(event)] = dict(event)
         elif kind == "end":
             run.end = dict(event)
+        elif kind == "source":
+            run.sources[event["site"]] = source_of(event)
         run.monitors = list(self._found.values())
 
     def _take_report(self, event: Mapping[str, Any]) -> None:

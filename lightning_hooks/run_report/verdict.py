@@ -44,12 +44,18 @@ class Verdict:
         headline: It in a sentence.
         details: More about the run, a sentence each.
         problems: Problems that last, the most severe and root causes first; then those that ended; then infos.
+        plain: The headline without what others named or wrote: no site, no text of an error.
+        windows: How many windows there were.
+        losses: The mean loss of the first window and of the last one that have a finite one; empty where none is known.
     """
 
     status: Status
     headline: str
     details: tuple[str, ...]
     problems: tuple[Problem, ...]
+    plain: str = ""
+    windows: int = 0
+    losses: tuple[float, ...] = ()
 
 
 def courses(run: Run) -> list[Course]:
@@ -87,40 +93,50 @@ def conclude(histories: Sequence[ProblemHistory], observed: bool, end: Mapping[s
     problems = tuple(sorted((problem for found in known for problem in found.all(lasts[found.unit])), key=_order))
     serious = [problem for problem in problems if problem.severity != "info"]
     end = end or {}
-    status, headline = _course(known, observed, problems)
+    status, headline, plain = _course(known, observed, problems)
     if end.get("how") == "exception" and end.get("error_type") != "AlertError":  # of that one the alert says more
         at = f" (epoch {end['epoch']}, step {end['step']})" if {"epoch", "step"} <= set(end) else ""
-        before = headline if serious or not known else "No alert was raised before it."
+        alone = not serious and known
+        before, plain = ("No alert was raised before it.",) * 2 if alone else (headline, plain)
         status, headline = "failed", f"Training ended with {_shortened(str(end.get('error', '')))}{at}. {before}"
+        plain = f"Training ended with an exception{at}. {plain}"
     elif end.get("how") == "exception":
-        headline += f" on_alert='raise' ended training at step {end.get('step')}."
+        headline, plain = (f"{text} on_alert='raise' ended training at step {end.get('step')}." for text in (headline, plain))
     if end.get("stopped_by"):
         headline += f" Stopped by {end['stopped_by']} at step {end.get('step')}."
-    return Verdict(status, headline, (), problems)
+        plain += f" Stopped by an alert at step {end.get('step')}."
+    losses = max((found.losses for found in known), key=len, default=())
+    return Verdict(status, headline, (), problems, plain, max((found.windows for found in known), default=0), losses)
 
 
-def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str]:
+def _course(histories: Sequence[ProblemHistory], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str, str]:
+    """The status, the headline, and the headline without names of sites."""
     present = [problem for problem in problems if problem.lasts and problem.severity != "info"]
     past = [problem for problem in problems if not problem.lasts and problem.severity != "info"]
     if not histories:
-        return "unknown", "No report: no window was completed."
+        text = "No report: no window was completed."
+        return "unknown", text, text
     if not observed:
-        return "unknown", "Nothing was observed: no module, no parameter and no optimizer."
+        text = "Nothing was observed: no module, no parameter and no optimizer."
+        return "unknown", text, text
     if present:
         first = present[0]
         more = f"; {len(present) - 1} more problem{'s' * (len(present) > 2)}" if len(present) > 1 else ""
         status: Status = "critical" if first.severity == "critical" else "warning"
-        return status, f"{capital(first.what)} at {first.where}, {first.when}{more}."
+        rest = f", {first.when}{more}."
+        return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
     longest = max(histories, key=lambda found: found.windows)
     fallen, loss = _loss(longest.unit, max((found.losses for found in histories), key=len))
     status = "healthy" if fallen else "unknown"
     if past:
         first = past[0]
         more = f"; {len(past) - 1} more problem{'s' * (len(past) > 2)} ended" if len(past) > 1 else ""
-        return status, f"{capital(first.what)} at {first.where}, {first.when}, not seen since{more}{loss}."
+        rest = f", {first.when}, not seen since{more}{loss}."
+        return status, f"{capital(first.what)} at {first.where}{rest}", f"{capital(first.what)}{rest}"
     infos = some(list(dict.fromkeys(problem.kind for problem in problems)), 3)
     judged = f"no alert above info ({infos})" if infos else "no rule broken"
-    return status, f"{_count(longest.windows, _window(longest.unit))}, {judged}{loss}."
+    text = f"{_count(longest.windows, _window(longest.unit))}, {judged}{loss}."
+    return status, text, text
 
 
 def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:

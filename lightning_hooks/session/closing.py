@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
@@ -50,33 +53,49 @@ def verdict_of(members: Sequence[Member]) -> Verdict:
     return conclude([member.problems for member in known], any(is_observed(member.report) for member in known), end)
 
 
-def closing_lines(verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None) -> list[str]:
-    """The verdict, the open alerts in one line, and where the report is.
+def command_for(folder: Path) -> str:
+    """The command that prints more on a run.
+
+    Args:
+        folder: Its log directory.
+    """
+    with suppress(OSError, ValueError):
+        folder = folder.absolute().relative_to(Path.cwd())
+    return f"lightning-hooks report {shlex.quote(str(folder))}"
+
+
+def closing_lines(
+    verdict: Verdict, alerts: Sequence[Alert], place: str = "", width: int | None = None, command: str = ""
+) -> list[str]:
+    """The verdict with the command that prints more, the open alerts in one line, and where the report is.
 
     Args:
         verdict: The verdict.
         alerts: The open alerts, the most severe first.
         place: Of the health report; empty for none.
         width: Of the terminal, which the line of alerts keeps; None to ask it.
+        command: The command; empty for none.
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     colour = "critical" if verdict.status == "failed" else verdict.status
-    lines = [coloured(f"Monitors: {verdict.headline}", colour, sys.stdout), f"Open alerts: {_listed(alerts, width - 13)}"]
+    more = f" More: {command}" if command else ""
+    lines = [coloured(f"Monitors: {verdict.headline}", colour, sys.stdout) + more, f"Open alerts: {_listed(alerts, width - 13)}"]
     return [*lines, f"Health report: {place}"] if place else lines
 
 
-def print_closing(members: Sequence[Member], place: str = "") -> bool:
+def print_closing(members: Sequence[Member], place: str = "", command: str = "") -> bool:
     """Print the closing lines of some members if ``summary`` is on and there is something to say; whether they were printed.
 
     Args:
         members: All that end together.
         place: Of the health report; empty for none.
+        command: The command that prints more; empty for none.
     """
     verdict = verdict_of(members)
     known = place or verdict.status == "failed" or any(member.problems.windows for member in members)
     if not known or not any(member.settings.summary for member in members):
         return False
-    show(["", *closing_lines(verdict, open_alerts(members), place)])
+    show(["", *closing_lines(verdict, open_alerts(members), place, command=command)])
     return True
 
 

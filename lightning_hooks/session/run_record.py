@@ -1,7 +1,8 @@
-"""A run's files: each window's reports, and at the end the health report of them."""
+"""A run's files: each window's reports and what is known of the run's health, and at the end the health report of them."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -12,15 +13,19 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.budget import MOST_BYTES, thin
-from lightning_hooks.run_report.files import write_health
+from lightning_hooks.run_report.files import write_health, write_whole
+from lightning_hooks.run_report.health import HEALTH, Health, Watched
 from lightning_hooks.run_report.lines import ALERTS, FOLDER, REPORTS, VERSION, Memory, append, line, position, report_line
-from lightning_hooks.run_report.run import MOST_EPOCHS, read_run
-from lightning_hooks.session.closing import print_closing, verdict_of
+from lightning_hooks.run_report.run import MOST_EPOCHS, read_run, run_name
+from lightning_hooks.run_report.source import Source
+from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.described import layers, learning_rates, mean_loss
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.sources import Sources
 
 
 class RunRecord:
@@ -41,13 +46,17 @@ class RunRecord:
         self._host = host
         self.file = folder / FOLDER / REPORTS
         self.members: list[Member] = []
-        self._fit: dict[str, Any] | None = _description(host)
+        self._fit = _description(host)
+        self._started = False  # whether the file has that
         self._written: dict[int, Any] = {}  # id of a member -> the report that was written last
         self._most = MOST_BYTES
         self._windows = 0  # in the file, about
         self._memory = Memory()
         self._began = time.perf_counter()
         self._broken = False
+        self._model_sources: Sources | None = None
+        self._sources: dict[str, Source] = {}  # of the sites that had an alert
+        self._first: dict[tuple[Any, ...], Alert] = {}  # each alert as it was written first
 
     def epoch_start(self) -> None:
         """An epoch starts."""
@@ -70,7 +79,38 @@ class RunRecord:
         event["bytes"] = sum(member.table_bytes for member in self.members if not member.live.unused)
         event |= self._of_training()
         self._began = time.perf_counter()
-        self._append("".join([*start, *lines, line("epoch", event)]))
+        health = self._health()
+        self._append("".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
+        self._write_health(health)
+
+    def _health(self) -> Health:
+        used = [member for member in self.members if not member.live.unused]
+        watched = [Watched(m.kind.prefix, m.selection, self._as_written(m), m.alerting.book.kinds) for m in used]
+        end = next((member.end for member in self.members), None)
+        return Health(run_name(self.file), self._fit, verdict_of(self.members), watched, end, self._sources)
+
+    def _as_written(self, member: Member) -> Any:
+        """The last report with its alerts as the run's file has them: as they were first, with the cause that they have now."""
+        report = member.report
+        if report is None:
+            return None
+        marks = {(member.kind.prefix, member.selection, a.kind, a.site, a.severity, a.since_step): a for a in report.alerts}
+        alerts = [dataclasses.replace(self._first.setdefault(mark, a), cause=a.cause) for mark, a in marks.items()]
+        return dataclasses.replace(report, alerts=tuple(alerts))
+
+    def _source_lines(self, health: Health) -> Iterator[str]:
+        """Look up where the modules of new alerts come from; a line for each."""
+        new = [site for site in health.sites() if site not in self._sources]
+        if new and self._model_sources is None:
+            self._model_sources = Sources(self._host.model)
+        for site in new:
+            source = None if self._model_sources is None else self._model_sources.of(site)
+            if source is not None:
+                self._sources[site] = source
+                yield line("source", {"site": site, **dataclasses.asdict(source)})
+
+    def _write_health(self, health: Health) -> None:
+        write_whole(self.file.with_name(HEALTH), health.text())
 
     def _append(self, text: str) -> None:
         append(self.file, text)
@@ -93,8 +133,14 @@ class RunRecord:
                 yield member, report
 
     def _start(self) -> list[str]:
-        fit, self._fit = self._fit, None
-        return [] if fit is None else [line("fit", fit, self._memory)]
+        if self._started:
+            return []
+        self._started = True
+        kinds = [
+            {"monitor": member.kind.prefix, "modules": member.selection, "kinds": member.alerting.book.kinds}
+            for member in self.members
+        ]
+        return [line("fit", {**self._fit, "watched": kinds}, self._memory)]
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Training is over: write the health report, and print the closing lines.
@@ -109,14 +155,17 @@ class RunRecord:
             print_closing(self.members)
 
     def _conclude(self) -> None:
+        self._write_health(self._health())
         run = read_run(self.file)
         written = write_health(run)
         trackers = self._host.trackers
-        files = [path for path in [*written, self.file, self.file.with_name(ALERTS)] if path.exists()]
+        others = (self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))
+        files = [path for path in [*written, *others] if path.exists()]
         kept = [trackers.file(path, self._host.position.global_step) for path in files]
         place = self._host.files.place(written[0], kept[0], all(kept))
         with self._host.console.printing():
-            if not print_closing(self.members, place):
+            command = command_for(self.file.parent.parent) if place == str(written[0]) else ""
+            if not print_closing(self.members, place, command):
                 info(f"Monitors: {verdict_of(self.members).headline} Health report: {place}")
 
     def _try(self, write: Callable[[], None]) -> None:

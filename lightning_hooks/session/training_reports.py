@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.run_report.shown import RunReport
+from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, verdict_of
 from lightning_hooks.session.history import History
 from lightning_hooks.session.member import Member
@@ -114,6 +115,11 @@ class TrainingReports(ABC):
         """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
         known = any(member.problems.windows or member.end for member in self.members)
         return verdict_of(self.members).headline if known else ""
+
+    @property
+    def status(self) -> Status:
+        """The verdict in a word: ``failed``, ``critical``, ``warning``, ``healthy`` or ``unknown``, as before the first report."""
+        return verdict_of(self.members).status
 
 
 def _name(member: Member) -> str:

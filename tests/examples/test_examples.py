@@ -13,7 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOOPS = {"plain_loop", "fabric_loop", "hf_trainer", "accelerate_loop"}
-TESTED = {"digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli", *LOOPS}
+TESTED = {"agent", "digits", "characters", "gan", "finetune", "ddp", "fsdp", "cli", *LOOPS}
 
 NORMS = r"Gradient norm: ([\d.]+) and ([\d.]+) for the shards alone, ([\d.]+) for the whole, reported ([\d.]+)\."
 
@@ -137,6 +137,20 @@ def test_accelerate_counts_accumulated_steps(run_here: Run) -> None:
     pytest.importorskip("accelerate")
     assert "29 steps of 57 batches in an epoch" in run_here("accelerate_loop")
     assert Path("logs/lightning_hooks/report.html").exists()
+
+
+def test_agent_repairs_the_training_by_what_health_json_says(run_here: Run) -> None:
+    printed = run_here("agent")
+    assert printed.startswith("Learning rate 3: critical. ")
+    assert "\n    [critical] dead at net.1, from step " in printed
+    assert "    try: Try a lower learning rate or a warm-up\n" in printed
+    assert re.search(r"^    code: .*agent\.py:\d+$", printed, re.MULTILINE)
+    assert number(r"Learning rate 0.\d+: cured; loss [\d.]+ before, ([\d.]+) now\.\n$", printed) < 0.5
+    assert "Learning rate 0.3: same; " in printed, "an alert that is only fewer is no cure"
+
+
+def test_agent_has_nothing_to_repair_in_health(run_here: Run) -> None:
+    assert run_here("agent", "--learning-rate", "0.003").splitlines()[-1] == "There is nothing to repair."
 
 
 @pytest.mark.ranks

@@ -106,8 +106,10 @@ def train(model: Any, data: Any, folder: Path, ckpt_path: Path | None = None, ca
     }
 
 
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _lines(file: Path) -> list[Any]:
+    """The lines of a file, but for where modules come from and which kinds are watched, which tests/session and callbacks check."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: line[key] for key in line if key != "watched"} for line in lines if line.get("event") != "source"]
 
 
 class _Messages(logging.Handler):

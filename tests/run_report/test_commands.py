@@ -1,10 +1,13 @@
 """``python -m lightning_hooks``, and the files it writes."""
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_hooks.alerts import ALERT_KINDS
 from lightning_hooks.alerts.explain import documented, formula, rules_that_raise, thresholds_of
@@ -32,6 +35,52 @@ def test_report_makes_the_files_again(make_run, capsys):
     before = (folder / FOLDER / "report.html").read_text()
     main(["report", str(folder), "--output", str(folder / "elsewhere")])
     assert (folder / "elsewhere" / "report.html").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("made", "fail_on", "code"),
+    [
+        ({}, None, 0),
+        ({}, "warning", 1),
+        ({}, "critical", 0),
+        ({"broken": lambda epoch: epoch > 2}, "critical", 1),
+        ({"healthy": True}, "warning", 0),
+        ({"healthy": True, "end": "exception"}, "critical", 1),
+    ],
+)
+def test_report_fails_on_a_problem_at_the_end(made, fail_on, code, make_run, capsys):
+    folder = make_run(**made)
+    more = [] if fail_on is None else ["--fail-on", fail_on]
+    assert main(["report", str(folder), *more]) == code
+    assert "Written: " in capsys.readouterr().out
+    assert main(["report", str(folder), "--json", *more]) == code
+
+
+def test_report_json_writes_nothing(make_run, capsys):
+    folder = make_run()
+    assert main(["report", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "Dead units, since epoch 3; 1 more problem."
+    assert [path.name for path in (folder / FOLDER).iterdir()] == ["reports.jsonl"]
+
+
+def test_what_fail_on_takes(make_run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(make_run()), "--fail-on", "info"])
+    assert ended.value.code == 2
+    assert "choose from" in capsys.readouterr().err
+
+
+def test_check_prints_what_is_wrong(tmp_path, capsys):
+    torch.save({"fc.weight": torch.tensor([[1.0, math.nan]]), "\x1b[31mred": torch.ones(2)}, tmp_path / "last.ckpt")
+    assert main(["check", str(tmp_path / "last.ckpt")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "last.ckpt: 2 tensors with 4 numbers, 0 optimizers.",
+        "[critical] fc.weight: 1 of its 2 numbers is NaN, the first at [0, 1].",
+    ]
+    torch.save({"fc.weight": torch.tensor([[1.0, 2.0]])}, tmp_path / "last.ckpt")
+    assert main(["check", str(tmp_path / "last.ckpt")]) == 0
+    assert main(["check", str(tmp_path / "none.ckpt")]) == 2
+    assert "none.ckpt" in capsys.readouterr().err
 
 
 def test_compare_writes_next_to_the_second(make_run, capsys):

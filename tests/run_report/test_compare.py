@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.compare import Difference, compare
 from lightning_hooks.run_report.compare_view import compare_lines
-from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, report_line
+from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.run_report.page import compare_page
 from tests.support.made_reports import FIT, features, flow, layer_names
 
 NAMES = layer_names(9)
@@ -70,7 +73,7 @@ def test_what_only_one_has_is_shown(make_run):
     assert "A  logs/a: 5 epochs, no rule broken.\nB  logs/b: NaN or infinite values at model.embed and 8 more, since epoch" in text
     assert "gradient RMS" in text
     assert "not finite in B" in text
-    assert "precision: None in A, 16-mixed in B" in text
+    assert re.search("^  precision +\N{EN DASH} +16-mixed$", text, re.MULTILINE)
     assert "Only in A: extra" in text
 
 
@@ -129,3 +132,66 @@ def test_what_differs_stands_under_its_cause(make_run):
     rest = lines.index("  Without an alert that explains it:")
     assert rest == title + 2 + 5
     assert lines[rest + 2].split()[0] == separate
+
+
+def with_loss(folder, losses, rate, groups=1, **settings):
+    """Give a run losses and a learning rate, and its optimizer settings in the last report."""
+    file = folder / FOLDER / REPORTS
+    names = [f"0-AdamW/pg{place + 1}" for place in range(groups)] if groups > 1 else ["0-AdamW"]
+    for epoch, loss in enumerate(losses):
+        append(file, line("epoch", {"epoch": epoch, "seconds": 1.0, "loss": loss, "lr": dict.fromkeys(names, rate)}))
+    stats = OptimizerStats(groups=(GroupSettings(lr=rate, **settings),) * groups)
+    report = dataclasses.replace(flow(len(losses) - 1, NAMES), optimizers={"0-AdamW": stats})
+    append(file, report_line("gradient_flow", "every leaf", report, 0.0))
+    return read_run(folder)
+
+
+def test_it_begins_with_the_set_up_and_the_losses(make_run):
+    """Two runs that differ in the learning rate alone."""
+    a = with_loss(make_run("a"), (2.3, 1.5, 0.9, 0.6, 0.4), 1e-3, weight_decay=0.01, betas=(0.9, 0.999))
+    b = with_loss(make_run("b"), (2.3, 2.31, 2.3, 2.3, 2.3), 0.1, weight_decay=0.01, betas=(0.9, 0.95))
+    found = compare(a, b)
+    assert found.settings == (("learning rate of 0-AdamW", "0.001", "0.1"), ("betas of 0-AdamW", (0.9, 0.999), (0.9, 0.95)))
+    assert found.losses == (("epoch 0", 2.3, 2.3), ("epoch 4", 0.4, 2.3))
+    lines = compare_lines(found)
+    assert lines[3] == "What differs in the set-up:"
+    assert lines[5].split() == ["learning", "rate", "of", "0-AdamW", "0.001", "0.1"]
+    assert lines[8] == "Loss:"
+    assert [row.split() for row in lines[10:12]] == [["epoch", "0", "2.3", "2.3"], ["epoch", "4", "0.4", "2.3"]]
+    assert lines.index("Loss:") < lines.index("All numbers of epoch 4 that both runs have are the same.")
+    page = compare_page(found)
+    assert page.index("learning rate of 0-AdamW") < page.index("loss, epoch 4") < page.index("Largest differences")
+
+
+def test_settings_of_several_groups_and_a_schedule(make_run):
+    a = with_loss(make_run("a"), (2.0, 1.0), 0.1, groups=2, momentum=0.9)
+    b = with_loss(make_run("b"), (2.0, 1.0, 0.5), 0.1, groups=2, momentum=0.9, maximize=True)
+    for epoch, rate in ((1, 0.05), (2, 0.01)):
+        append(b.path / REPORTS, line("epoch", {"epoch": epoch, "seconds": 1.0, "lr": {"0-AdamW/pg1": rate, "0-AdamW/pg2": 0.1}}))
+    found = compare(a, read_run(b.path))
+    assert found.settings[0] == ("learning rate of 0-AdamW/pg1", "0.1", "0.01 to 0.1, last 0.01")
+    assert ("maximize of 0-AdamW/pg2", False, True) in found.settings
+
+
+def test_layers_of_another_kind_are_named(make_run):
+    columns = {"name": [f"net.{i}" for i in range(12)], "type": ["Linear"] * 12, "detail": ["2, 2"] * 12, "parameters": [6] * 12}
+    other = {**columns, "type": ["Linear", "ReLU", *["Linear"] * 10]}
+    a, b = (read_run(make_run(name, fit={**FIT, "layers": layers})) for name, layers in (("a", columns), ("b", other)))
+    assert compare(a, b).settings == (("layer net.1", "Linear(2, 2)", "ReLU(2, 2)"),)
+    c = read_run(make_run("c", fit={**FIT, "layers": {**columns, "detail": ["3, 3"] * 12}}))
+    assert len(compare(a, c).settings) == 9
+    assert compare(a, c).settings[-1] == ("more layers that differ", 4, None)
+
+
+def test_where_no_loss_is_known_there_is_no_table(make_run):
+    found = compare(read_run(make_run("a")), read_run(make_run("b")))
+    assert found.losses == ()
+    assert compare_lines(found)[3] == "The set-up is the same, as far as it is known."
+    assert "The set-up is the same" in compare_page(found)
+
+
+def test_runs_of_other_lengths_show_where_each_ended(make_run):
+    a = with_loss(make_run("a"), (2.0, 1.0, 0.9, 0.8, 0.7), 0.1)
+    b = with_loss(make_run("b", epochs=2), (2.0, 1.0), 0.1)
+    found = compare(a, b)
+    assert found.losses == (("epoch 0", 2.0, 2.0), ("epoch 1", 1.0, 1.0), ("last epoch", 0.7, 1.0))

@@ -252,6 +252,7 @@ KINDS = (
     ),
     Kind(
         "id_out_of_range", "An id beyond the table of an embedding", group="Data", rank=100, about="nonfinite",
+        quotes_sample=True,
         meaning="Training ended because an embedding was given an id that it has no row for. The alert names the id, the table "
         "and where in the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the "
         "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",

@@ -108,7 +108,7 @@ def test_a_site_that_moves_is_one_problem_also_over_a_resume(tmp_path: Path, cap
     assert monitor.report.alerts[0].since_step == alert.since_step == 14
     closing = capsys.readouterr().out.rpartition("Monitors:")[2]
     assert "Open alerts: [warning] vanishing at net.2 (epoch 1, step 14)\n" in closing
-    assert closing.startswith(" Vanishing gradients at net.2 and 2 more, since epoch 1.\n")
+    assert closing.startswith(" Vanishing gradients at net.2 and 2 more, since epoch 1. More: lightning-hooks report ")
     (problem,) = judge(read_run(tmp_path)).problems
     assert (problem.when, problem.sites) == ("since epoch 1", ("net.2", "net.1", "net.0"))
 

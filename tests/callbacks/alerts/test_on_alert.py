@@ -120,7 +120,7 @@ def test_what_a_run_was_stopped_by_is_said_wherever_it_ends(tmp_path: Path, caps
     monitor = TrainingMonitor(on_alert="stop", every_n_steps=1)
     trainer([monitor], max_epochs=5, logger=CSVLogger(tmp_path, name="", version="run")).fit(dying(), loader())
     headline = "Dead units at net.1, since epoch 0. Stopped by dead at net.1 at step 7."
-    assert f"Monitors: {headline}\n" in capsys.readouterr().out
+    assert f"Monitors: {headline} More: lightning-hooks report {tmp_path / 'run'}\n" in capsys.readouterr().out
     assert monitor.verdict == headline
     assert headline in (tmp_path / "run/lightning_hooks/report.md").read_text()
 
@@ -135,7 +135,8 @@ def test_the_end_does_not_contradict_an_alert_that_was_logged(
     trainer([monitor], max_epochs=4, logger=logged_to).fit(Reviving(dying().net, lr=0.0), loader(shuffle=False))
     printed = capsys.readouterr().out
     headline = monitor.verdict
-    assert f"Monitors: {headline}\n" in printed
+    more = f" More: lightning-hooks report {tmp_path / 'run'}" if logger else ""
+    assert f"Monitors: {headline}{more}\n" in printed
     assert "Open alerts: none\n" in printed
     assert headline.startswith("Dead units at net.1, in epoch 0, not seen since; the loss ")
     if logger:
@@ -158,7 +159,9 @@ def test_a_crash_is_the_verdict_with_or_without_a_record(tmp_path: Path, capsys:
         with pytest.raises(IndexError):
             trainer([monitor], max_epochs=3, logger=logger).fit(Crashes(mlp()), loader())
         verdicts.append(monitor.verdict)
-        assert f"Monitors: {monitor.verdict}\n" in capsys.readouterr().out
+        more = f" More: lightning-hooks report {tmp_path / 'run'}" if logger else ""
+        assert f"Monitors: {monitor.verdict}{more}\n" in capsys.readouterr().out
+        assert monitor.status == "failed"
     crash = "Training ended with IndexError: index out of range in self (epoch 1, step 10). No alert was raised before it."
     assert verdicts == [crash, crash]
 
@@ -202,7 +205,7 @@ def test_the_summary_is_three_lines_once_for_all_monitors(tmp_path: Path, capsys
     trainer(monitors(), logger=CSVLogger(tmp_path, name="", version="run")).fit(Classifier(mlp()), loader())
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "Monitors: 1 epoch, no rule broken.",
+        f"Monitors: 1 epoch, no rule broken. More: lightning-hooks report {tmp_path / 'run'}",
         "Open alerts: none",
         f"Health report: {tmp_path / 'run' / 'lightning_hooks' / 'report.html'}",
     ]

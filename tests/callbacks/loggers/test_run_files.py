@@ -31,7 +31,7 @@ from lightning_hooks.run_report.lines import read_lines
 from tests.support.models import Classifier, ElsewhereLogger, loader, mlp, trainer
 
 ALL = [FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, GradientClipper, ActivationRangeObserver]
-FILES = ["report.html", "report.md", "reports.jsonl"]
+FILES = ["health.json", "report.html", "report.md", "reports.jsonl"]
 
 
 def quiet(**kwargs: Any) -> list[Any]:

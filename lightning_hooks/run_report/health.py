@@ -1,0 +1,267 @@
+"""``health.json``: what is known of a run's health, for programs. ``docs/guides/health.schema.json`` describes every field.
+
+What a user named (sites, selections) stands in fields of its own, of bounded length, and in no sentence: sentences have ``{0}``,
+``{1}`` where a name was, and the names are in ``names``. The text of an exception, paths and values of samples are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_hooks.declare.alert import Alert, fingerprint_of
+from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.plots.names import shortened
+from lightning_hooks.run_report.problems import Problem
+from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.sentences import LONGEST_NAME, Sentences, in_a_line, names_in
+from lightning_hooks.run_report.source import Source
+from lightning_hooks.run_report.verdict import Verdict, judge
+
+HEALTH = "health.json"
+SCHEMA_VERSION = 1
+"""Of the document. Fields may be added within a version; none is removed or gets another meaning."""
+MOST_ALERTS = 100
+MOST_SITES = 20
+"""Other sites, and consequences, of one alert."""
+SENTENCES = ("verdict", "message", "text")
+ENDINGS = ("finished", "exception", "interrupted", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What one monitor watches.
+
+    Attributes:
+        monitor: Its prefix, such as ``features``.
+        modules: The modules that it observes, in words.
+        report: Its last report; None before the first.
+        kinds: The kinds that its rules look for; None where that is not known, as in files of earlier versions.
+    """
+
+    monitor: str
+    modules: str
+    report: Any = None
+    kinds: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A run's health, from which the document is made.
+
+    Attributes:
+        run: What the run is called.
+        fit: The ``fit`` event: the version of lightning_hooks, and when training started.
+        verdict: The verdict.
+        watched: What was watched.
+        end: The ``end`` event; None while training goes on.
+        sources: Site to where its module comes from.
+    """
+
+    run: str
+    fit: Mapping[str, Any]
+    verdict: Verdict
+    watched: Sequence[Watched]
+    end: Mapping[str, Any] | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """The document in plain JSON types."""
+        import lightning_hooks.alerts  # noqa: F401  it declares the kinds, and needs torch, which reading a run's file does not
+
+        verdict, end = self.verdict, self.end or {}
+        reports = [watched.report for watched in self.watched if watched.report is not None]
+        sentences = Sentences(names_in(reports) | {site for problem in verdict.problems for site in problem.sites})
+        alerts = list(self._alerts(sentences))
+        losses = to_plain(verdict.losses)
+        plain = {
+            "schema_version": SCHEMA_VERSION,
+            "package": str(self.fit.get("package", "unknown")),
+            "run": self.run,
+            "started": self.fit.get("started"),
+            "status": verdict.status,
+            "verdict": verdict.plain,
+            "training": ending_of(self.end),
+            "error": _class_name(end.get("error_type")) if end.get("how") == "exception" else None,
+            "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
+            "epoch": max((report.epoch for report in reports), default=None),
+            "step": max((report.step for report in reports), default=None),
+            "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
+            "windows": verdict.windows,
+            "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+            "watched": [_watched(watched) for watched in self.watched],
+            "not_found": self._not_found(),
+            "alerts": alerts[:MOST_ALERTS],
+            "alerts_left_out": len(alerts[MOST_ALERTS:]),
+        }
+        document: dict[str, Any] = bounded(plain)
+        return document
+
+    def text(self) -> str:
+        """The document as JSON in ASCII, with its newline."""
+        return json.dumps(self.document(), allow_nan=False, indent=1) + "\n"
+
+    def sites(self) -> list[str]:
+        """The sites of the alerts in the document."""
+        found = [problem.sites[0] for problem in self.verdict.problems]
+        return list(dict.fromkeys([*found, *(alert.site for alert in self._consequences())]))[:MOST_ALERTS]
+
+    def _not_found(self) -> list[str]:
+        """The kinds that were watched for and not found."""
+        problems = self.verdict.problems
+        found = {problem.kind for problem in problems}
+        found |= {name.partition(" at ")[0] for problem in problems for name in problem.consequences}
+        found |= {alert.kind for alert in self._consequences()}
+        return list(dict.fromkeys(kind for watched in self.watched for kind in watched.kinds or () if kind not in found))
+
+    def _consequences(self) -> list[Alert]:
+        reports = (watched.report for watched in self.watched if watched.report is not None)
+        return [alert for report in reports for alert in report.alerts if alert.cause]
+
+    def _alerts(self, sentences: Sentences) -> Iterable[dict[str, Any]]:
+        """Root causes first: those that last, those that ended, infos; then the consequences in the last window."""
+        for problem in self.verdict.problems:
+            if problem.first is not None:
+                yield self._alert(problem.first, sentences, problem)
+        for alert in self._consequences():
+            yield self._alert(alert, sentences, None)
+
+    def _alert(self, alert: Alert, sentences: Sentences, problem: Problem | None) -> dict[str, Any]:
+        kind = KINDS.get(alert.kind)
+        quotes = kind is not None and kind.quotes_sample
+        measured = not quotes and (kind is None or kind.measures != "nothing")
+        source = self.sources.get(alert.site)
+        others = problem.sites[1:] if problem is not None else ()
+        follow = problem.consequences if problem is not None else ()
+        record = self._record(alert)
+        step = alert.step if alert.since_step is None else alert.since_step
+        names: list[str] = []
+        advice = problem.advice if problem is not None else alert.advice
+        return {
+            "kind": alert.kind,
+            "title": alert.title,
+            "site": alert.site,
+            "fingerprint": alert.fingerprint,
+            "severity": alert.severity if problem is None else problem.severity,
+            "open": problem is None or problem.lasts,
+            "class": None if source is None else source.type,
+            "defined_at": None if source is None else source.defined_at,
+            "created_at": None if source is None else source.created_at,
+            "first": {"epoch": alert.epoch, "step": step, "batch": alert.batch},
+            "since": None if problem is None else problem.since,
+            "until": None if problem is None else problem.until,
+            "rows": _rows(record.get(alert.kind)),
+            "samples": list(alert.samples),
+            "value": to_plain(alert.value) if measured else None,
+            "limit": to_plain(alert.threshold) if measured else None,
+            "record": record,
+            "message": None if quotes else sentences.without_names(alert.message, names),
+            "causes": _causes(alert, sentences, names),
+            "remedies": [{"text": sentences.without_names(step, names)} for step in advice],
+            "names": names,
+            "also": list(others[:MOST_SITES]),
+            "also_left_out": len(others[MOST_SITES:]),
+            "consequences": [_named(name) for name in follow[:MOST_SITES]],
+            "consequences_left_out": len(follow[MOST_SITES:]),
+        }
+
+    def _record(self, alert: Alert) -> dict[str, Any]:
+        """What the last reports hold of a site by the name of their field, and of the kind or the site under its own name."""
+        found: dict[str, Any] = {}
+        for watched in self.watched:
+            report = watched.report
+            for entry in dataclasses.fields(report) if dataclasses.is_dataclass(report) else ():
+                value = getattr(report, entry.name)
+                if isinstance(value, dict) and alert.site in value:
+                    value = value[alert.site]
+                elif entry.name not in (alert.kind, alert.site):
+                    continue
+                if dataclasses.is_dataclass(value):
+                    plain = to_plain(value)
+                    found.setdefault(entry.name, {key: plain[key] for key in plain if key not in ("id", "recent")})
+        return found
+
+
+def ending_of(end: Mapping[str, Any] | None) -> str:
+    """How training ended, from the ``end`` event of its file; ``running`` without one."""
+    how = (end or {}).get("how")
+    return how if how in ENDINGS else "running"
+
+
+def health_of(run: Run) -> Health:
+    """The health of a run that was read from its file."""
+    kinds = {
+        (str(entry.get("monitor")), str(entry.get("modules"))): tuple(map(str, entry["kinds"]))
+        for entry in run.fit.get("watched", ())
+        if isinstance(entry, Mapping) and isinstance(entry.get("kinds"), list)
+    }
+    watched = [
+        Watched(record.prefix, record.modules, record.last, kinds.get((record.prefix, record.modules))) for record in run.monitors
+    ]
+    end = run.end if run.error is None else {**(run.end or {}), "error_type": run.error[0]}
+    return Health(run.name, run.fit, judge(run), watched, end, run.sources)
+
+
+def _class_name(text: Any) -> str | None:
+    """The name of a class; None for any other text, such as a path that a damaged file has there."""
+    return text if isinstance(text, str) and text.replace(".", "_").isidentifier() else None
+
+
+def _watched(watched: Watched) -> dict[str, Any]:
+    report = watched.report
+    tables = {} if report is None else {name: value for name, value in _fields(report).items() if isinstance(value, dict)}
+    rows = {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))}
+    return {
+        "monitor": watched.monitor,
+        "modules": watched.modules,
+        "kinds": None if watched.kinds is None else list(watched.kinds),
+        "observed": rows,
+        "silent": len(getattr(report, "silent", ())),
+        "batches": getattr(report, "batches", None),
+        "sampled_batches": getattr(report, "sampled_batches", None),
+    }
+
+
+def _fields(report: Any) -> dict[str, Any]:
+    return {entry.name: getattr(report, entry.name) for entry in dataclasses.fields(report)}
+
+
+def _causes(alert: Alert, sentences: Sentences, names: list[str]) -> list[dict[str, Any]]:
+    """The alert that this one follows from, then its likely causes in a sentence."""
+    root = [{**_named(alert.cause), "text": None}] if alert.cause else []
+    if not alert.diagnosis:
+        return root
+    shown = re.sub(r"The step raises .*", "The step raises an exception.", alert.diagnosis, flags=re.DOTALL)  # without its text
+    text = sentences.without_names(shown, names)
+    return [*root, {"kind": None, "site": None, "fingerprint": None, "text": text}]
+
+
+def _named(name: str) -> dict[str, str]:
+    """``kind at site`` in its parts."""
+    kind, _, site = name.partition(" at ")
+    return {"kind": kind, "site": site, "fingerprint": fingerprint_of(kind, site)}
+
+
+def _rows(record: Any) -> list[int]:
+    """The rows of the batch that a kind's record names: the first index of where something was found in it."""
+    index = record.get("index") if isinstance(record, dict) and record.get("place") else None
+    return list(index[:1]) if isinstance(index, list) else []
+
+
+def bounded(value: Any) -> Any:
+    """Plain data with numbers in five significant digits, and with names, lists and mappings of bounded length."""
+    if isinstance(value, str):
+        return shortened(value, LONGEST_NAME)
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        entries = list(value.items())[:MOST_ALERTS]
+        return {bounded(key): in_a_line(inner) if key in SENTENCES and inner else bounded(inner) for key, inner in entries}
+    if isinstance(value, (list, tuple)):
+        return [bounded(inner) for inner in value[:MOST_ALERTS]]
+    return value

@@ -1,0 +1,234 @@
+"""What is wrong in a checkpoint; one that needs more than tensors and plain types is not loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import Tensor, nn
+
+from lightning_hooks import TrainingMonitor
+from lightning_hooks.checkpoints import CheckedCheckpoint, check_checkpoint
+from lightning_hooks.checkpoints.numbers import read_numbers
+from tests.support.models import Classifier, loader, mlp, trainer
+
+Check = Callable[[Any], CheckedCheckpoint]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Save something and check the file."""
+
+    def save_and_check(content: Any, **kwargs: Any) -> CheckedCheckpoint:
+        torch.save(content, tmp_path / "last.ckpt", **kwargs)
+        return check_checkpoint(tmp_path / "last.ckpt")
+
+    return save_and_check
+
+
+def found(checked: CheckedCheckpoint) -> list[tuple[str, str, str]]:
+    return [(problem.severity, problem.name, problem.text) for problem in checked.problems]
+
+
+def weights(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def changed(tensor: Tensor, index: Any, value: float) -> Tensor:
+    tensor = tensor.clone()
+    tensor[index] = value
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step.*")
+def test_lightnings_checkpoint(tmp_path: Path) -> None:
+    """With the state of a monitor in it, whose tables hold NaN, and of EarlyStopping, whose best score starts at infinity."""
+    model = Classifier(mlp(), optimizer=torch.optim.AdamW, lr=1e-3)
+    run = trainer([TrainingMonitor(summary=False), EarlyStopping("never", strict=False, check_on_train_epoch_end=False)])
+    run.fit(model, loader())
+    run.save_checkpoint(tmp_path / "good.ckpt", weights_only=False)
+    good = check_checkpoint(tmp_path / "good.ckpt")
+    assert (good.wrong, good.problems) == (False, ())
+    assert good.lines() == [
+        "good.ckpt: epoch 1, global_step 7, 6 tensors with 467 numbers, 1 optimizer.",
+        "Nothing wrong was found.",
+    ]
+    net: Any = model.net
+    net[0].weight.data.fill_(0.5)
+    net[2].weight.data[3, 4] = math.nan
+    net[4].weight.data[:2] = 0.0
+    state = run.optimizers[0].state
+    state[net[0].bias]["exp_avg"][5] = -math.inf
+    state[net[0].weight]["exp_avg_sq"].zero_()
+    run.save_checkpoint(tmp_path / "bad.ckpt", weights_only=False)
+    assert found(check_checkpoint(tmp_path / "bad.ckpt")) == [
+        ("critical", "net.2.weight", "1 of its 256 numbers is NaN, the first at [3, 4]"),
+        ("critical", "optimizer_states: exp_avg of parameter 1", "1 of its 16 numbers is infinite, the first at [5]"),
+        ("warning", "net.0.weight", "all its 128 numbers are 0.5"),
+        ("warning", "net.4.weight", "2 of its 3 rows are zero"),
+        (
+            "warning",
+            "optimizer_states: exp_avg_sq of parameter 0",
+            "it is zero: the parameter never had a gradient other than zero",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "severity"),
+    [
+        ("fc.weight", weights(4, 3), None),
+        ("fc.weight", changed(weights(4, 3), (1, 2), math.inf), "critical"),
+        ("fc.bias", changed(weights(4), 1, -math.inf), "critical"),
+        ("mask", torch.full((4, 4), -math.inf).triu(1), "info"),
+        ("mask", changed(weights(4), 1, math.nan), "critical"),
+        ("norm.weight", torch.ones(8), None),
+        ("fc.weight", torch.zeros(4, 3), "warning"),
+        ("conv.weight", torch.full((2, 2, 3, 3), 0.1), "warning"),
+        ("table", torch.ones(4, 4), "info"),
+        ("scale.weight", torch.ones(1, 1), None),
+        ("embed.weight", changed(weights(9, 3), 0, 0.0), "info"),
+        ("embed.weight", changed(weights(9, 3), slice(2), 0.0), "warning"),
+        ("lstm.weight_hh_l0", changed(weights(9, 3), slice(2), 0.0), "warning"),
+        ("running_mean", torch.zeros(9), None),
+        ("steps", torch.tensor(0), None),
+        ("ids", torch.zeros(4, 4, dtype=torch.long), None),
+        ("fc.weight", torch.empty(0, 3), None),
+        ("scalar", torch.tensor(math.nan), "critical"),
+        ("fc.weight", changed(weights(4, 3).bfloat16(), (1, 2), math.nan), "critical"),
+        ("fc.weight", weights(4, 3).to(torch.float8_e4m3fn), None),
+        ("fc.weight", torch.complex(weights(2, 2), changed(weights(2, 2), (1, 1), -math.inf)), "critical"),
+        ("fc.weight", torch.eye(4).to_sparse(), "info"),
+        ("fc.weight", torch.ones(1).expand(10**6, 10**6), "info"),
+        ("fc.weight", weights(3, 4).t(), None),
+        ("n" * 500, torch.tensor(math.nan), "critical"),
+    ],
+)
+def test_weights(name: str, tensor: Tensor, severity: str | None, check: Check) -> None:
+    checked = check({"state_dict": {name: tensor, "other.weight": weights(2, 2)}})
+    assert [problem.severity for problem in checked.problems] == [severity] * (severity is not None)
+    assert checked.wrong == (severity in ("warning", "critical"))
+    assert all(len(line) < 300 for line in checked.lines())
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 3), (3, 2, 2), (2, 5), ()])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 1 << 22])
+def test_numbers_are_those_of_numpy_in_any_parts(shape: tuple[int, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_hooks.checkpoints.numbers.CHUNK", chunk)
+    generator = np.random.default_rng(0)
+    for share in (0.0, 0.2):
+        values = generator.normal(size=shape)
+        values = np.where(generator.random(shape) < share, generator.choice([math.nan, math.inf, -math.inf], shape), values)
+        values = np.asarray(values)
+        if len(shape) > 1:
+            values[1] = 0.0
+        read = read_numbers(torch.from_numpy(values))
+        bad = np.argwhere(~np.isfinite(values))
+        assert (read.nans, read.infinite) == (np.isnan(values).sum(), np.isinf(values).sum())
+        assert read.first == (tuple(bad[0].tolist()) if len(bad) else None)
+        assert (read.zero_rows, read.rows) == ((1, shape[0]) if len(shape) > 1 else (0, 1))
+        assert read.constant is None
+
+
+def test_state_dicts_of_other_trainers(check: Check) -> None:
+    bad = changed(weights(2, 2), (0, 0), math.nan)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1).state_dict()
+    assert [name for _, name, _ in found(check({"fc.weight": bad}))] == ["fc.weight"]
+    assert [name for _, name, _ in found(check({"model": {"fc.weight": bad}, "ema": {"fc.weight": bad}}))] == [
+        "model.fc.weight",
+        "ema.fc.weight",
+    ]
+    checked = check({"model_state_dict": nn.Linear(2, 2).state_dict(), "optimizer_state_dict": optimizer, "epoch": 3})
+    assert checked.about == "epoch 3, 2 tensors with 6 numbers, 1 optimizer"
+    assert not checked.wrong
+    old = check({"fc.weight": bad}, _use_new_zipfile_serialization=False)  # type: ignore[call-arg]
+    assert old.wrong
+
+
+def test_settings_of_an_optimizer(check: Check) -> None:
+    def adam(**settings: Any) -> dict[str, Any]:
+        return {"state": {}, "param_groups": [{"params": [0, 1, 2], "betas": (0.9, 0.999), "lr": 0.1, **settings}]}
+
+    def of(**settings: Any) -> list[tuple[str, str, str]]:
+        return found(check({"state_dict": {"fc.weight": weights(2, 2)}, "optimizer_states": [adam(), adam(**settings)]}))
+
+    assert of() == []
+    assert of(lr=math.nan) == [("critical", "optimizer 1: group 0", "lr is nan")]
+    assert of(lr=torch.tensor(math.inf)) == [("critical", "optimizer 1: group 0", "lr is inf")]
+    assert of(betas=(0.9, math.nan)) == [("critical", "optimizer 1: group 0", "betas is (0.9, nan)")]
+    assert of(lr=0.0) == [("info", "optimizer 1: group 0", "its learning rate is 0")]
+    assert of(foreach=None, params="?", maximize=False, name="\x00" * 500) == []
+    part = {**adam(), "state": {0: {"step": 1.0, "exp_avg": weights(2)}, 1: {"step": math.nan}}}
+    assert found(check({"optimizer": part})) == [
+        ("critical", "optimizer: step of parameter 1", "it is nan"),
+        ("info", "optimizer", "1 of its 3 parameters have no state: no gradient arrived at them"),
+    ]
+
+
+class Own:
+    """A class of the user's own."""
+
+
+class Attack:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_what_needs_more_is_not_loaded(tmp_path: Path, check: Check) -> None:
+    with pytest.raises(ValueError, match=r"last\.ckpt is not loaded: .* it holds [\w.]*test_check\.Own, .* can run any code"):
+        check({"state_dict": {"fc.weight": weights(2, 2)}, "hyper_parameters": {"own": Own()}})
+    for protocol in (2, 4):
+        for zipped in (True, False):
+            with pytest.raises(ValueError, match=r"is not loaded|cannot be read"):
+                check({"a": Attack(tmp_path / "ran")}, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)  # type: ignore[call-arg]
+    (tmp_path / "bare.pkl").write_bytes(pickle.dumps(Attack(tmp_path / "ran")))
+    with pytest.raises(ValueError, match=r"bare\.pkl (is not loaded|cannot be read)"):
+        check_checkpoint(tmp_path / "bare.pkl")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, check: Check) -> None:
+    whole = tmp_path / "whole.ckpt"
+    torch.save({"fc.weight": weights(50, 50)}, whole)
+    content = whole.read_bytes()
+    junk = {"empty": b"", "junk": os.urandom(1000), "text": b"{}", "half": content[: len(content) // 2], "no end": content[:-30]}
+    for name, data in junk.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"{name} cannot be read as a checkpoint: .*Expected a file that torch.save wrote"):
+            check_checkpoint(tmp_path / name)
+    for empty in ([1, 2], {"a": 1}, 5, {}):
+        with pytest.raises(ValueError, match="holds no weights"):
+            check(empty)
+    with pytest.raises(ValueError, match=r"is a folder\. A sharded checkpoint"):
+        check_checkpoint(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        check_checkpoint(tmp_path / "nothing")
+
+
+def test_a_file_that_unpacks_to_more_than_it_has_is_not_loaded(tmp_path: Path) -> None:
+    torch.save({"fc.weight": torch.zeros(1000, 1000)}, tmp_path / "a.ckpt")
+    with zipfile.ZipFile(tmp_path / "a.ckpt") as plain, zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for entry in plain.namelist():
+            bomb.writestr(entry, plain.read(entry))
+    with pytest.raises(ValueError, match=r"bomb\.ckpt cannot be read as a checkpoint: .*bytes unpack to 400"):
+        check_checkpoint(tmp_path / "bomb.ckpt")
+
+
+def test_many_problems_are_counted(check: Check) -> None:
+    checked = check({f"{number}.weight": torch.zeros(2, 2) for number in range(50)})
+    assert len(checked.lines()) == 1 + 30 + 1
+    assert checked.lines()[-1] == "and 20 more"
