@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
+SMALLEST_SCALE = 256.0
+"""From here on a factor of the loss is taken for a loss scale."""
 FORGOTTEN = 3
 """Steps of every optimizer within one batch after which ``step()`` seems to be forgotten."""
 
@@ -41,13 +44,14 @@ class LoopEvents:
         self._session, self._host, self._ends_at_step = session, host, ends_at_step
         self._hooks = HookManager()
         self._mode = _BackwardMode(self._backward)
-        self._mode_on = self._in_backward = self._trained = self._warned = False
+        self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = False  # a batch is under way
         self._forwards: list[ExitStack] = []  # of the model, those under way
         self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
         self._thread = 0
         self._unscale: Any = None
+        self._compiled: list[tuple[nn.Module, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
         """Register what runs before the session's own hooks, before its members join."""
@@ -60,12 +64,29 @@ class LoopEvents:
         for optimizer in self._hooked():
             self._hooks.register(optimizer, _Hook(self._after_step), "optimizer_step_post")
         for module in called_from_outside(self._host.model):
+            compiled = vars(module).get(
+                "_compiled_call_impl"
+            )  # of module.compile(), which compiles hooks too; it has no public name
+            if compiled is not None:
+                self._compiled.append((module, compiled))
+                vars(module)["_compiled_call_impl"] = self._around(module, compiled)
+                continue
             self._hooks.register(module, _Hook(self.enter), "forward_pre", with_kwargs=True, prepend=True)
             self._hooks.register(module, _Hook(self._leave), always_call=True)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None:
             self._unscale = _announced(scaler.unscale_, self._unscaled)
             vars(scaler)["unscale_"] = self._unscale
+
+    def _around(self, module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.enter(module, args, kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._leave(module, args, None)
+
+        return call
 
     def _hooked(self) -> list[Any]:
         """The optimizers that have step hooks: the session warns of the others."""
@@ -74,6 +95,9 @@ class LoopEvents:
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
+        while self._compiled:
+            module, compiled = self._compiled.pop()
+            vars(module)["_compiled_call_impl"] = compiled
         while self._forwards:
             self._forwards.pop().close()
         self._in_backward = False
@@ -175,6 +199,12 @@ class LoopEvents:
         self._in_backward = True
         try:
             with outside_modes():
+                if not self._compared and self._host.loss_scaling.scaler is None and _is_scaled(loss):
+                    warn(
+                        "watch: the loss is multiplied by a large power of two before backward(), as a GradScaler does. Pass it, "
+                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, and clips are not seen right."
+                    )
+                self._compared = True
                 self._session.before_backward(loss)
             result = run()
             with outside_modes():
@@ -199,7 +229,8 @@ class LoopEvents:
             if not self._open:  # a closure runs forward, or the model's forward was not seen
                 self._start_batch(None)
             has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-            if not has_closure and self._session.probe.current(optimizer) is None:
+            if not has_closure and self._session.probe.current(optimizer) is None:  # backward was not seen
+                self._session.probe.before_backward()
                 self._session.before_optimizer_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -244,6 +275,15 @@ class _Hook(Listener):
 
     def __call__(self, *args: Any) -> None:
         self._call(*args)
+
+
+def _is_scaled(loss: Tensor) -> bool:
+    """Whether a loss looks as if a GradScaler had scaled it. It waits for the device."""
+    node: Any = loss.grad_fn  # what a product is of has no public name
+    factor = getattr(node, "_saved_other", None) if type(node).__name__ == "MulBackward0" else None
+    if not isinstance(factor, Tensor) or factor.dim() or factor.requires_grad or not factor.is_floating_point():
+        return False
+    return float(factor) >= SMALLEST_SCALE and math.log2(float(factor)).is_integer()
 
 
 def _announced(unscale: Callable[[Any], None], announce: Callable[[Any], None]) -> Callable[[Any], None]:
