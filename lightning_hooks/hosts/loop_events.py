@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,18 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.gate import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
+from lightning_hooks.hosts.backward_mode import BackwardMode, is_scaled
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
-SMALLEST_SCALE = 256.0
-"""From here on a factor of the loss is taken for a loss scale."""
 FORGOTTEN = 3
 """Steps of every optimizer within one batch after which ``step()`` seems to be forgotten."""
 
@@ -43,7 +39,7 @@ class LoopEvents:
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
         self._session, self._host, self._ends_at_step = session, host, ends_at_step
         self._hooks = HookManager()
-        self._mode = _BackwardMode(self._backward)
+        self._mode = BackwardMode(self._backward)
         self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = False  # a batch is under way
         self._forwards: list[ExitStack] = []  # of the model, those under way
@@ -199,10 +195,10 @@ class LoopEvents:
         self._in_backward = True
         try:
             with outside_modes():
-                if not self._compared and self._host.loss_scaling.scaler is None and _is_scaled(loss):
+                if not self._compared and self._host.loss_scaling.scaler is None and is_scaled(loss):
                     warn(
                         "watch: the loss is multiplied by a large power of two before backward(), as a GradScaler does. Pass it, "
-                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, and clips are not seen right."
+                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, and clips are seen wrongly."
                     )
                 self._compared = True
                 self._session.before_backward(loss)
@@ -249,22 +245,6 @@ class LoopEvents:
             )
 
 
-class _BackwardMode(TorchFunctionMode):
-    """Passes each call on unchanged, and hands on those of ``Tensor.backward``."""
-
-    def __init__(self, backward: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
-        super().__init__()
-        self._backward = backward
-
-    @override
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is Tensor.backward:
-            return self._backward(args[0], lambda: function(*args, **(kwargs or {})))
-        return function(*args, **(kwargs or {}))
-
-
 class _Hook(Listener):
     """A hook of the model or of an optimizer: copies of them have none."""
 
@@ -275,15 +255,6 @@ class _Hook(Listener):
 
     def __call__(self, *args: Any) -> None:
         self._call(*args)
-
-
-def _is_scaled(loss: Tensor) -> bool:
-    """Whether a loss looks as if a GradScaler had scaled it. It waits for the device."""
-    node: Any = loss.grad_fn  # what a product is of has no public name
-    factor = getattr(node, "_saved_other", None) if type(node).__name__ == "MulBackward0" else None
-    if not isinstance(factor, Tensor) or factor.dim() or factor.requires_grad or not factor.is_floating_point():
-        return False
-    return float(factor) >= SMALLEST_SCALE and math.log2(float(factor)).is_integer()
 
 
 def _announced(unscale: Callable[[Any], None], announce: Callable[[Any], None]) -> Callable[[Any], None]:
