@@ -198,7 +198,7 @@ class LoopEvents:
                 if not self._compared and self._host.loss_scaling.scaler is None and is_scaled(loss):
                     warn(
                         "watch: the loss is multiplied by a large power of two before backward(), as a GradScaler does. Pass it, "
-                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, and clips are seen wrongly."
+                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, times the scale."
                     )
                 self._compared = True
                 self._session.before_backward(loss)
