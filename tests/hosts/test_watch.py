@@ -130,11 +130,13 @@ def test_only_forwards_of_training_are_recorded() -> None:
     with observed(net, optimizer) as monitor:
         for x, y in batches(3):
             loss = nn.functional.cross_entropy(net(x), y)
+            with torch.no_grad():
+                net(x)  # the batch is under way
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                net(x)  # before step(): the batch is still under way
+                net(x)  # and still is, before step()
             net.eval()
             net(x)
             net.train()
