@@ -426,3 +426,35 @@ def test_a_backward_that_is_not_seen_leaves_the_gradients_of_the_step() -> None:
     assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
     assert reports["gradients"].loss.count == 6
     assert "not_zeroed" not in {alert.kind for alert in monitor.alerts}
+
+
+class FakeRun:
+    """A run of W&B's, as far as values go."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+        self.dir, self.id = "nowhere", "run"
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def define_metric(self, *_: Any, **__: Any) -> None: ...
+    def log_artifact(self, *_: Any, **__: Any) -> None: ...
+    def alert(self, *_: Any, **__: Any) -> None: ...
+    def save(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore")  # SQLAlchemy's own, of MLflow's store
+def test_values_go_to_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow's artifacts
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run, net = FakeRun(), mlp()
+    optimizer = sgd(net)
+    try:
+        with mlflow.start_run() as active, observed(net, optimizer, loggers=[run, active]) as monitor:
+            train(net, optimizer, monitor)
+        assert "gradient_clip/rate" in mlflow.get_run(active.info.run_id).data.metrics
+    finally:
+        mlflow.set_tracking_uri(None)
+    assert any(values.get("gradient_clip/rate") == 1.0 and values["trainer/global_step"] == 4 for values in run.logged)
