@@ -24,6 +24,7 @@ KINDS = {
     "benchmarks": "fit",  # a whole fit in this process
     "callbacks": "fit",
     "golden": "fit",
+    "hosts": "fit",
     "callbacks/ranks": "system",  # other processes, a browser, scripts as a user runs them
     "examples": "system",
     "evidence/faults": "system",

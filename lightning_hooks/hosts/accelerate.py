@@ -38,7 +38,7 @@ def watch(
         optimizer: Its optimizer, or several, as ``prepare`` returned them.
         log_dir: Where the run's reports are written; None for the accelerator's ``logging_dir``, or nowhere where it has none.
         batches_per_epoch: As for :func:`lightning_hooks.watch`.
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
 
     Returns:
         A context manager around the loop: call ``step(loss)`` after each batch, also where ``accumulate`` takes no step.

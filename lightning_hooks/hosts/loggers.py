@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -76,7 +76,7 @@ def as_loggers(given: Any) -> list[Any]:
     """
     if given is None:
         return []
-    if isinstance(given, Iterable) and not hasattr(given, "log"):
+    if isinstance(given, list | tuple):  # a run of MLflow's is iterable, too
         return [logger for one in given for logger in as_loggers(one)]
     return [_as_logger(given)]
 

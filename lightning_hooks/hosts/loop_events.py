@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
 from lightning_hooks.hooks.gate import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
+from lightning_hooks.hosts.backward_mode import BackwardMode, is_scaled
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
@@ -40,14 +39,15 @@ class LoopEvents:
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
         self._session, self._host, self._ends_at_step = session, host, ends_at_step
         self._hooks = HookManager()
-        self._mode = _BackwardMode(self._backward)
-        self._mode_on = self._in_backward = self._trained = self._warned = False
+        self._mode = BackwardMode(self._backward)
+        self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = False  # a batch is under way
         self._forwards: list[ExitStack] = []  # of the model, those under way
         self._depth: Counter[int] = Counter()  # of the calls of an optimizer's step that are under way
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
         self._thread = 0
         self._unscale: Any = None
+        self._compiled: list[tuple[nn.Module, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
         """Register what runs before the session's own hooks, before its members join."""
@@ -60,12 +60,29 @@ class LoopEvents:
         for optimizer in self._hooked():
             self._hooks.register(optimizer, _Hook(self._after_step), "optimizer_step_post")
         for module in called_from_outside(self._host.model):
+            compiled = vars(module).get(
+                "_compiled_call_impl"
+            )  # of module.compile(), which compiles hooks too; it has no public name
+            if compiled is not None:
+                self._compiled.append((module, compiled))
+                vars(module)["_compiled_call_impl"] = self._around(module, compiled)
+                continue
             self._hooks.register(module, _Hook(self.enter), "forward_pre", with_kwargs=True, prepend=True)
             self._hooks.register(module, _Hook(self._leave), always_call=True)
         scaler = self._host.loss_scaling.scaler
         if scaler is not None:
             self._unscale = _announced(scaler.unscale_, self._unscaled)
             vars(scaler)["unscale_"] = self._unscale
+
+    def _around(self, module: nn.Module, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.enter(module, args, kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._leave(module, args, None)
+
+        return call
 
     def _hooked(self) -> list[Any]:
         """The optimizers that have step hooks: the session warns of the others."""
@@ -74,6 +91,9 @@ class LoopEvents:
     def stop(self) -> None:
         """Remove everything. Harmless when it was removed before."""
         self._hooks.remove_all()
+        while self._compiled:
+            module, compiled = self._compiled.pop()
+            vars(module)["_compiled_call_impl"] = compiled
         while self._forwards:
             self._forwards.pop().close()
         self._in_backward = False
@@ -175,6 +195,12 @@ class LoopEvents:
         self._in_backward = True
         try:
             with outside_modes():
+                if not self._compared and self._host.loss_scaling.scaler is None and is_scaled(loss):
+                    warn(
+                        "watch: the loss is multiplied by a large power of two before backward(), as a GradScaler does. Pass it, "
+                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, times the scale."
+                    )
+                self._compared = True
                 self._session.before_backward(loss)
             result = run()
             with outside_modes():
@@ -199,7 +225,8 @@ class LoopEvents:
             if not self._open:  # a closure runs forward, or the model's forward was not seen
                 self._start_batch(None)
             has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-            if not has_closure and self._session.probe.current(optimizer) is None:
+            if not has_closure and self._session.probe.current(optimizer) is None:  # backward was not seen
+                self._session.probe.before_backward()
                 self._session.before_optimizer_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -216,22 +243,6 @@ class LoopEvents:
                 f"watch: every optimizer has stepped {FORGOTTEN} times and step() was not called. Call step(loss) on what watch() "
                 "gives after each training batch: until then no batch ends, and nothing is reported. This warning is shown once."
             )
-
-
-class _BackwardMode(TorchFunctionMode):
-    """Passes each call on unchanged, and hands on those of ``Tensor.backward``."""
-
-    def __init__(self, backward: Callable[[Tensor, Callable[[], Any]], Any]) -> None:
-        super().__init__()
-        self._backward = backward
-
-    @override
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is Tensor.backward:
-            return self._backward(args[0], lambda: function(*args, **(kwargs or {})))
-        return function(*args, **(kwargs or {}))
 
 
 class _Hook(Listener):

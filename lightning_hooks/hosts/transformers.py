@@ -29,7 +29,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
     training that goes on from a checkpoint goes on with its window. ``on_alert="stop"`` sets ``control.should_training_stop``.
 
     Args:
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.

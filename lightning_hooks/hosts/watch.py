@@ -41,7 +41,7 @@ def watch(
         log_dir: Where the run's reports are written; None for nowhere.
         batches_per_epoch: How many batches come before each ``end_window()``, where that is known: ``report_every_n_steps="auto"``
             goes by it.
-        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``.
+        **arguments: Those of :class:`~lightning_hooks.TrainingMonitor`, but ``progress_bar``, ``capsule`` and ``keep_batches``.
 
     Returns:
         A context manager around the loop, with ``step(loss)`` for each batch's end, ``end_window()``, and the attributes of
@@ -100,3 +100,8 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     """
     if arguments.get("progress_bar"):
         raise ValueError(f"{name}: progress_bar=True needs Lightning's Trainer, whose bar it is. Leave it out here.")
+    if arguments.get("capsule") is not None or arguments.get("keep_batches"):
+        raise ValueError(
+            f"{name}: a bad step is kept, to be run again, in Lightning's Trainer alone: this loop does not say how to run one. "
+            f"Leave out capsule and keep_batches; got {arguments.get('capsule')!r} and {arguments.get('keep_batches', 0)!r}."
+        )

@@ -130,11 +130,13 @@ def test_only_forwards_of_training_are_recorded() -> None:
     with observed(net, optimizer) as monitor:
         for x, y in batches(3):
             loss = nn.functional.cross_entropy(net(x), y)
+            with torch.no_grad():
+                net(x)  # the batch is under way
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                net(x)  # before step(): the batch is still under way
+                net(x)  # and still is, before step()
             net.eval()
             net(x)
             net.train()
@@ -360,6 +362,8 @@ def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
     optimizer = sgd(net)
     with pytest.raises(ValueError, match="progress_bar=True needs Lightning"):
         watch(net, optimizer, progress_bar=True)
+    with pytest.raises(ValueError, match="Leave out capsule and keep_batches; got 'auto' and 0"):
+        watch(net, optimizer, capsule="auto")
     with pytest.raises(TypeError, match="There is no argument 'every_n_step'"):
         watch(net, optimizer, every_n_step=3)
     with pytest.raises(TypeError, match=r"watch takes a torch.nn.Module; got 3"):
@@ -378,14 +382,79 @@ def test_what_needs_lightning_and_what_is_wrong_is_an_error() -> None:
             monitor.start()
 
 
-def test_a_compiled_model_is_observed() -> None:
-    net = mlp()
-    compiled = torch.compile(net, backend="eager")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_observed(in_place: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    net = Net()
+    compiled: Any = net if in_place else torch.compile(net, backend="eager")
+    if in_place:
+        net.compile(backend="eager")
+    before = net._compiled_call_impl
     optimizer = sgd(net)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with observed(compiled, optimizer) as monitor:
             train(compiled, optimizer, monitor)
     torch.compiler.reset()
+    assert net._compiled_call_impl is before
     assert monitor.clipping.optimizers["0-SGD"].clipped_steps == 5
     assert {stats.calls for stats in monitor.features.sites.values()} == {5}
+    assert monitor.alerts == []
+
+
+def test_a_backward_that_is_not_seen_leaves_the_gradients_of_the_step() -> None:
+    net = mlp()
+    optimizer = sgd(net)
+    with observed(net, optimizer) as monitor:
+        for x, y in batches(6):
+            loss = nn.functional.cross_entropy(net(x), y)
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+        reports = monitor.end_window()
+    clips = reports["clipping"].optimizers["0-SGD"]
+    assert (clips.steps, clips.clipped_steps) == (6, 0)
+    assert clips.norm_after == pytest.approx(0.05, rel=1e-4)
+    assert reports["gradients"].loss.count == 6
+    assert "not_zeroed" not in {alert.kind for alert in monitor.alerts}
+
+
+class FakeRun:
+    """A run of W&B's, as far as values go."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+        self.dir, self.id = "nowhere", "run"
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def define_metric(self, *_: Any, **__: Any) -> None: ...
+    def log_artifact(self, *_: Any, **__: Any) -> None: ...
+    def alert(self, *_: Any, **__: Any) -> None: ...
+    def save(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore")  # SQLAlchemy's own, of MLflow's store
+def test_values_go_to_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow's artifacts
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run, net = FakeRun(), mlp()
+    optimizer = sgd(net)
+    try:
+        with mlflow.start_run() as active, observed(net, optimizer, loggers=[run, active]) as monitor:
+            train(net, optimizer, monitor)
+        assert "gradient_clip/rate" in mlflow.get_run(active.info.run_id).data.metrics
+    finally:
+        mlflow.set_tracking_uri(None)
+    assert any(values.get("gradient_clip/rate") == 1.0 and values["trainer/global_step"] == 4 for values in run.logged)

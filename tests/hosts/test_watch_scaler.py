@@ -125,3 +125,23 @@ def test_two_optimizers_with_one_scaler() -> None:
         "0-SGD": (7, 7, 1),
         "1-SGD": (7, 0, 1),
     }
+
+
+def test_a_scaler_that_is_not_passed_is_one_warning() -> None:
+    net = Net()
+    optimizer = new_optimizer("sgd", net.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def train() -> None:
+        with watch(net, optimizer, every_n_steps=1, summary=False) as monitor:
+            for x, y in batches(False):
+                loss = nn.functional.cross_entropy(net(x), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                monitor.step(loss)
+
+    with pytest.warns(UserWarning, match=r"watch\(model, optimizer, scaler=scaler\)") as found:
+        train()
+    assert len(found) == 1
