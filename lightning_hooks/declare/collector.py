@@ -18,7 +18,7 @@ from lightning_hooks.declare.rulebook import RuleBook
 from lightning_hooks.declare.step import Kept, OptimizerSteps, Step
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, guarded
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.statistics.histograms import HistogramTable
+from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 from lightning_hooks.trackers.layout import Layout
@@ -258,6 +258,11 @@ class Collector(ABC, Generic[R]):
     def merge_windows(self, earlier: Tensor, later: Tensor) -> Tensor:
         """Merge the packed tables of two windows in a row; ``later`` alone where parameters or optimizers are others since."""
         return self.tables.merge_windows(earlier, later)
+
+    def read_histograms(self, packed: Tensor) -> dict[str, Histogram]:
+        """The histograms by site, of the packed tables on the host."""
+        table = self.histograms
+        return {} if table is None else table.read(self.tables.split(packed)["histograms"], self.value_scale)
 
     @abstractmethod
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> R:

@@ -38,18 +38,31 @@ def warn(message: str) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
+def info(message: str, level: int = logging.INFO) -> None:
+    """Log a message on rank 0."""
+    if _is_rank_zero():
+        LOGGER.log(level, message, stacklevel=2)
+
+
+class SkippedCalls:
+    """Says once that calls are not recorded whose tensors cannot be read."""
+
+    def __init__(self) -> None:
+        self._explained = False
+
+    def explain(self, calls: int) -> None:
+        """So many calls were skipped so far."""
+        if calls and not self._explained:
+            self._explained = True
+            info(skipped_message(calls))
+
+
 def skipped_message(calls: int) -> str:
     """Say why calls were skipped."""
     return (
         f"{calls} calls so far are not recorded: they run under torch.func (vmap, grad, jvp, …) or torch.jit.trace, or with fake "
         "or meta tensors, which stand for others and have no values to read. All other calls are recorded."
     )
-
-
-def info(message: str, level: int = logging.INFO) -> None:
-    """Log a message on rank 0."""
-    if _is_rank_zero():
-        LOGGER.log(level, message, stacklevel=2)
 
 
 def _is_rank_zero() -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_hooks.debugging import Trace
 from lightning_hooks.replay.generators import Generators
 from lightning_hooks.replay.rerun import Outcome, StepRerun
-from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.trace import Failure, NonfiniteTrace, tensors_of
 
 MOST_RUNS = 64
@@ -117,7 +117,7 @@ def blame(
     model: nn.Module,
     again: Callable[[], StepRerun],
     batch: Any,
-    rows: Rows | None,
+    rows: BatchRows | None,
     *,
     generators: Generators | None = None,
     buffers: Iterable[tuple[Tensor, Tensor]] = (),
@@ -199,7 +199,7 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[Sequence[int]], 
     return () if runs > MOST_RUNS else found
 
 
-def batch_size(batch: Any, rows: Rows | None) -> int:
+def batch_size(batch: Any, rows: BatchRows | None) -> int:
     """How many rows a batch has: the samples that were drawn if its tensors are as long, else their most frequent length."""
     lengths = [tensor.shape[0] for tensor in tensors_of(batch).values() if tensor.dim()]
     known = 0 if rows is None else len(rows)

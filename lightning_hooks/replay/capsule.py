@@ -21,7 +21,7 @@ from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.generators import Generators
-from lightning_hooks.replay.ring import Evidence, Ring
+from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.stored import CapsuleError, NotStorableError, from_stored, to_stored
 from lightning_hooks.run_report.lines import FOLDER
 
@@ -33,7 +33,7 @@ _PLAIN: tuple[type, ...] = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CapsuleMoment:
     """What a capsule is written of.
 
     Attributes:
@@ -46,7 +46,7 @@ class Moment:
     """
 
     kind: str
-    evidence: Evidence
+    evidence: StepEvidence
     batch: Any = None
     rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
     found: Blame | None = None
@@ -72,7 +72,7 @@ class CapsuleWriter:
     window: Callable[[], Mapping[str, Any]] = dict
     _warned: bool = False
 
-    def write(self, host: Host, moment: Moment, ring: Ring, with_state: bool) -> Path | None:
+    def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> Path | None:
         """Write a capsule, unless one of the kind was written; return its folder.
 
         Args:
@@ -114,7 +114,7 @@ class CapsuleWriter:
         folder = None if self.report_dir is False else host.files.folder(self.report_dir)
         return None if folder is None or not host.files.keeps(folder) else folder / FOLDER / "capsules"
 
-    def _fill(self, folder: Path, host: Host, moment: Moment, ring: Ring, with_state: bool) -> None:
+    def _fill(self, folder: Path, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         left_out: list[str] = []
         tensors, batch = self._samples(moment, left_out)
         tensors |= _generator_tensors(moment.evidence.generators)
@@ -156,7 +156,7 @@ class CapsuleWriter:
         _write_text(folder / CAPSULE, json.dumps(to_plain(record), default=str))
         _write_text(folder / SKIP_ROWS, json.dumps({"rows": bad}))
 
-    def _samples(self, moment: Moment, left_out: list[str]) -> tuple[dict[str, Tensor], Any]:
+    def _samples(self, moment: CapsuleMoment, left_out: list[str]) -> tuple[dict[str, Tensor], Any]:
         """The batch, where it is to be stored and can be."""
         tensors: dict[str, Tensor] = {}
         known = moment.batch is not None and self.where != "rows"

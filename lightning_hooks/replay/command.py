@@ -18,7 +18,7 @@ from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.capsule import Capsule, read_capsule
 from lightning_hooks.replay.page import write_page
 from lightning_hooks.replay.rerun import NotRestoredError, StepRerun
-from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.rows import BatchRows
 from lightning_hooks.replay.stored import CapsuleError
 
 _LOGGING = ("log", "log_dict")
@@ -118,11 +118,11 @@ def _network(capsule: Capsule, source: str) -> Any:
     return made.train()
 
 
-def _batch(capsule: Capsule, source: str | None) -> tuple[Any, Rows | None]:
+def _batch(capsule: Capsule, source: str | None) -> tuple[Any, BatchRows | None]:
     """The batch of the capsule, or the samples of the data set as the loader collates them."""
     samples = capsule.record.get("samples", [])
     plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
-    rows = Rows({"": samples}) if plain and samples else None
+    rows = BatchRows({"": samples}) if plain and samples else None
     if capsule.batch is not None:
         return capsule.batch, rows
     if source is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.replay.generators import Generators
-from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.rows import BatchRows
 
 STEPS = 32
 """How many batches keep the states of the generators at their forward pass."""
@@ -21,7 +21,7 @@ _ENTRY = 400  # what an entry takes besides
 
 
 @dataclass(slots=True, eq=False)
-class Evidence:
+class StepEvidence:
     """What is known of one training batch.
 
     Attributes:
@@ -37,7 +37,7 @@ class Evidence:
     epoch: int
     batch: int
     step: int
-    rows: Rows | None = None
+    rows: BatchRows | None = None
     generators: Generators | None = None
     flag: bool | Tensor = False
     nbytes: int = _ENTRY
@@ -52,16 +52,16 @@ class Ring:
     """The evidence of the last batches, the newest last."""
 
     def __init__(self) -> None:
-        self._entries: deque[Evidence] = deque()
+        self._entries: deque[StepEvidence] = deque()
         self.nbytes = 0
 
-    def __iter__(self) -> Iterator[Evidence]:
+    def __iter__(self) -> Iterator[StepEvidence]:
         return iter(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: Evidence) -> None:
+    def add(self, entry: StepEvidence) -> None:
         """Add a batch; the oldest leave where there is no room."""
         entries = self._entries
         entry.nbytes = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
@@ -73,7 +73,7 @@ class Ring:
                 self._forget(old)
         self._trim()
 
-    def at_forward(self, entry: Evidence, states: Generators) -> None:
+    def at_forward(self, entry: StepEvidence, states: Generators) -> None:
         """The forward pass of a batch starts."""
         before = self._entries[-2].generators if len(self._entries) > 1 else None
         size = states.nbytes(before)
@@ -86,17 +86,17 @@ class Ring:
         while self.nbytes > MOST_BYTES and len(self._entries) > 1:
             self.nbytes -= self._entries.popleft().nbytes
 
-    def _forget(self, entry: Evidence) -> None:
+    def _forget(self, entry: StepEvidence) -> None:
         entry.generators = None
         size = _ENTRY + (0 if entry.rows is None else entry.rows.nbytes)
         self.nbytes -= entry.nbytes - size
         entry.nbytes = size
 
-    def of(self, epoch: int, batch: int) -> Evidence | None:
+    def of(self, epoch: int, batch: int) -> StepEvidence | None:
         """The batch with this index in an epoch; None if it is not remembered."""
         return next((entry for entry in reversed(self._entries) if (entry.epoch, entry.batch) == (epoch, batch)), None)
 
-    def guilty(self, until: Evidence, since_step: int) -> Evidence:
+    def guilty(self, until: StepEvidence, since_step: int) -> StepEvidence:
         """Of the micro-batches of a step the first whose flag is up; the last if none is.
 
         Args:

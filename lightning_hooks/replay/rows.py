@@ -120,7 +120,7 @@ class LoaderRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """The samples of a batch, in order.
 
     Attributes:
@@ -160,7 +160,7 @@ class Rows:
         return tuple(found)
 
 
-def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> Rows | None:
+def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> BatchRows | None:
     """The samples of the batch under way.
 
     Args:
@@ -180,7 +180,7 @@ def rows_of(iterators: Iterable[tuple[str, Any]], fetched: int) -> Rows | None:
             rows = _in_stream(iterator, place, indices) if streams else None if indices is None else _compact(indices)
             if rows is not None:
                 found[name] = rows
-    return Rows(found) if found else None
+    return BatchRows(found) if found else None
 
 
 def _in_stream(iterator: Any, place: int, indices: Any) -> tuple[int | None, int] | None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import subject_of
@@ -23,23 +21,23 @@ from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame
-from lightning_hooks.replay.capsule import CapsuleWriter, Moment
+from lightning_hooks.replay.buffers import ChangedBuffers
+from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
+from lightning_hooks.replay.findings import Findings
 from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
-from lightning_hooks.replay.ring import Evidence, Ring
+from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
 
 FEW = 1 << 16
 """Elements of the gradients that are looked at after each micro-batch."""
-MOST_BUFFERS = 1 << 20
-"""Bytes of the buffers whose values before the forward pass are kept."""
 
 
 @dataclasses.dataclass(slots=True)
 class _UnderWay:
     """The training batch under way, from its start to its end."""
 
-    evidence: Evidence
+    evidence: StepEvidence
     batch: Any = None  # as training_step was given it
     rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its other arguments
     loss: Tensor | None = None  # as it came to backward
@@ -72,25 +70,23 @@ class StepWatch:
         unobserved: A context in which no monitor records what the model does.
 
     Attributes:
-        found: What running the first bad step again has shown; None before.
+        findings: What running the first bad step again has shown.
     """
 
     def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._host, self._unobserved = host, unobserved
         self.ring = Ring()
-        self.found: tuple[Evidence, Blame] | None = None
+        self.findings = Findings(host, self.ring)
+        self._buffers = ChangedBuffers()
         self.writer: CapsuleWriter | None = None
-        self._of_ranks: list[Mapping[str, Any]] = []  # what each rank found
         self._generators: GeneratorWatch | None = None
         self._now: _UnderWay | None = None
         self._suspect: _UnderWay | None = None  # the first micro-batch of the step whose flag is up
         self._recent: deque[_UnderWay] = deque()
         self._few: list[nn.Parameter] | None = None
-        self._changing: list[Tensor] | None = None  # buffers that a forward pass changes
-        self._before: list[Tensor] = []  # their values before it
         self._epoch, self._step, self._last = 0, 0, math.inf  # of the batch under way
         self._accumulation = 1
-        self._first, self._resumed, self._requested = True, False, ""
+        self._requested = ""
 
     @property
     def on(self) -> bool:
@@ -107,13 +103,13 @@ class StepWatch:
             return
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
         self._generators = GeneratorWatch(self._host.setup.device)
-        self._resumed = self._host.position.global_step > 0
+        self.findings.open(self._host.position.global_step > 0)
 
     def close(self) -> None:
         """The run is over: let the model, its batches and its loaders go."""
-        self._now = self._suspect = self._few = self._changing = None
+        self._now = self._suspect = self._few = None
         self._recent.clear()
-        self._before = []
+        self._buffers.clear()
 
     # Events of the training loop.
 
@@ -128,7 +124,7 @@ class StepWatch:
             self._accumulation = self._host.loss_scaling.accumulation
         self._last = batch_idx
         rows = rows_of(*self._host.again.loader_iterators())
-        self._now = _UnderWay(Evidence(self._epoch, batch_idx, self._step, rows))
+        self._now = _UnderWay(StepEvidence(self._epoch, batch_idx, self._step, rows))
         self.ring.add(self._now.evidence)
 
     @_guarded
@@ -142,30 +138,9 @@ class StepWatch:
             return
         now.batch, now.rest = _shallow(args[0]), (tuple(args[1:]), dict(kwargs))
         self._recent.append(now)
-        self._copy_buffers()
+        if self.findings.own is None and self._on_host:
+            self._buffers.keep(self._host.model)
         self.ring.at_forward(now.evidence, self._generators.read())
-
-    def _copy_buffers(self) -> None:
-        """Keep the values of the buffers that a forward pass changes; which these are is known from the first one."""
-        if self.found is not None or not self._on_host:
-            return
-        if self._changing is None:
-            known = (b for b in self._host.model.buffers() if b.layout == torch.strided and not is_lazy(b))
-            buffers = sorted(known, key=lambda buffer: buffer.nbytes)
-            ends = itertools.accumulate(buffer.nbytes for buffer in buffers)
-            self._changing = [buffer for buffer, end in zip(buffers, ends, strict=True) if end <= MOST_BUFFERS]
-            self._before, self._first = [buffer.clone() for buffer in self._changing], True
-        elif self._changing:
-            torch._foreach_copy_(self._before, self._changing)
-
-    def _forget_unchanged(self) -> None:
-        """After the first forward pass: keep the values of those buffers only that it changed.
-
-        Their version counters do not say it: batch normalisation changes its statistics without counting.
-        """
-        if self._changing is not None and self._first:
-            kept = [pair for pair in zip(self._changing, self._before, strict=True) if not torch.equal(*pair)]
-            self._changing, self._before, self._first = [b for b, _ in kept], [old for _, old in kept], False
 
     @_guarded
     def before_backward(self, loss: Any) -> None:
@@ -174,7 +149,7 @@ class StepWatch:
         if now is None or not isinstance(loss, Tensor) or not loss.is_floating_point():
             return
         now.in_forward, now.loss = False, loss.detach()
-        self._forget_unchanged()
+        self._buffers.after_forward()
         now.evidence.flag = not math.isfinite(now.loss.item()) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
         self._suspect_now()
 
@@ -182,7 +157,7 @@ class StepWatch:
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
         now = self._now
-        if now is None or self._accumulation == 1 or self._suspect is not None or self.found is not None:
+        if now is None or self._accumulation == 1 or self._suspect is not None or self.findings.own is not None:
             return
         if self._few is None:
             self._few, size = [], 0
@@ -212,7 +187,7 @@ class StepWatch:
         if self._requested and self._now is not None:
             self._write(self._now, self._requested, None)
             self._requested = ""
-        if self.found is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
+        if self.findings.own is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
             return
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
@@ -231,7 +206,7 @@ class StepWatch:
         """The run ends with an exception: if ``training_step`` raised it, run that step again."""
         now = self._now
         ours = isinstance(error, IndexError | RuntimeError | ValueError) and not isinstance(error, torch.OutOfMemoryError)
-        alone = self.found is None and self._on_host and self._host.setup.world_size == 1
+        alone = self.findings.own is None and self._on_host and self._host.setup.world_size == 1
         if ours and alone and now is not None and now.in_forward:
             self._blame(now, crashed=True)
 
@@ -244,7 +219,7 @@ class StepWatch:
     def _blame(self, guilty: _UnderWay, crashed: bool = False) -> None:
         """Run a bad step again, and write its capsule."""
         found = self._run_again(guilty, crashed)
-        self.found = guilty.evidence, found
+        self.findings.own = guilty.evidence, found
         innocent = self._host.setup.world_size > 1 and not found.why_not and not found.reproduced
         if not innocent:  # the bad values came from another rank, which writes
             self._write(guilty, "error" if crashed else "nonfinite", found)
@@ -258,10 +233,7 @@ class StepWatch:
             return Blame(samples=whole, why_not=why_not or "its batch is not at hand")
         args, kwargs = guilty.rest
         scale = 1.0 / host.loss_scaling.accumulation
-        buffers = zip(self._changing or (), self._before, strict=True) if guilty is self._now else ()
-
-        def step(batch: Any) -> Any:
-            return host.again.run(batch, *args, **kwargs)
+        buffers = self._buffers.pairs() if guilty is self._now else ()
 
         try:
             with self._unobserved():
@@ -287,60 +259,16 @@ class StepWatch:
         if self.writer is not None:
             before_update = self._on_host and kind in ("nonfinite", "requested")
             batch = guilty.batch if guilty is self._now or guilty in self._recent or guilty.evidence.bad else None
-            moment = Moment(kind, guilty.evidence, batch, guilty.rest, found, list(zip(self._names(), self._before, strict=True)))
+            moment = CapsuleMoment(kind, guilty.evidence, batch, guilty.rest, found, self._buffers.named(self._host.model))
             self.writer.write(self._host, moment, self.ring, with_state=before_update)
-
-    def _names(self) -> Iterator[str]:
-        names = {id(buffer): name for name, buffer in self._host.model.named_buffers()}
-        yield from (names.get(id(buffer), "") for buffer in self._changing or ())
 
     # What alerts say of it.
 
     @_guarded
     def agree(self) -> None:
         """All ranks come here: each learns what the others found."""
-        if self.on and self._host.setup.world_size > 1:
-            any_bad = torch.tensor(float(self.found is not None), device=self._host.setup.device)
-            torch.distributed.all_reduce(any_bad, torch.distributed.ReduceOp.MAX)
-            if any_bad.item() and not self._of_ranks:
-                own = None if self.found is None else _record(*self.found)
-                self._of_ranks = [{}] * self._host.setup.world_size
-                torch.distributed.all_gather_object(self._of_ranks, own)
-
-    def explained(self, alert: Alert) -> Alert:
-        """An alert about a single step with its samples, and with what running that step again has shown."""
-        if not self.on or subject_of(alert.kind) == "window" or alert.samples:
-            return alert
-        several, shown = self._host.setup.world_size > 1, self._shown(alert)
-        if shown:
-            text = " ".join((f"On rank {rank}: " if several else "") + record["text"] for rank, record in shown)
-            known = tuple(sample for _, record in shown for sample in record["samples"])
-            return self.dated(dataclasses.replace(alert, diagnosis=text, samples=known))
-        entry = None if alert.batch is None else self.ring.of(alert.epoch, alert.batch)
-        if entry is None:
-            older = self._resumed and alert.batch is not None and not self.ring.of(alert.epoch, max(alert.batch - 1, 0))
-            why = "The samples of that batch are not known: the evidence begins again where a run is resumed." if older else ""
-            return dataclasses.replace(alert, diagnosis=f"{alert.diagnosis} {why}".strip())
-        if subject_of(alert.kind) == "nonfinite":
-            entry = self.ring.guilty(entry, entry.step)
-        samples = () if entry.rows is None else entry.rows.samples()
-        return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
-
-    def dated(self, alert: Alert) -> Alert:
-        """An alert with the step at which what it found began, where that is known from the judgement of each step."""
-        shown = self._shown(alert)
-        since = {"batch": shown[0][1]["batch"], "since_step": shown[0][1]["step"]} if shown else {}
-        return dataclasses.replace(alert, **since) if since else alert
-
-    def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:
-        """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
-        if not self.on or subject_of(alert.kind) != "nonfinite":
-            return []
-        own = [] if self.found is None else [_record(*self.found)]
-        last = math.inf if alert.batch is None else alert.batch
-        records = [(rank, record) for rank, record in enumerate(self._of_ranks or own) if record]
-        records = [(rank, record) for rank, record in records if record["epoch"] == alert.epoch and record["batch"] <= last]
-        return [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
+        if self.on:
+            self.findings.agree()
 
     @_guarded
     def passed_on(self, alerts: Iterable[Alert]) -> None:
@@ -354,18 +282,6 @@ class StepWatch:
                     entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry
                     kept = next((one for one in self._recent if one.evidence is entry), _UnderWay(entry))
                     self._write(kept, kind, None)
-
-
-def _record(evidence: Evidence, found: Blame) -> dict[str, Any]:
-    """What ranks exchange."""
-    return {
-        "epoch": evidence.epoch,
-        "batch": evidence.batch,
-        "step": evidence.step,
-        "text": found.text,
-        "samples": found.samples,
-        "reproduced": found.reproduced,
-    }
 
 
 def _shallow(batch: Any) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning_hooks.alerts import Alert
+from lightning_hooks.declare.warn import warn
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
@@ -113,3 +114,30 @@ def _listed(alerts: Sequence[Alert], room: int) -> str:
             return f"{text} and {len(alerts) - count} more"
         text = longer
     return text
+
+
+def print_summaries(members: Sequence[Member]) -> None:
+    """Print the last report of each member with ``summary="full"``."""
+    for member in members:
+        if member.settings.summary == "full" and member.report is not None:
+            show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
+
+
+class EndGuard:
+    """Makes blocks in which an error is a warning, once: whatever it is, the run's own end goes first."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Return a block."""
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
+                    "incomplete; hooks are removed and training is not affected."
+                )

@@ -10,7 +10,7 @@ from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.warn import info
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """An observer of a run. It is called in the thread that training runs in, on every rank that it was added on."""
 
     def alerts(self, alerts: Sequence[Alert]) -> None:
@@ -27,12 +27,12 @@ class Listeners:
     """The listeners of one run. One that raises is logged once, and not called any more."""
 
     def __init__(self) -> None:
-        self._each: list[Listener] = []
+        self._each: list[RunListener] = []
 
-    def __iter__(self) -> Iterator[Listener]:
+    def __iter__(self) -> Iterator[RunListener]:
         return iter(self._each)
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: RunListener) -> None:
         """Call a listener from now on."""
         self._each.append(listener)
 
@@ -49,7 +49,7 @@ class Listeners:
         """The run has ended."""
         self._call(lambda listener: listener.end(end, headline))
 
-    def _call(self, event: Callable[[Listener], None]) -> None:
+    def _call(self, event: Callable[[RunListener], None]) -> None:
         for listener in list(self._each):
             try:
                 event(listener)

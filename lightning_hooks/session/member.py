@@ -113,7 +113,7 @@ class Member(MemberContext):
         lasting = {} if self.collector is None else self.collector.lasting_state()
         state, self._loaded = {**lasting, **self._loaded}, {}
         self._capsules = set(state.get("capsules", ()))
-        session.keep_evidence(self.settings, self._capsules)
+        session.evidence.keep(self.settings, self._capsules)
         if self.kind.watches_steps:
             self._watch_steps()
         self.collector = collector = self._new(self, state)
@@ -203,13 +203,12 @@ class Member(MemberContext):
         began, collector = time.perf_counter(), self.live
         warn_of_faults(self.name, self.faults)
         packed = merged_table.to("cpu")  # the one copy to the host
-        table = collector.histograms
-        self.histograms = {} if table is None else table.read(collector.tables.split(packed)["histograms"], collector.value_scale)
+        self.histograms = collector.read_histograms(packed)
         cost, stride = self.sampling.window_end(self.batches)
         index = None if self.windows.length is None else self.windows.index
 
         def read(table: Tensor) -> Any:
-            return dataclasses.replace(self._read(table), overhead=cost, every_n_steps=stride, window=index)
+            return dataclasses.replace(self.so_far(table), overhead=cost, every_n_steps=stride, window=index)
 
         whole = report = read(packed)
         if index is not None:
@@ -235,19 +234,17 @@ class Member(MemberContext):
         self.alerting.add_to_epoch(self.report)
         several = self.windows.index > 1
         if several and self.windows.epoch.table is not None:
-            known: dict[str, Any] = {"overhead": self.report.overhead, "every_n_steps": self.report.every_n_steps}
-            known["alerts"] = self.alerting.of_epoch()
-            self.epoch_report = dataclasses.replace(self._read(self.windows.epoch.table), **known)
+            last, whole = self.report, self.so_far(self.windows.epoch.table)
+            known = {"overhead": last.overhead, "every_n_steps": last.every_n_steps}
+            self.epoch_report = dataclasses.replace(whole, **known, alerts=self.alerting.of_epoch())
         self.windows.end_epoch()
         self.alerting.end_epoch()
         return several
 
-    def so_far(self, merged_table: Tensor) -> Any:
-        """A report of the window so far, without alerts, of its table of all ranks. It waits for the device."""
-        return self._read(merged_table.to("cpu"))
-
-    def _read(self, packed: Tensor) -> Any:
-        return self.live.read(self.live.tables.split(packed), self.host.position.epoch, self.host.position.global_step)
+    def so_far(self, packed: Tensor) -> Any:
+        """A report of packed tables of all ranks, without alerts. It waits for the device."""
+        at = self.host.position
+        return self.live.read(self.live.tables.split(packed.to("cpu")), at.epoch, at.global_step)
 
     def urgent(self, report: Any) -> tuple[Alert, ...]:
         """What the urgent rules find in a report of the window so far."""
@@ -255,23 +252,20 @@ class Member(MemberContext):
 
     def _checked_alerts(self, report: Any) -> list[Alert]:
         """What checks within the window have found, up to its end."""
-        if self.early is None:
-            return []
-        if self.live.unchecked:
+        if self.early is not None and self.live.unchecked:
             self.early.found.update({(alert.kind, alert.site): alert for alert in self.urgent(report)})
-        return list(self.early.found.values())
+        return [] if self.early is None else list(self.early.found.values())
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
         state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "problems": self.problems.state_dict()}
+        state["capsules"] = sorted(self._capsules)
         if self.collector is not None:
             state |= self.collector.state_dict()
         if self.early is not None:
             state["early"] = self.early.state_dict()
-        if self._capsules:
-            state["capsules"] = sorted(self._capsules)
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
             state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
         return state

@@ -18,7 +18,6 @@ from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -31,6 +30,20 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.statistics.histograms import HistogramTable
 
 
+class BadStepEvidence(Protocol):
+    """What a member asks of the evidence of bad steps."""
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+
+    def keep(self, settings: Settings, written: set[str]) -> None:
+        """Keep the evidence of each step, as the first monitor with ``capsule=`` says."""
+
+    def request(self) -> None:
+        """Write a capsule at the next optimizer step."""
+
+
 class Parts(Protocol):
     """What a member needs of the session."""
 
@@ -38,10 +51,10 @@ class Parts(Protocol):
     probe: StepProbe
     hooks: ModuleHooks
     calls: FunctionalCalls
-    evidence: StepWatch
 
-    def keep_evidence(self, settings: Settings, written: set[str]) -> None:
-        """Keep the evidence of each step, as the first monitor with ``capsule=`` says."""
+    @property
+    def evidence(self) -> BadStepEvidence:
+        """That of the last steps."""
 
     @property
     def overheads(self) -> list[Overhead]:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.step import Step
-from lightning_hooks.declare.warn import info, skipped_message, warn
+from lightning_hooks.declare.warn import SkippedCalls
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.replay.capsule import CapsuleWriter
-from lightning_hooks.replay.watch import StepWatch
-from lightning_hooks.session.closing import ending, verdict_of
+from lightning_hooks.session.closing import EndGuard, ending, print_summaries, verdict_of
 from lightning_hooks.session.delivery import AlertDelivery
+from lightning_hooks.session.evidence import SessionEvidence
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.listeners import Listeners
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.optimizer_state import StepObserver
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
 from lightning_hooks.session.rank_merge import check_ranks_agree
 from lightning_hooks.session.run_records import RunRecords
-from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.trackers import show
 
 
 class Session:
@@ -56,11 +52,13 @@ class Session:
         self.calls = FunctionalCalls(host)
         self.probe = StepProbe(host)
         self.listeners = Listeners()
-        self.evidence = StepWatch(host, self._unobserved)
+        self.evidence = SessionEvidence(host, self.calls, self.hooks, lambda: self.members)
         self.delivery = AlertDelivery(host, self.evidence, self.listeners)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
-        self._warned_of_ending = self._explained_skipped = self._closed = False
+        self._ending = EndGuard()
+        self._skipped = SkippedCalls()
+        self._closed = False
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
     def join(self, member: Member) -> None:
@@ -81,8 +79,7 @@ class Session:
             self.hooks.suspend(self.host.model)
         self.members.append(member)
         self._records.open(member)
-        if self.evidence.on:  # after all others: what they have read of the gradients is not read again
-            self.probe.subscribe(self.evidence, StepObserver(self.evidence.gradients, _nothing, _nothing, _nothing, _nothing))
+        self.evidence.subscribe(self.probe)
 
     def release(self, member: Member) -> None:
         """Remove what a member registered."""
@@ -90,30 +87,6 @@ class Session:
         self.probe.unsubscribe(member)
         self.hooks.release(member)
         self.members = [other for other in self.members if other is not member]
-
-    def keep_evidence(self, settings: Settings, written: set[str]) -> None:
-        """Keep the evidence of each step, as the first monitor with ``capsule=`` says.
-
-        Args:
-            settings: Its arguments.
-            written: The kinds of capsules that the run has written; those to come are added.
-        """
-        if settings.capsule is not None and not self.evidence.on:
-            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, written, self._window_so_far)
-            self.evidence.open(writer, settings.keep_batches)
-
-    def _window_so_far(self) -> dict[str, Any]:
-        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
-
-    @contextmanager
-    def _unobserved(self) -> Iterator[None]:
-        """Within this block the model runs for other purposes than training: nothing is recorded."""
-        self.calls.leave()
-        self.hooks.suspend(self.host.model)
-        try:
-            yield
-        finally:
-            self.hooks.restore()
 
     @property
     def overheads(self) -> list[Overhead]:
@@ -237,7 +210,7 @@ class Session:
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
         self.calls.notify(member.live for member in self.members)
-        self._explain_skipped()
+        self._skipped.explain(self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members))
         self.publisher.log(members)
         try:
             self.delivery.window_end(members)
@@ -253,13 +226,6 @@ class Session:
         self.listeners.window_end()
         if any(member.settings.progress_bar for member in self.members):
             self.host.console.show_progress(in_short(member.report for member in self.members))
-
-    def _explain_skipped(self) -> None:
-        """Say once that calls are not recorded whose tensors cannot be read."""
-        skipped = self.hooks.faults.skipped + sum(member.faults.skipped for member in self.members)
-        if skipped and not self._explained_skipped:
-            self._explained_skipped = True
-            info(skipped_message(skipped))
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window.
@@ -277,9 +243,7 @@ class Session:
         with self._ending():
             self.publisher.publish(self.members, last=True)
         if self.host.setup.is_global_zero:
-            for member in self.members:
-                if member.settings.summary == "full" and member.report is not None:
-                    show(["", *member.live.summary_lines(member.latest_report), *member.alerting.over_lines()])
+            print_summaries(self.members)
         self.close("finished")
 
     def close(self, how: str, error: BaseException | None = None) -> None:
@@ -315,20 +279,3 @@ class Session:
             self.publisher.write_verdict(members, last=True)
             self._records.close(members, end, self._ending)
             self.listeners.end(end, verdict_of(members).headline)
-
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Within this block an error is a warning, once: whatever it is, the run's own end goes first."""
-        try:
-            yield
-        except Exception as fault:  # noqa: BLE001
-            if not self._warned_of_ending:
-                self._warned_of_ending = True
-                warn(
-                    f"The end of the run's record raised {type(fault).__name__}: {fault}. The health report may be "
-                    "incomplete; hooks are removed and training is not affected."
-                )
-
-
-def _nothing(_: object) -> None:
-    """An event of a step that nothing follows from."""

@@ -1,4 +1,4 @@
-"""Evidence over a run: capsules on request and over a resume, spikes, compiled parts, and how much memory it takes."""
+"""StepEvidence over a run: capsules on request and over a resume, spikes, compiled parts, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.__main__ import main
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.ring import MOST_BYTES, STEPS, Evidence, Ring
-from lightning_hooks.replay.rows import Rows
+from lightning_hooks.replay.ring import MOST_BYTES, STEPS, Ring, StepEvidence
+from lightning_hooks.replay.rows import BatchRows
 from tests.replay.planted import BAD, Net, data, fit
 from tests.support.models import trainer
 
@@ -92,7 +92,7 @@ def test_the_ring_keeps_within_its_memory_and_the_states_of_its_last_steps() -> 
     ring, watch = Ring(), GeneratorWatch(torch.device("cpu"))
     for batch in range(400):
         torch.rand(1)
-        ring.add(Evidence(0, batch, batch, Rows({"": np.arange(1000)})))
+        ring.add(StepEvidence(0, batch, batch, BatchRows({"": np.arange(1000)})))
         ring.at_forward([*ring][-1], watch.read())
     assert ring.nbytes <= MOST_BYTES
     entries = [*ring]

@@ -1,0 +1,65 @@
+"""The evidence of bad steps in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.capsule import CapsuleWriter
+from lightning_hooks.replay.watch import StepWatch
+from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.module_hooks import ModuleHooks
+from lightning_hooks.session.optimizer_state import StepObserver
+from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.step_probe import StepProbe
+
+
+class SessionEvidence(StepWatch):
+    """The evidence of the last steps of a run, and what running a bad one again has shown.
+
+    Args:
+        host: The training loop.
+        calls: The calls of functions.
+        hooks: The forward hooks.
+        members: Returns the members of the session.
+    """
+
+    def __init__(self, host: Host, calls: FunctionalCalls, hooks: ModuleHooks, members: Callable[[], Sequence[Member]]) -> None:
+        super().__init__(host, self._unrecorded)
+        self._calls, self._hooks, self._members = calls, hooks, members
+
+    def keep(self, settings: Settings, written: set[str]) -> None:
+        """Keep the evidence of each step, as the first monitor with ``capsule=`` says.
+
+        Args:
+            settings: Its arguments.
+            written: The kinds of capsules that the run has written; those to come are added.
+        """
+        if settings.capsule is not None and not self.on:
+            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, written, self._window_so_far)
+            self.open(writer, settings.keep_batches)
+
+    def subscribe(self, probe: StepProbe) -> None:
+        """Judge each optimizer step, after all others: what they have read of the gradients is not read again."""
+        if self.on:
+            probe.subscribe(self, StepObserver(self.gradients, _nothing, _nothing, _nothing, _nothing))
+
+    def _window_so_far(self) -> dict[str, Any]:
+        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self._members()}
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        """Within this block the model runs for other purposes than training: nothing is recorded."""
+        self._calls.leave()
+        self._hooks.suspend(self._host.model)
+        try:
+            yield
+        finally:
+            self._hooks.restore()
+
+
+def _nothing(_: object) -> None:
+    """An event of a step that nothing follows from."""
