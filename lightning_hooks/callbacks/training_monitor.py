@@ -78,7 +78,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         ValueError: If an argument is out of range, or, at train start, if ``modules`` matches nothing.
 
     Example:
-        >>> from lightning.pytorch import LightningModule, Trainer
+        >>> from lightning.pytorch import Trainer
         >>> from lightning_hooks import TrainingMonitor
         >>> trainer = Trainer(callbacks=[TrainingMonitor()], logger=False)
     """

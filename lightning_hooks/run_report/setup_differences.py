@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_hooks.run_report.lines import by_names, is_table
 from lightning_hooks.run_report.numerals import number
 from lightning_hooks.run_report.run import Run
 from lightning_hooks.run_report.training import layers, rates_by_group
@@ -50,16 +51,18 @@ def _of_reports(run: Run) -> dict[str, Any]:
     """What the last reports say of optimizers, clipping and batches."""
     found: dict[str, Any] = {}
     for record in run.monitors:
-        report = record.last
-        for name, stats in (getattr(report, "optimizers", None) or {}).items():
-            groups = getattr(stats, "groups", ())
+        report = {} if record.latest is None else record.latest["report"]  # as plain data: the reports' classes need torch
+        optimizers: Any = report.get("optimizers")
+        for name, stats in by_names(optimizers).items() if is_table(optimizers) else ():
+            groups = [group for group in stats.get("groups") or () if isinstance(group, dict)]
             for place, group in enumerate(groups):
                 suffix = f"/pg{place + 1}" if len(groups) > 1 else ""
-                found |= {f"{key} of {name}{suffix}": getattr(group, key) for key in OF_OPTIMIZERS}
-            if getattr(stats, "limit", None):
-                found[f"clipping limit of {name}"] = stats.limit
-        if getattr(report, "batches", 0):
-            found[f"batches of a {run.window}"] = report.batches
+                found |= {f"{key} of {name}{suffix}": group.get(key) for key in OF_OPTIMIZERS}
+            if stats.get("limit"):
+                found[f"clipping limit of {name}"] = stats["limit"]
+        if report.get("batches"):
+            found[f"batches of a {run.window}"] = report["batches"]
+    found = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     return {key: number(value) if isinstance(value, float) else value for key, value in found.items()}
 
 
