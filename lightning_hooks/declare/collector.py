@@ -67,6 +67,10 @@ class Context(Protocol):
         """The rules in force."""
 
     @property
+    def learning(self) -> bool | str:
+        """Whether it is measured what of the training learns: True, False, or ``auto``."""
+
+    @property
     def batches(self) -> int:
         """Training batches of the window so far, the one under way among them."""
 

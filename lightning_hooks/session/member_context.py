@@ -98,6 +98,11 @@ class MemberContext:
         return self.alerting.book
 
     @property
+    def learning(self) -> bool | str:
+        """Whether it is measured what of the training learns."""
+        return self.settings.learning
+
+    @property
     def live(self) -> Collector[Any]:
         """The collector."""
         assert self.collector is not None, "training has not started"
