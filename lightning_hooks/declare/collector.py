@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.early import Early
 from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.declare.rulebook import RuleBook
 from lightning_hooks.declare.step import Kept, OptimizerSteps, Step
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
     Figures = Mapping[str, Callable[[], Figure]]
 
 R = TypeVar("R", bound=PlainReport)
+
+
+class Measure(Protocol):
+    """Measures some steps, by running their batches again."""
+
+    why_not: str
+    """Why steps are not measured; empty where they are."""
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the step under way is measured."""
+
+    def open(self, receive: Callable[[MeasuredLoss], None], asked: bool) -> None:
+        """Call a function after each step that was measured; ``asked``: warn where none can be."""
 
 
 class Context(Protocol):
@@ -69,6 +84,10 @@ class Context(Protocol):
     @property
     def learning(self) -> bool | str:
         """Whether it is measured what of the training learns: True, False, or ``auto``."""
+
+    @property
+    def measure(self) -> Measure:
+        """What some steps gain."""
 
     @property
     def batches(self) -> int:

@@ -18,6 +18,7 @@ from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
@@ -39,6 +40,7 @@ class Parts(Protocol):
     hooks: ModuleHooks
     calls: FunctionalCalls
     evidence: StepWatch
+    measure: StepMeasure
 
     def keep_evidence(self, settings: Settings, written: set[str]) -> None:
         """Keep the evidence of each step, as the first monitor with ``capsule=`` says."""
@@ -101,6 +103,11 @@ class MemberContext:
     def learning(self) -> bool | str:
         """Whether it is measured what of the training learns."""
         return self.settings.learning
+
+    @property
+    def measure(self) -> StepMeasure:
+        """What some steps gain."""
+        return self._session.measure
 
     @property
     def live(self) -> Collector[Any]:

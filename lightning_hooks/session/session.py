@@ -14,6 +14,7 @@ from lightning_hooks.declare.warn import info, skipped_message, warn
 from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.capsule import CapsuleWriter
+from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.closing import ending, verdict_of
 from lightning_hooks.session.delivery import AlertDelivery
@@ -45,6 +46,7 @@ class Session:
         hooks: The forward hooks.
         calls: The calls of functions.
         probe: The optimizers' steps.
+        measure: What some steps gain.
         evidence: That of the last steps, and what running a bad one again has shown.
         listeners: Those who follow the run.
     """
@@ -57,6 +59,7 @@ class Session:
         self.probe = StepProbe(host)
         self.listeners = Listeners()
         self.evidence = StepWatch(host, self._unobserved)
+        self.measure = StepMeasure(host, self._unobserved)
         self.delivery = AlertDelivery(host, self.evidence, self.listeners)
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
@@ -140,6 +143,7 @@ class Session:
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
         with outside_modes():
+            self.measure.forward(args, kwargs)
             self.evidence.forward(args, kwargs)
         return self.calls.step()
 
@@ -147,6 +151,7 @@ class Session:
         """Backward starts."""
         self.calls.pause()
         self.evidence.before_backward(loss)
+        self.measure.before_backward(loss)
         for member in self.members:
             if not member.live.records_recomputation:
                 member.gate.pause()
@@ -184,6 +189,7 @@ class Session:
             AlertError: As :meth:`epoch_end`.
         """
         self._batch = None, None
+        self.measure.batch_end()
         self.calls.batch_end(member.live for member in self.members)
         for member in self.members:
             member.batch_end(outputs)
@@ -304,6 +310,7 @@ class Session:
             member.detach()
         self.probe.unsubscribe(self.evidence)
         self.evidence.close()
+        self.measure.close()
         self.calls.close()
         with self._ending():
             self.publisher.write_figures(last=True)

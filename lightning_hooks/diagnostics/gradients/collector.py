@@ -141,6 +141,8 @@ class GradientCollector(GradientSites):
             self._measured.pop(step.optimizer, None)
             self._measure(step)
             self._learning.gradients(step)
+        elif not step.again:
+            self._learning.gradients(step, sampled=False)
         if self._checks is not None:
             self._checks.gradients(step)
 
@@ -159,10 +161,10 @@ class GradientCollector(GradientSites):
             self.modules.commit(step.loss_scale, valid, step.optimizer)
         self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
+        self._learning.taken(step, valid, sampled=measured is not None)
         if measured is not None:
             self._due.discard(step.optimizer)
             measured.enter(self.parameters, self.optimizers, step, valid)
-            self._learning.taken(step, valid)
             self._replicas.taken(step, measured)
 
     @override

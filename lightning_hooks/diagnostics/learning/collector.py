@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.measured import MeasuredLoss
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.learning.constant import SEEN, ConstantTable
 from lightning_hooks.diagnostics.learning.report import LearningReport, learning_report
-from lightning_hooks.diagnostics.learning.table import GradientSample, LearningTable
+from lightning_hooks.diagnostics.learning.steps import MeasuredSteps, read_steps
+from lightning_hooks.diagnostics.learning.table import GradientSample, LearningColumn, LearningTable
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers, Tables
 
@@ -38,16 +40,19 @@ class LearningWatch:
         self._constant = ConstantTable(device)
         self._sizes = [0.0, 0.0, 0.0]  # batches whose size is known, their samples, optimizers that stepped besides the first
         self._places: dict[int, Tensor] = {}  # of the elements of a parameter, by how many there are
+        self._steps = MeasuredSteps()
+        self._predicted: Tensor | None = None  # gain of the last step that was measured by running it again, and its error
         self._under_way: dict[int, GradientSample] = {}
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
-        self.tables = Tables(
-            device, rows=self._table, constant=self._constant, sizes=HostNumbers(lambda: self._sizes, added, load=self._load_sizes)
-        )
+        sizes = HostNumbers(lambda: self._sizes, added, load=self._load_sizes)
+        self.tables = Tables(device, rows=self._table, constant=self._constant, sizes=sizes, steps=self._steps.table)
         self.gradients = context.guard(self._gradients, "what a step is predicted to gain")
         self.taken = context.guard(self._taken, "what a step is predicted to gain")
         self.batch_start = context.guard(self._batch_start, "the size of the batch")
-        if self._on and context.functional is not None:
+        if self._on:
+            context.measure.open(self._measured, asked=context.learning is True)
+        if self._on and context.functional is not None and context.functional.used:
             context.on_call(SEEN, self._constant.record, detailed=False)
 
     def _load_sizes(self, numbers: list[float]) -> None:
@@ -62,16 +67,29 @@ class LearningWatch:
             self._sizes[0] += 1
             self._sizes[1] += len(max(tensors, key=torch.numel)) * self._host.loss_scaling.accumulation
 
-    def _gradients(self, step: Step) -> None:
-        """The gradients of a measured step are ready, and not clipped."""
+    def _gradients(self, step: Step, sampled: bool = True) -> None:
+        """The gradients of a step are ready, and not clipped; ``sampled``: it counts in the window."""
         self._under_way.pop(step.optimizer, None)
-        if self._on and step.indices and step.shards is None:
+        measuring = self._context.measure.measuring
+        if self._on and (sampled or measuring) and step.indices and step.shards is None:
             self._under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
-    def _taken(self, step: Step, valid: Tensor | None) -> None:
-        """A measured step was taken."""
+    def _measured(self, measured: MeasuredLoss) -> None:
+        """The batch of a step was run again."""
+        predicted, self._predicted = self._predicted, None
+        if predicted is not None:
+            self._steps.add(measured, *predicted.tolist())
+
+    def _taken(self, step: Step, valid: Tensor | None, sampled: bool = True) -> None:
+        """A step was taken."""
         sample = self._under_way.pop(step.optimizer, None)
         if sample is None:
+            return
+        if self._context.measure.measuring:
+            rows = sample.rows(None)
+            error = rows[:, LearningColumn.ERROR].square().sum().sqrt()
+            self._predicted = torch.stack((rows[:, LearningColumn.GAIN].sum(), error))
+        if not sampled:
             return
         self._stepped.add(step.optimizer)
         self._sizes[2] = float(len(self._stepped) - 1)
@@ -105,8 +123,10 @@ class LearningWatch:
         over, why = self._constant.read(parts["constant"])
         if why:
             why_not["over_constant"] = why
+        fields, reasons = read_steps(parts["steps"].tolist(), self._context.measure.why_not)
+        why_not.update(reasons)
         report = learning_report(self._context.steps.names, self._table.lines(parts["rows"]), size, why_not)
-        return dataclasses.replace(report, over_constant=over)
+        return dataclasses.replace(report, over_constant=over, **fields)
 
     def reset(self) -> None:
         """A new window starts."""
@@ -114,8 +134,9 @@ class LearningWatch:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
-        return {"before": dict(self._before)}
+        return {"before": dict(self._before), "steps": self._steps.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of an earlier run."""
         self._before = dict(state.get("before", {}))
+        self._steps.load(state.get("steps", {}))
