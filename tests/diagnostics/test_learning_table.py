@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.learning.constant import SEEN, ConstantTable, over_constant
+from lightning_hooks.diagnostics.learning.constant import SEEN, ConstantTable
 from lightning_hooks.diagnostics.learning.report import learning_report
 from lightning_hooks.diagnostics.learning.table import SAMPLE, GradientSample, LearningColumn, LearningTable, spread_places
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
@@ -215,6 +215,6 @@ def test_why_the_best_constant_is_not_known() -> None:
         table = ConstantTable()
         for call in calls:
             table.record(call)  # type: ignore[arg-type]
-        found, why = over_constant(table.lines(table.pack())[0])
+        found, why = table.read(table.pack())
         assert found is None
         assert expected in why

@@ -45,7 +45,7 @@ class LearningWatch:
         self._under_way: dict[int, GradientSample] = {}
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
-        sizes = HostNumbers(lambda: self._sizes, added, load=self._load_sizes)
+        sizes = HostNumbers(lambda: self._sizes, added, load=lambda found: self._sizes.__setitem__(slice(None), found))
         self.tables = Tables(device, rows=self._table, constant=self._constant, sizes=sizes, steps=self._steps.table)
         self.gradients = context.guard(self._gradients, "what a step is predicted to gain")
         self.taken = context.guard(self._taken, "what a step is predicted to gain")
@@ -54,9 +54,6 @@ class LearningWatch:
             context.measure.open(self._measured, asked=context.learning is True)
         if self._on and context.functional is not None and context.functional.used:
             context.on_call(SEEN, self._constant.record, detailed=False)
-
-    def _load_sizes(self, numbers: list[float]) -> None:
-        self._sizes = numbers
 
     def _batch_start(self, batch: Any) -> None:
         """A sampled batch starts."""
@@ -86,9 +83,9 @@ class LearningWatch:
         if sample is None:
             return
         if self._context.measure.measuring:
-            rows = sample.rows(None)
-            error = rows[:, LearningColumn.ERROR].square().sum().sqrt()
-            self._predicted = torch.stack((rows[:, LearningColumn.GAIN].sum(), error))
+            numbers = sample.rows(None)
+            error = torch.linalg.vector_norm(numbers[:, LearningColumn.ERROR])
+            self._predicted = torch.stack((numbers[:, LearningColumn.GAIN].sum(), error))
         if not sampled:
             return
         self._stepped.add(step.optimizer)
@@ -114,7 +111,7 @@ class LearningWatch:
             return None
         parts, setup = self.tables.split(packed), self._host.setup
         batches, samples, others = parts["sizes"].tolist()
-        why_not = {}
+        why_not: dict[str, str] = {}
         if self._context.steps.shards is not None:
             why_not["predicted_gain"] = "each rank holds a shard of the parameters"
         elif others:

@@ -99,12 +99,10 @@ class ConstantTable(RowTable):
 
     def read(self, packed: Tensor) -> tuple[float | None, str]:
         """The loss over that of the best constant answer, or why it is not known."""
-        (row,) = self.lines(packed)
-        return over_constant(row)
+        return _over_constant(self.lines(packed)[0])
 
 
-def over_constant(row: Sequence[float]) -> tuple[float | None, str]:
-    """The same of a row's numbers."""
+def _over_constant(row: Sequence[float]) -> tuple[float | None, str]:
     loss, constant, weight, undefined, kind, other = row[: len(ConstantColumn)]
     if not kind:
         return None, "no loss was seen whose best constant answer follows from its targets"
