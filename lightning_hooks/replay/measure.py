@@ -201,7 +201,7 @@ class StepMeasure:
         return [parameter for group in groups for parameter in group["params"]]
 
     def _others_mark(self) -> str:
-        """What tells whether weights that no optimizer holds have moved."""
+        """Sums of the weights that no optimizer holds: others once these have moved."""
         held = {id(parameter) for parameter in self._held_weights()}
         return repr([p.detach().double().sum().item() for p in self._host.model.parameters() if id(p) not in held])
 

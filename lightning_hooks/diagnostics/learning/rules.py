@@ -13,7 +13,7 @@ from lightning_hooks.declare.rule import Rule, percent
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
-MOST_LONGER = 100.0  # beyond this factor the ratio is too near 1 to tell
+MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
 
 
 def factor_to_best(step_ratio: float) -> float:
@@ -132,7 +132,7 @@ class NoProgress(Rule):
             value, limit = (progress or 0.0, self.threshold) if constant is None else (constant, self.over_constant)
             yield self.alert(
                 report, SITE, value, limit, "info", f"{'; '.join(found)}.",
-                "The model learns nothing that holds for other samples. Common causes: labels that do not belong to their inputs, a "
+                "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
                 "layer that destroys the inputs, noise as data.",
             )  # fmt: skip
 
