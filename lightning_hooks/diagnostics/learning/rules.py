@@ -174,7 +174,7 @@ class PartNotLearning(Rule):
                 report, module, share, self.threshold, "info",
                 f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
                 f"comes from it (limit {percent(self.threshold)}).",
-                "Other parts learn, and this one hardly does: gradients vanish before it, its learning rate is next to zero, or what "
+                "Other parts learn, and this one hardly does: gradients vanish, its learning rate is next to zero, or what "
                 "follows ignores it.",
             )  # fmt: skip
 
