@@ -28,6 +28,9 @@ from lightning_hooks.diagnostics.gradients.still_weight_rules import *
 from lightning_hooks.diagnostics.gradients.update_rules import *
 from lightning_hooks.diagnostics.gradients.vanishing_rules import *
 from lightning_hooks.diagnostics.gradients.weight_rules import *
+from lightning_hooks.diagnostics.learning import rules as step_rules
+from lightning_hooks.diagnostics.learning.report import LearningReport, ParameterLearning
+from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss import rules as loss_rules
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
@@ -77,11 +80,13 @@ __all__ = [
     "GroupSettings",
     "HeadStats",
     "LabelCounts",
+    "LearningReport",
     "LossReport",
     "ModelSetup",
     "Mute",
     "OptimizerStats",
     "OutputStats",
+    "ParameterLearning",
     "ParameterSetup",
     "PrecisionStats",
     "RangeReport",
@@ -112,6 +117,7 @@ __all__ += representation_rules.__all__
 __all__ += residual_rules.__all__
 __all__ += router_rules.__all__
 __all__ += setup_rules.__all__
+__all__ += step_rules.__all__
 __all__ += still_weight_rules.__all__
 __all__ += update_rules.__all__
 __all__ += vanishing_rules.__all__

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import RangeReport
 from lightning_hooks.callbacks.monitor import Monitor
-from lightning_hooks.declare.collector import Collector, Context
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.ranges import RangeCollector, RangeRecorder
 from lightning_hooks.extraction import Forward, device_of, run_model, undisturbed
 from lightning_hooks.extraction.batches import check_forward

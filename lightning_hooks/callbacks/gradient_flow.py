@@ -8,6 +8,7 @@ from lightning_hooks.alerts import GradientFlowReport
 from lightning_hooks.callbacks.monitor import SiteMonitor
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
+from lightning_hooks.diagnostics.learning.report import LearningReport
 
 
 class GradientFlowMonitor(SiteMonitor[GradientFlowReport]):
@@ -34,5 +35,10 @@ class GradientFlowMonitor(SiteMonitor[GradientFlowReport]):
         >>> from lightning_hooks import GradientFlowMonitor
         >>> trainer = Trainer(callbacks=[GradientFlowMonitor(on_alert="warn")], logger=False)
     """
+
+    @property
+    def learning(self) -> LearningReport | None:
+        """What of the training learns, in the last report; None before the first, and with ``learning=False``."""
+        return None if self.report is None else self.report.learning
 
     collector: ClassVar[type[Collector[Any]]] = GradientCollector

@@ -21,6 +21,7 @@ from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import (
     CapsulePlace,
     Histograms,
+    Learning,
     Logged,
     OnAlert,
     ReportDir,
@@ -266,6 +267,7 @@ class SiteMonitor(Monitor[R]):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
+        learning: Learning = "auto",
     ) -> None:
         super().__init__(
             Settings(
@@ -285,5 +287,6 @@ class SiteMonitor(Monitor[R]):
                 capsule=capsule,
                 max_capsule_mb=max_capsule_mb,
                 keep_batches=keep_batches,
+                learning=learning,
             )
         )

@@ -7,7 +7,17 @@ from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.hooks import ModuleSelector
-from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.settings import (
+    CapsulePlace,
+    Histograms,
+    Learning,
+    Logged,
+    OnAlert,
+    ReportDir,
+    ReportEvery,
+    Rules,
+    Summary,
+)
 from lightning_hooks.session.training_members import arguments_of_each
 
 
@@ -30,6 +40,7 @@ def monitors(
     capsule: CapsulePlace = "auto",
     max_capsule_mb: float = 200,
     keep_batches: int = 0,
+    learning: Learning = "auto",
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 
@@ -61,6 +72,7 @@ def monitors(
         capsule=capsule,
         max_capsule_mb=max_capsule_mb,
         keep_batches=keep_batches,
+        learning=learning,
     )
     features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
     clipping = GradientClipMonitor(**of_clipping)

@@ -16,7 +16,17 @@ from lightning_hooks.hosts.fabric import FabricLoop
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.outlets import Outlets
-from lightning_hooks.session.settings import CapsulePlace, Histograms, Logged, OnAlert, ReportDir, ReportEvery, Rules, Summary
+from lightning_hooks.session.settings import (
+    CapsulePlace,
+    Histograms,
+    Learning,
+    Logged,
+    OnAlert,
+    ReportDir,
+    ReportEvery,
+    Rules,
+    Summary,
+)
 from lightning_hooks.session.training_reports import TrainingReports
 from lightning_hooks.sinks.address import Address
 
@@ -66,6 +76,8 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             at every module, to name the operation and the samples; the training is the same, bit for bit. None turns all of it off.
         max_capsule_mb: The most that a capsule may take, in millions of bytes; what does not fit is left out.
         keep_batches: How many batches are kept, so that a capsule has the batch also where a bad step is known late, as on CUDA.
+        learning: Whether it is measured what of the training learns (:attr:`learning`): ``auto`` for all that can be known without
+            altering anything, True for the same with a warning where a step cannot be run again, False for nothing.
         notify: Where new root alerts above info and the end of the run are sent: ``env:NAME`` for the address in an environment
             variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``teams``, ``ntfy`` or
             ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
@@ -103,6 +115,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
+        learning: Learning = "auto",
         notify: Address | str | Mapping[str, str] | None = None,
         live: bool = False,
     ) -> None:
@@ -126,6 +139,7 @@ class TrainingMonitor(SessionCallback, TrainingReports):
             capsule=capsule,
             max_capsule_mb=max_capsule_mb,
             keep_batches=keep_batches,
+            learning=learning,
         )
 
     @override

@@ -54,6 +54,10 @@ class Functional(Protocol):
     capacity: int
     """The most there can be: tables have as many lines, the same on every rank."""
 
+    @property
+    def used(self) -> bool:
+        """Whether somebody records calls."""
+
     def state(self) -> list[tuple[str, str, str]]:
         """The sites, in plain types."""
 

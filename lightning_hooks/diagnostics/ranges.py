@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Context
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.reports import RangeReport
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.quantization import RangeTable

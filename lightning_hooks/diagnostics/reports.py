@@ -25,6 +25,7 @@ from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
+from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
@@ -130,6 +131,7 @@ class GradientFlowReport(PlainReport):
         squashed_twice: The module whose softmax or sigmoid the loss squashes once more; empty if there is none.
         loss_aligns: Whether the loss sums over alignments of labels with outputs, as CTC does.
         loss_sign: 1 if the loss is a distance of outputs from targets, such as a cross entropy, -1 if it is minus one, else 0.
+        learning: What of the training learns; None where that is not measured.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
     """
 
@@ -155,6 +157,7 @@ class GradientFlowReport(PlainReport):
     ranks_differ: RankDifference | None = None
     loss_aligns: bool = False
     loss_sign: int = 0
+    learning: LearningReport | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -177,6 +177,10 @@ class StepAgain:
         """A context in which the step logs nothing."""
         return nullcontext()
 
+    def on(self, model: nn.Module) -> StepAgain:
+        """The same for a copy of the model."""
+        raise NotImplementedError(self.why_not())
+
     def why_not(self) -> str:
         """Why a step cannot be run again in the run; empty where it can."""
         return "this training loop does not say how"

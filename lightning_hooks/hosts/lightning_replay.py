@@ -108,6 +108,12 @@ class LightningStepAgain(StepAgain):
                 vars(module).update(known)
 
     @override
+    def on(self, model: nn.Module) -> StepAgain:
+        assert isinstance(model, type(self._objects[1]))
+        model.trainer = self._objects[0]
+        return LightningStepAgain(self._objects[0], model)
+
+    @override
     def why_not(self) -> str:
         trainer, pl_module = self._objects
         sharded = lightning_api.is_sharded(trainer, pl_module)

@@ -46,7 +46,7 @@ class KeptState:
         NotRestoredError: If the model holds something that cannot be put back, such as an iterator that is under way.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, unchanged: Iterable[Tensor] = ()) -> None:
+    def __init__(self, model: Any, device: torch.device, unchanged: Iterable[Tensor] = ()) -> None:
         self._device, self._unchanged = device, {id(tensor) for tensor in unchanged}
         self.generators: Generators = GeneratorWatch(device).read()
         self._objects: dict[int, Any] = {}  # keeps the ids valid

@@ -52,7 +52,7 @@ def _guarded(event: Callable[..., None]) -> Callable[..., None]:
         try:
             event(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
-            self.close()
+            StepWatch.close(self)
             self._generators = None
             warn(
                 f"The evidence of bad steps is no longer kept: {type(error).__name__}: {error}. Training is not affected. Please "

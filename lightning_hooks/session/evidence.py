@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from typing_extensions import override
+
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.capsule import CapsuleWriter
+from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
@@ -25,11 +28,35 @@ class SessionEvidence(StepWatch):
         calls: The calls of functions.
         hooks: The forward hooks.
         members: Returns the members of the session.
+
+    Attributes:
+        measure: What some steps gain.
     """
 
     def __init__(self, host: Host, calls: FunctionalCalls, hooks: ModuleHooks, members: Callable[[], Sequence[Member]]) -> None:
-        super().__init__(host, self._unrecorded)
+        super().__init__(host, self.unrecorded)
         self._calls, self._hooks, self._members = calls, hooks, members
+        self.measure = StepMeasure(host, self.unrecorded)
+
+    @override
+    def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().forward(args, kwargs)
+        self.measure.forward(args, kwargs)
+
+    @override
+    def before_backward(self, loss: Any) -> None:
+        super().before_backward(loss)
+        self.measure.before_backward(loss)
+
+    @override
+    def batch_end(self) -> None:
+        super().batch_end()
+        self.measure.batch_end()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.measure.close()
 
     def keep(self, settings: Settings, written: set[str]) -> None:
         """Keep the evidence of each step, as the first monitor with ``capsule=`` says.
@@ -51,7 +78,7 @@ class SessionEvidence(StepWatch):
         return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self._members()}
 
     @contextmanager
-    def _unrecorded(self) -> Iterator[None]:
+    def unrecorded(self) -> Iterator[None]:
         """Within this block the model runs for other purposes than training: nothing is recorded."""
         self._calls.leave()
         self._hooks.suspend(self._host.model)

@@ -88,6 +88,11 @@ class FunctionalCalls:
         self._parameters = list(host.model.parameters())
         self._state: list[bool | None] = []
 
+    @property
+    def used(self) -> bool:
+        """Whether somebody records calls."""
+        return bool(self._subscribers)
+
     def available(self) -> bool:
         """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
         regions = compiled_regions(self._host.model)

@@ -91,7 +91,7 @@ class LoggedScalars:
             elif name == "model":
                 of_model += [] if tag in not_by_default else [tag]
             elif stat not in self.ranking or not tag.startswith(f"{prefix}/"):
-                others.append(tag)
+                others += [] if tag in not_by_default and not self.named else [tag]
             elif stat in self._wanted and (self.named or tag not in not_by_default):
                 sites.setdefault(name, []).append(tag)
         found = {tag.rpartition("/")[2] for tags in sites.values() for tag in tags}

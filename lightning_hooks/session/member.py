@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lightning_hooks.alerts import Alert, RuleBook
 from lightning_hooks.alerts.defaults import rules_of
-from lightning_hooks.declare.collector import Collector, Context
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.early import Early, checked
 from lightning_hooks.declare.warn import warn_of_faults, warn_of_tracing
 from lightning_hooks.hooks import DetailGate, Faults

@@ -18,6 +18,7 @@ from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.unreadable import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
+from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.session.alerting import Alerting
 from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.module_hooks import ModuleHooks
@@ -32,6 +33,8 @@ from lightning_hooks.statistics.histograms import HistogramTable
 
 class BadStepEvidence(Protocol):
     """What a member asks of the evidence of bad steps."""
+
+    measure: StepMeasure
 
     @property
     def on(self) -> bool:
@@ -68,7 +71,7 @@ class Parts(Protocol):
 
 
 class MemberContext:
-    """The :class:`~lightning_hooks.declare.collector.Context` of a collector, but for what counts its batches."""
+    """The :class:`~lightning_hooks.declare.context.Context` of a collector, but for what counts its batches."""
 
     name: str
     settings: Settings
@@ -109,6 +112,16 @@ class MemberContext:
     def book(self) -> RuleBook:
         """The rules in force."""
         return self.alerting.book
+
+    @property
+    def learning(self) -> bool | str:
+        """Whether it is measured what of the training learns."""
+        return self.settings.learning
+
+    @property
+    def measure(self) -> StepMeasure:
+        """What some steps gain."""
+        return self._session.evidence.measure
 
     @property
     def live(self) -> Collector[Any]:

@@ -57,8 +57,7 @@ class Session:
         self.publisher = Publisher(host)
         self._records = RunRecords(host)
         self._ending = EndGuard()
-        self._skipped = SkippedCalls()
-        self._closed = False
+        self._skipped, self._closed = SkippedCalls(), False
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
 
     def join(self, member: Member) -> None:

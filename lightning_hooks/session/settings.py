@@ -27,6 +27,8 @@ ReportDir = str | os.PathLike[str] | Literal[False] | None
 """Where a run's reports are written: ``auto``, a directory, or None (or False) for nowhere."""
 CapsulePlace = str | os.PathLike[str] | None
 """Where the capsule of a bad step is written: ``auto``, ``rows`` (without samples), a folder, or None for nowhere."""
+Learning = bool | Literal["auto"]
+"""Whether it is measured what of the training learns."""
 ReportEvery = int | Literal["auto"] | None
 """How many training batches make a window: a number, ``auto``, or None for an epoch."""
 
@@ -60,6 +62,7 @@ class Settings:
     capsule: CapsulePlace = None
     max_capsule_mb: float = 200
     keep_batches: int = 0
+    learning: Learning = "auto"
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
@@ -80,6 +83,8 @@ class Settings:
         most = self.max_capsule_mb
         if isinstance(most, bool) or not isinstance(most, int | float) or not most > 0:
             raise ValueError(f"max_capsule_mb must be a number of millions of bytes above 0; got {most!r}.")
+        if self.learning not in (True, False, "auto") or not isinstance(self.learning, bool | str):
+            raise TypeError(f"learning must be 'auto', True or False; got {self.learning!r}.")
         check_count("keep_batches", self.keep_batches, 0)
         check_bools(progress_bar=self.progress_bar, functional=self.functional)
         self._check_window()

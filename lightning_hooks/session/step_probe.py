@@ -210,9 +210,7 @@ class StepProbe:
     def clipped(self, optimizer: Optimizer) -> None:
         """Gradients are as the update will see them."""
         watch = self._watch(optimizer)
-        if watch is None:
-            return
-        if watch.step is not None:
+        if watch is not None and watch.step is not None:
             if not watch.step.unchanged():
                 watch.step.refresh()
             if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:

@@ -25,8 +25,8 @@ SHARED = ("report_every_n_steps", "on_alert", "summary", "report_dir", "figures"
 """The arguments that all members take."""
 OF_SITES = ("modules", "every_n_steps", "max_overhead", "histograms", "check_every_n_steps")
 """Those that members which observe modules take too."""
-OF_EVIDENCE = ("capsule", "max_capsule_mb", "keep_batches")
-"""Those about bad steps, which the gradient flow takes."""
+OF_STEPS = ("capsule", "max_capsule_mb", "keep_batches", "learning")
+"""Those about single steps, which the gradient flow takes."""
 
 
 def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -51,7 +51,7 @@ def arguments_of_each(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any],
         {id(rule): rule for report in (FeatureReport, AttentionReport, RouterReport) for rule in handed[report]}.values()
     )
     features = {**of_sites, "rules": of_features, "logged": feature_tags, "functional": arguments.get("functional", True)}
-    evidence = {name: arguments[name] for name in OF_EVIDENCE if name in arguments}
+    evidence = {name: arguments[name] for name in OF_STEPS if name in arguments}
     gradients = {**of_sites, **evidence, "rules": handed[GradientFlowReport], "logged": gradient_tags}
     return features, gradients, {**given, "rules": handed[ClipReport]}
 

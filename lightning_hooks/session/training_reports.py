@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.alerts import Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
+from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.run_report.shown import RunReport
 from lightning_hooks.run_report.verdict import Status
 from lightning_hooks.session.closing import open_alerts, verdict_of
@@ -57,6 +58,11 @@ class TrainingReports(ABC):
         """The latest report of gradients; None before the first."""
         report: GradientFlowReport | None = self._latest("gradients")
         return report
+
+    @property
+    def learning(self) -> LearningReport | None:
+        """What of the training learns, in the latest report of gradients; None before the first, and with ``learning=False``."""
+        return None if self.gradients is None else self.gradients.learning
 
     @property
     def clipping(self) -> ClipReport | None:

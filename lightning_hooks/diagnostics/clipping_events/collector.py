@@ -14,7 +14,8 @@ from typing_extensions import override
 from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
-from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.reports import ClipReport, Report

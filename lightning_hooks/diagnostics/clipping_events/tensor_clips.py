@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.clipping.policies import norm_factor
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step, loss_scale
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.hooks import Listener

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.features.functional import FunctionalFeatures

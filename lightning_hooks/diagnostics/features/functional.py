@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED

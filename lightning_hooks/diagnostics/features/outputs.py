@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import Functional, FunctionalCall
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.calls.precision import PrecisionTable

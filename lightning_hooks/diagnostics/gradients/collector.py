@@ -11,12 +11,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.gradients.hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
 from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep, embedding_weights
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.gradients.view import GradientSites, GradientView
+from lightning_hooks.diagnostics.learning.collector import LearningWatch
 from lightning_hooks.diagnostics.loss.watch import LossWatch
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
@@ -64,12 +65,14 @@ class GradientCollector(GradientSites):
             look, faults = context.judge_urgent, context.faults
             self._checks = StepChecks(context.early, steps.names, host.setup.world_size, look, device, faults)
         self.optimizers = OptimizerWatch(context)
+        self._learning = LearningWatch(context, self._embeddings)
         self._watch = SetupWatch(steps.names, None if host.position.global_step else model)
         self._setups: dict[str, ParameterSetup] = {}
         self._setup_checks = SetupChecks(context)
         with context.loading():
             self._loss.table.load_state_dict(state.get("loss", {}))
             self._watch.load(state.get("setups", {}))
+            self._learning.load(state.get("learning", {}))
             self.optimizers.load(state.get("optimizers", {}))
             self._setup_checks.load_state_dict(state.get("checks", {}))
         self._outputs = OutputNodes() if not compiled_regions(model) else None
@@ -87,6 +90,7 @@ class GradientCollector(GradientSites):
             modules=self.modules,
             optimizers=self.optimizers.table,
             parameters=self.parameters,
+            learning=self._learning.tables,
         )
 
     @override
@@ -103,6 +107,7 @@ class GradientCollector(GradientSites):
             self.modules.clock.set(self.context.batch)
             self._watch.batch_start(self.context.host.optimizers, self.context.host.model)
             self.optimizers.batch_start()
+            self._learning.batch_start(batch)
             self._due.update(range(self.parameters.totals.shape[0]))
 
     @override
@@ -135,6 +140,9 @@ class GradientCollector(GradientSites):
         if step.optimizer in self._due and not (step.again and step.optimizer in self._measured):
             self._measured.pop(step.optimizer, None)
             self._measure(step)
+            self._learning.gradients(step)
+        elif not step.again:
+            self._learning.gradients(step, sampled=False)
         if self._checks is not None:
             self._checks.gradients(step)
 
@@ -153,6 +161,7 @@ class GradientCollector(GradientSites):
             self.modules.commit(step.loss_scale, valid, step.optimizer)
         self._watch.step_taken(step, self._steps.optimizer_names[step.optimizer])
         measured = self._measured.pop(step.optimizer, None)
+        self._learning.taken(step, valid, sampled=measured is not None)
         if measured is not None:
             self._due.discard(step.optimizer)
             measured.enter(self.parameters, self.optimizers, step, valid)
@@ -162,6 +171,7 @@ class GradientCollector(GradientSites):
     def on_skipped(self, step: Step) -> None:
         self.modules.discard(step.optimizer)
         self._measured.pop(step.optimizer, None)
+        self._learning.skipped(step)
         if self._checks is not None:
             self._checks.skipped(step)
 
@@ -174,6 +184,7 @@ class GradientCollector(GradientSites):
         self._due = {now for now, old in enumerate(kept) if old in self._due}
         self._watch.follow(kept)
         self.optimizers.follow(kept)
+        self._learning.follow()
         if self._checks is not None:
             self._checks.follow(kept)
 
@@ -248,15 +259,18 @@ class GradientCollector(GradientSites):
             model_setup=self._setup_checks.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self.optimizers.read(packed["optimizers"]),
             planned_steps=self.context.host.setup.planned_steps,
+            learning=self._learning.read(packed["learning"]),
         )
 
     @override
     def reset(self) -> None:
         super().reset()
+        self._learning.reset()
         if self._checks is not None:
             self._checks.reset()
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        setups, checks = self._watch.state(), self._setup_checks.state_dict()
-        return {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": self.optimizers.state(), "checks": checks}
+        setups, checks, optimizers = self._watch.state(), self._setup_checks.state_dict(), self.optimizers.state()
+        known = {"setups": setups, "loss": self._loss.table.state_dict(), "optimizers": optimizers, "checks": checks}
+        return {**known, "learning": self._learning.state()}

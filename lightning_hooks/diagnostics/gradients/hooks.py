@@ -9,7 +9,7 @@ from weakref import ref
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import OptimizerSteps
 from lightning_hooks.diagnostics.gradients.tables import GradientTable
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors

@@ -13,6 +13,8 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
+from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARNING_PARAMETER_STATS
+from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import LOSS_STATS
 from lightning_hooks.diagnostics.reports import GradientFlowReport, Report
 from lightning_hooks.statistics.rows import never_recorded
@@ -64,6 +66,7 @@ class GradientView:
             **{f"{self._prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
             **model_scalars(self._prefix, report.modules.values(), ["rms"]),
             **model_scalars(self._prefix, report.parameters.values(), ["norm", "update_ratio"]),
+            **learning_scalars(report.learning, self._known.setdefault("learning", set())),
             **{f"loss/{stat}": math.nan if report.loss is None else float(getattr(report.loss, stat)) for stat in LOSS_STATS},
         }
 
@@ -81,9 +84,10 @@ class GradientView:
         return scalars
 
     def not_logged_by_default(self) -> set[str]:
-        """Of modules all but the RMS, of parameters all but the norm."""
+        """Of modules all but the RMS, of parameters all but the norm, and none of what each learns."""
         tags = {f"{self._prefix}/{name}/norm" for name in self._modules}
-        return tags | {f"{self._prefix}/{name}/rms" for name in self._parameters.names}
+        tags |= {f"{self._prefix}/{name}/rms" for name in self._parameters.names}
+        return tags | {f"learning/{name}/{stat}" for name in self._parameters.names for stat in LEARNING_PARAMETER_STATS}
 
     def charts(self, written: Written) -> Layout:
         """Charts of many curves: category to title to chart."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import loss_scale
 from lightning_hooks.diagnostics.loss.table import LossTable
 

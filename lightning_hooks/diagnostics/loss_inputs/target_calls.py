@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import Functional, FunctionalCall
 from lightning_hooks.diagnostics.loss_inputs.lines import MOST_LOSSES, LossLines
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, KL_DIVERGENCE, TargetTable, target_stats

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.optimizer.second_moments import second_moments

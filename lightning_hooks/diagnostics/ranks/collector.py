@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep
 from lightning_hooks.diagnostics.ranks.table import ReplicaTable

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.selection import clean_name, outwards, repeated_blocks

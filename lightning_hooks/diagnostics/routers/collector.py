@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Collector, Context, Written
+from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.reports import Report
 from lightning_hooks.diagnostics.routers.report import RouterReport

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_hooks.declare.collector import Context
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.hashes import N_PAIRS, BatchHashes, same_on_all
 from lightning_hooks.diagnostics.loss_inputs.labels import IGNORED, LabelTable, label_tensors
 from lightning_hooks.diagnostics.setup.first_weights import first_weights

@@ -1,0 +1,1 @@
+"""Whether a training learns, and what of it."""

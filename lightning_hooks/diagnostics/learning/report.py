@@ -1,0 +1,179 @@
+"""Whether a training learns, and what of it, over a window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_hooks.diagnostics.learning.table import LearningColumn
+
+FEWEST_PAIRS = 4
+"""Pairs of successive measured steps that a noise scale needs."""
+UNSURE = 0.2
+"""Share of the predicted gain above which its standard error makes what is divided by it unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterLearning:
+    """What one parameter brings, over the measured steps of a window.
+
+    Attributes:
+        steps: Measured optimizer steps.
+        gain: The fall of the loss that its updates are predicted to bring, to first order: the sum of minus the dot product of
+            gradient and update, as in Loss Change Allocation (Lan et al., 2019).
+        error: The standard error of that sum, at most; 0 where all of its elements were taken.
+        share: ``gain`` over that of all parameters; below 0 where its updates raise the loss. None where the sum is not positive,
+            or its standard error is above 20 % of it.
+        coherence: Mean cosine of the gradients of successive measured steps, in [-1, 1]; None without such a pair.
+    """
+
+    steps: int
+    gain: float
+    error: float
+    share: float | None = None
+    coherence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LearningReport:
+    """Whether the training learns, and what of it. What is not defined is None, and :attr:`why_not` says why.
+
+    Attributes:
+        steps: Measured optimizer steps.
+        predicted_gain: The fall of the loss that a measured step is predicted to bring, to first order: minus the dot product of
+            the gradient, before it is clipped, and the update, with weight decay. Mean over steps and ranks.
+        predicted_gain_error: Its standard error, at most.
+        coherence: Mean cosine of the gradients of successive measured steps over all parameters, in [-1, 1].
+        noise_scale: The gradient noise scale (McCandlish et al., 2018) in samples: the batch size at which noise and signal of a
+            gradient are equally large. Smaller batches learn more from each sample, larger ones need fewer steps.
+        batch_size: Samples of an optimizer step: along the first dimension of the batch's largest tensor, over accumulated batches
+            and ranks.
+        suggested_batch_size: The power of two nearest to ``noise_scale``.
+        over_constant: The loss over that of the best constant answer, where the loss is one whose targets are seen: 1 and more
+            where the model is no better than a constant.
+        gain: Mean fall of the loss on the batch of a measured step, by that step.
+        step_ratio: Median of that over the predicted gain: 1 for steps that are short against the curvature, 0.5 for the best
+            length, 0 where a step ends as high as it began, negative where it does harm.
+        transfer: Mean fall of the loss, by a measured step, on the batch measured before.
+        progress: The fall of the loss on new batches since the first measured step, over the sum of the gains of all steps on their
+            own batches, of which the measured ones are a sample.
+        reruns: Steps that were measured by running their batch again, since training started.
+        parameters: Parameter name to what it brings.
+        modules: Module name to the share of the parameters in it, and in the modules in it.
+        why_not: Attribute to why it is None.
+    """
+
+    steps: int = 0
+    predicted_gain: float | None = None
+    predicted_gain_error: float | None = None
+    coherence: float | None = None
+    noise_scale: float | None = None
+    batch_size: float | None = None
+    suggested_batch_size: int | None = None
+    over_constant: float | None = None
+    gain: float | None = None
+    step_ratio: float | None = None
+    transfer: float | None = None
+    progress: float | None = None
+    reruns: int = 0
+    parameters: dict[str, ParameterLearning] = field(default_factory=dict)
+    modules: dict[str, float] = field(default_factory=dict)
+    why_not: dict[str, str] = field(default_factory=dict)
+
+
+LEARNING_STATS = ("predicted_gain", "coherence", "noise_scale", "over_constant", "gain", "step_ratio", "transfer", "progress")
+"""What is logged as ``learning/<stat>``."""
+PARAMETER_STATS = ("share", "coherence")
+"""What is logged as ``learning/<parameter>/<stat>``, where the user asks for all."""
+
+
+def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str, float]:
+    """The values of a report by tag: ``learning/<stat>``, ``learning/<parameter>/share`` and ``…/coherence``.
+
+    Args:
+        report: The report.
+        known: The tags that had a value so far, which is added to: from then on each is there, NaN where it is not defined.
+    """
+    if report is None:
+        return {}
+    found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
+    for name, stats in report.parameters.items():
+        found |= {f"learning/{name}/{stat}": getattr(stats, stat) for stat in PARAMETER_STATS}
+    known.update(tag for tag, value in found.items() if value is not None)
+    return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
+
+
+def learning_report(
+    names: Sequence[str], rows: Sequence[Sequence[float]], batch_size: float | None, why_not: Mapping[str, str]
+) -> LearningReport:
+    """Name the numbers of a window.
+
+    Args:
+        names: The parameters.
+        rows: Of all together, then of each.
+        batch_size: As in the report.
+        why_not: What is not defined, and why: ``predicted_gain``, which shares depend on.
+    """
+    column = LearningColumn
+    total, *each = rows
+    steps = int(total[column.STEPS])
+    reasons = dict(why_not)
+    if not steps:
+        reasons.setdefault("predicted_gain", "no optimizer step was measured")
+    known = "predicted_gain" not in reasons
+    gain, error = total[column.GAIN], total[column.ERROR]
+    divides = known and gain > 0 and error <= UNSURE * gain
+    if known and not divides:
+        small = f"the standard error of the predicted gain is {error / abs(gain) if gain else math.inf:.0%} of it"
+        reasons["share"] = "the updates are predicted to raise the loss" if gain < 0 and error <= -gain * UNSURE else small
+    parameters = {
+        name: ParameterLearning(
+            int(row[column.STEPS]),
+            row[column.GAIN],
+            row[column.ERROR],
+            row[column.GAIN] / gain if divides else None,
+            row[column.COSINE] / row[column.PAIRS] if row[column.PAIRS] else None,
+        )
+        for name, row in zip(names, each, strict=False)
+        if row[column.STEPS]
+    }
+    noise = _noise_scale(total, batch_size, reasons)
+    return LearningReport(
+        steps=steps,
+        predicted_gain=gain / steps if known else None,
+        predicted_gain_error=error / steps if known else None,
+        coherence=total[column.COSINE] / total[column.PAIRS] if total[column.PAIRS] else None,
+        noise_scale=noise,
+        batch_size=batch_size,
+        suggested_batch_size=None if noise is None else max(1, 2 ** round(math.log2(max(noise, 1.0)))),
+        parameters=parameters,
+        modules=_of_modules(parameters),
+        why_not=reasons,
+    )
+
+
+def _noise_scale(total: Sequence[float], batch_size: float | None, reasons: dict[str, str]) -> float | None:
+    """Of gradients of B samples the mean g₁·g₂ is |G|², the mean |g|² is |G|² + tr(Σ)/B; the scale is tr(Σ)/|G|²."""
+    pairs, dot = total[LearningColumn.PAIRS], total[LearningColumn.DOT]
+    square = (total[LearningColumn.SQUARE] + total[LearningColumn.BEFORE]) / 2
+    if batch_size is None:
+        reasons["noise_scale"] = "the size of a batch is not known"
+    elif pairs < FEWEST_PAIRS:
+        reasons["noise_scale"] = f"it needs {FEWEST_PAIRS} pairs of measured steps; there are {int(pairs)}"
+    elif dot <= 0:
+        reasons["noise_scale"] = "gradients of successive measured steps do not point the same way: noise is all there is"
+    else:
+        return max(square - dot, 0.0) / dot * batch_size
+    return None
+
+
+def _of_modules(parameters: Mapping[str, ParameterLearning]) -> dict[str, float]:
+    """The shares of parameters, summed over each module that holds them."""
+    found: dict[str, float] = {}
+    for name, stats in parameters.items():
+        parts = name.split(".")[:-1]
+        for end in range(1, len(parts) + 1) if stats.share is not None else ():
+            module = ".".join(parts[:end])
+            found[module] = found.get(module, 0.0) + (stats.share or 0.0)
+    return found

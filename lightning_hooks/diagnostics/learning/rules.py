@@ -1,0 +1,223 @@
+"""Steps that are too long or too short, steps that bring nothing on new batches, parts that bring nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Rule, percent
+from lightning_hooks.diagnostics.loss.rules import SITE
+from lightning_hooks.diagnostics.reports import GradientFlowReport
+
+MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
+
+
+def factor_to_best(step_ratio: float) -> float:
+    """The factor between the best length of a step and its own, if the loss is quadratic along it: 1 / (2 (1 - ratio))."""
+    return min(1.0 / (2.0 * (1.0 - step_ratio)), MOST_LONGER) if step_ratio < 1.0 else MOST_LONGER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTooLong(Rule):
+    """Steps that end about as high as they began, or higher.
+
+    Attributes:
+        threshold: Median step ratio below which it counts.
+        min_reruns: Measured steps that there must be.
+    """
+
+    kind: ClassVar[str] = "step_too_long"
+
+    threshold: float = 0.1
+    min_reruns: int = 4
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if steps are too long."""
+        learning = report.learning
+        if learning is None or learning.step_ratio is None or learning.reruns < self.min_reruns:
+            return
+        ratio = learning.step_ratio
+        if ratio < self.threshold:
+            lower = 1.0 / factor_to_best(ratio)
+            yield self.alert(
+                report, SITE, ratio, self.threshold, "info",
+                f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
+                "the best length gains 50%)" + (": they raise its loss." if ratio < 0 else "."),
+                "Steps are too long for the curvature of the loss: the learning rate is too high, or the loss is summed where it "
+                "should be averaged.",
+                advice=(f"Divide the learning rate by {lower:.2g}, or by more", "Warm the learning rate up", "Clip gradients"),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTooShort(Rule):
+    """Steps that gain exactly what their gradients predict, always in the same direction, and next to nothing.
+
+    Healthy trainings reach each of the three alone.
+
+    Attributes:
+        threshold: Median step ratio above which it counts.
+        coherence: Cosine of the gradients of successive measured steps above which it counts.
+        gain: Gain of a step, as a share of the loss, below which it counts.
+        min_reruns: Measured steps that there must be: more than those of a warm-up's start.
+    """
+
+    kind: ClassVar[str] = "step_too_short"
+    shares: ClassVar[tuple[str, ...]] = ("gain",)
+
+    threshold: float = 0.99
+    coherence: float = 0.9
+    gain: float = 5e-4
+    min_reruns: int = 5
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if steps are too short."""
+        learning, loss = report.learning, report.loss
+        if learning is None or loss is None or learning.reruns < self.min_reruns:
+            return
+        ratio, gain, coherence = learning.step_ratio, learning.gain, learning.coherence
+        if ratio is None or gain is None or coherence is None or not 0 < gain < self.gain * abs(loss.mean):
+            return
+        if ratio > self.threshold and coherence > self.coherence:
+            yield self.alert(
+                report, SITE, ratio, self.threshold, "info",
+                f"steps gain all that their gradients predict ({percent(ratio)}; limit {percent(self.threshold)}), in the same "
+                f"direction (cosine {coherence:.2g}), and {percent(gain / abs(loss.mean))} of the loss each.",
+                "The learning rate is too low: longer steps would gain more.",
+                advice=(f"Multiply the learning rate by up to {factor_to_best(ratio):.2g}, in steps of ten",),
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoProgress(Rule):
+    """Steps that lower the loss of their own batches, while the loss of new ones stands still from the start.
+
+    Attributes:
+        threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
+        fall: Share of the loss at the start that its lowest level may lie below it.
+        gain: Gain of a step, as a share of the loss, from which on steps count as gaining.
+        over_constant: Loss over that of the best constant answer from which on the model is no better than that.
+        min_steps: Optimizer steps that there must be.
+    """
+
+    kind: ClassVar[str] = "no_progress"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "fall", "gain", "over_constant")
+
+    threshold: float = 0.02
+    fall: float = 0.1
+    gain: float = 1e-3
+    over_constant: float = 0.95
+    min_steps: int = 200
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert if the loss makes no progress."""
+        learning, loss = report.learning, report.loss
+        if learning is None or loss is None or report.step < self.min_steps:
+            return
+        constant, progress, gain = learning.over_constant, learning.progress, learning.gain
+        found = []
+        if constant is not None and constant > self.over_constant:
+            found.append(f"the loss is {constant:.3g} of that of the best constant answer (limit {self.over_constant:g})")
+        still = math.isfinite(loss.lowest) and loss.start > 0 and loss.lowest > (1 - self.fall) * loss.start
+        if progress is not None and progress < self.threshold and still and gain is not None and gain > self.gain * loss.mean:
+            found.append(
+                f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
+                f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)})"
+            )
+        if found and (constant is None or constant > self.over_constant):
+            value, limit = (progress or 0.0, self.threshold) if constant is None else (constant, self.over_constant)
+            yield self.alert(
+                report, SITE, value, limit, "info", f"{'; '.join(found)}.",
+                "The model learns nothing that holds for new samples. Common causes: labels that do not belong to their inputs, a "
+                "layer that destroys the inputs, noise as data.",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartNotLearning(Rule):
+    """A module with many parameters from which next to nothing of the loss's fall comes.
+
+    Attributes:
+        threshold: Share of the predicted gain, with twice its standard error, below which it counts.
+        size: Share of the trained parameters that the module must hold.
+        min_steps: Measured steps that there must be.
+    """
+
+    kind: ClassVar[str] = "part_not_learning"
+    shares: ClassVar[tuple[str, ...]] = ("threshold", "size")
+
+    threshold: float = 1e-4
+    size: float = 0.05
+    min_steps: int = 4
+
+    def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
+        """Yield an alert for each outermost module that brings nothing."""
+        learning = report.learning
+        if learning is None or learning.steps < self.min_steps or not learning.predicted_gain:
+            return
+        found: list[str] = []  # outermost ones
+        total = learning.predicted_gain * learning.steps
+        elements = {name: report.setups[name].elements for name in learning.parameters if name in report.setups}
+        for module, share in learning.modules.items():
+            inside = [name for name in elements if name.startswith(f"{module}.")]
+            size = sum(elements[name] for name in inside) / max(sum(elements.values()), 1)
+            error = math.hypot(*(learning.parameters[name].error for name in inside)) / total
+            within = any(module.startswith(f"{one}.") for one in found)
+            if size < self.size or abs(share) + 2 * error > self.threshold or within:
+                continue
+            found.append(module)
+            yield self.alert(
+                report, module, share, self.threshold, "info",
+                f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
+                f"comes from it (limit {percent(self.threshold)}).",
+                "Other parts learn, and this one hardly does: gradients vanish, its learning rate is next to zero, or what "
+                "follows ignores it.",
+            )  # fmt: skip
+
+
+__all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
+
+KINDS = (
+    Kind(
+        "step_too_long", "Steps that are too long", group="Learning", rank=1360, measures="number", limit=0.1,
+        meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
+        "predicts, or raised the loss.",
+        formula="ratio = median over the last measured steps of (loss before - loss after) / predicted gain\n\n"
+        "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps",
+        severities="info",
+        advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
+    ),
+    Kind(
+        "step_too_short", "Steps that are too short", group="Learning", rank=1370, measures="number", limit=0.99,
+        meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
+        formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
+        "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",
+        severities="info",
+        advice=("Raise the learning rate",),
+    ),
+    Kind(
+        "no_progress", "Steps that bring no progress", group="Learning", rank=1380, measures="number", limit=0.95,
+        meaning="Steps lower the loss of their own batches, and that of new ones stands still from the start; or the model is no "
+        "better than the best constant answer.",
+        formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
+        "     or, where that is not known, progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} of the "
+        "loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
+        severities="info",
+        advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
+    ),
+    Kind(
+        "part_not_learning", "Parts that do not learn", group="Learning", rank=1390, measures="share", limit=1e-4,
+        meaning="A module holds many of the parameters, and next to nothing of the predicted fall of the loss comes from it.",
+        formula="share = predicted gain of the module's parameters / that of all\n\n"
+        "alert if |share| + 2 standard errors < {PartNotLearning.threshold}\n"
+        "     in a module with at least {PartNotLearning.size} of the parameters",
+        severities="info",
+        advice=("Check the gradient flow before it", "Check its learning rate", "Add residual connections or normalisation"),
+    ),
+)  # fmt: skip
+
+RULES = (StepTooLong(), StepTooShort(), NoProgress(), PartNotLearning())

@@ -1,0 +1,108 @@
+"""The rules of learning, on reports that were made up; and on trainings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_hooks import TrainingMonitor
+from lightning_hooks.alerts import (
+    GradientFlowReport,
+    LearningReport,
+    LossReport,
+    NoProgress,
+    ParameterLearning,
+    ParameterSetup,
+    PartNotLearning,
+    StepTooLong,
+    StepTooShort,
+)
+from lightning_hooks.diagnostics.learning.rules import factor_to_best
+from tests.support.models import Classifier, loader, trainer
+
+LOSS = LossReport(100, 2.0, 0.1, 1.9, 2.1, 2.0, start=2.05, lowest=1.95)
+STEP = LearningReport(steps=10, reruns=6, gain=0.08, step_ratio=0.9, progress=0.3, coherence=0.1, over_constant=None)
+
+
+def report(learning: LearningReport | None, step: int = 1000, **fields: Any) -> GradientFlowReport:
+    return GradientFlowReport(0, step, {}, {}, 1.0, loss=LOSS, learning=learning, **fields)
+
+
+@pytest.mark.parametrize("ratio", [0.09, 0.0, -3.0])
+def test_steps_are_too_long(ratio: float) -> None:
+    (alert,) = StepTooLong()(report(replace(STEP, step_ratio=ratio)))
+    assert (alert.kind, alert.site, alert.value, alert.severity) == ("step_too_long", "loss", ratio, "info")
+    assert alert.advice[0] == f"Divide the learning rate by {2 * (1 - ratio):.2g}, or by more"
+    assert ("they raise its loss" in alert.message) is (ratio < 0)
+
+
+@pytest.mark.parametrize("fields", [{"step_ratio": 0.1}, {"step_ratio": None}, {"step_ratio": 0.0, "reruns": 3}])
+def test_steps_are_not_too_long(fields: dict[str, Any]) -> None:
+    assert not [*StepTooLong()(report(replace(STEP, **fields)))]
+    assert not [*StepTooLong()(report(None))]
+
+
+def test_the_best_length_of_a_step_is_that_of_a_quadratic_loss() -> None:
+    curvature, gradient = 2.0, 3.0
+    for length in (0.1, 0.5, 0.9, 1.5, 4.0):
+        predicted = length * gradient**2
+        ratio = (predicted - curvature * (length * gradient) ** 2 / 2) / predicted
+        assert length * factor_to_best(ratio) == pytest.approx(1 / curvature)
+    assert factor_to_best(1.0) == factor_to_best(1.2) == 100
+
+
+SHORT = replace(STEP, step_ratio=0.9999, coherence=0.97, gain=1.2e-4)
+
+
+def test_steps_are_too_short_where_all_three_say_so() -> None:
+    (alert,) = StepTooShort()(report(SHORT))
+    assert (alert.kind, alert.severity) == ("step_too_short", "info")
+    assert alert.advice == ("Multiply the learning rate by up to 1e+02, in steps of ten",)
+    for fields in ({"step_ratio": 0.98}, {"coherence": 0.12}, {"gain": 8e-3}, {"gain": -1e-4}, {"coherence": None}, {"reruns": 4}):
+        assert not [*StepTooShort()(report(replace(SHORT, **fields)))]
+
+
+def test_no_progress() -> None:
+    (alert,) = NoProgress()(report(replace(STEP, progress=0.001)))
+    assert "lowers its own batch's loss by 4%, and new batches get 0.1% of that (limit 2%)" in alert.message
+    (alert,) = NoProgress()(report(replace(STEP, over_constant=1.01)))
+    assert alert.message == "the loss is 1.01 of that of the best constant answer (limit 0.95)."
+    for fields in ({}, {"progress": 0.1}, {"progress": 0.001, "over_constant": 0.5}, {"progress": 0.001, "gain": 1e-3}):
+        assert not [*NoProgress()(report(replace(STEP, **fields)))]
+    assert not [*NoProgress()(report(replace(STEP, progress=0.001), step=199))]
+    fallen = replace(report(replace(STEP, progress=0.001)), loss=replace(LOSS, lowest=1.0))
+    assert not [*NoProgress()(fallen)]
+
+
+def parts(**shares: float) -> GradientFlowReport:
+    parameters = {f"{name}.0.weight": ParameterLearning(10, share, 0.0, share) for name, share in shares.items()}
+    modules = {f"{name}{deeper}": share for name, share in shares.items() for deeper in ("", ".0")}
+    learning = replace(STEP, predicted_gain=0.1, parameters=parameters, modules=modules)
+    return report(learning, setups={name: ParameterSetup(100, 2, True, True) for name in parameters})
+
+
+def test_a_part_that_brings_nothing_is_named_once() -> None:
+    (alert,) = PartNotLearning()(parts(head=0.9, body=0.09999, stem=1e-5))
+    assert (alert.site, alert.severity) == ("stem", "info")
+    assert alert.message.startswith("it holds 33.3% of the parameters, and 0.001% of the predicted fall of the loss comes from it")
+    assert not [*PartNotLearning()(parts(head=0.9, body=0.09, stem=0.01))]
+    assert not [*PartNotLearning(size=0.5)(parts(head=0.9, body=0.09999, stem=1e-5))]
+    unsure = parts(head=0.9, stem=1e-5)
+    assert unsure.learning is not None
+    unsure.learning.parameters["stem.0.weight"] = ParameterLearning(10, 1e-5, 1e-3, 1e-5)
+    assert not [*PartNotLearning()(unsure)]
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(0.1, set()), (30.0, {"step_too_long"})])
+def test_on_trainings(lr: float, expected: set[str]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    monitor = TrainingMonitor(summary=False, report_dir=None)
+    trainer([monitor], max_epochs=2).fit(Classifier(net, lr=lr), loader())
+    assert monitor.gradients is not None
+    found = {alert.kind for alert in monitor.gradients.alerts}
+    assert found & {"step_too_long", "step_too_short", "no_progress", "part_not_learning"} == expected
