@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_hooks.declare.measured import MeasuredLoss, is_measured
 from lightning_hooks.declare.warn import warn
@@ -62,7 +63,7 @@ class StepMeasure:
         self._other_before: float | None = None
         self._loss: Tensor | None = None
         self._levels: deque[Tensor] = deque(maxlen=LEVEL)
-        self._step, self._mark = 0, ""
+        self._step, self._mark, self._in_batch = 0, "", False
 
     def open(self, receive: Callable[[MeasuredLoss], None], asked: bool) -> None:
         """A collector wants to know.
@@ -78,6 +79,15 @@ class StepMeasure:
         if self._host.loss_scaling.scaler is not None:
             accumulated = accumulated or "a loss scaler may skip the step"
         self._stop(compiled or self._host.again.why_not() or accumulated)
+
+    def _hooked(self) -> str:
+        """The first module with a hook that would run once more, and is neither ours nor torch's."""
+        for name, module in self._host.model.named_modules():
+            for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+                inner = hook.func if isinstance(hook, partial) else hook
+                if not (getattr(inner, "__module__", None) or type(inner).__module__).startswith(("torch.", "lightning_hooks.")):
+                    return f"a hook at {name or 'the model'} would run once more"
+        return ""
 
     def close(self) -> None:
         """The run is over: let the batches go."""
@@ -95,6 +105,10 @@ class StepMeasure:
         self._now = self._loss = self._other_before = None
         if not self._receivers or self.why_not:
             return
+        if self._in_batch:
+            self._stop("the optimizer runs training_step several times in a step")
+            return
+        self._in_batch = True
         self._step = self._host.position.global_step + 1
         if not is_measured(self._step) and self._tried:
             return
@@ -109,7 +123,7 @@ class StepMeasure:
         if not args or hasattr(type(args[0]), "__next__"):
             return "training_step fetches its batches by itself"
         tried, self._tried = self._tried, True
-        why_not = "" if tried else self._try(args, kwargs)
+        why_not = self._hooked() or ("" if tried else self._try(args, kwargs))
         if why_not or not is_measured(self._step):
             return why_not
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._host.model.buffers() if buffer.layout == torch.strided]
@@ -130,7 +144,7 @@ class StepMeasure:
 
     def batch_end(self) -> None:
         """A training batch ends, and with it the step."""
-        now, loss = self._now, self._loss
+        now, loss, self._in_batch = self._now, self._loss, False
         if now is None or self.why_not:
             return
         if loss is None or self._host.position.global_step != self._step:  # no step was taken
@@ -157,14 +171,9 @@ class StepMeasure:
     def _again(self, batches: Sequence[_Batch]) -> list[float]:
         """The losses of batches, with the weights as they are."""
         host, found = self._host, []
-        held = self._held_weights()
         for kept in batches:
-            args, kwargs = kept.rest
-
-            def step(batch: Any, args: Any = args, kwargs: Any = kwargs) -> Any:
-                return host.again.run(batch, *args, **kwargs)
-
-            with StepRerun(host.model, step, host.setup.device, host.again.muted, held) as again:
+            step = _still(host.model, host.again, kept.rest)
+            with StepRerun(host.model, step, host.setup.device, host.again.muted) as again:
                 outcome = again.run(kept.batch, kept.generators, buffers=kept.buffers)
             if outcome.error is not None:
                 raise outcome.error
@@ -174,12 +183,12 @@ class StepMeasure:
     def _try(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Run the step twice on a copy of the model; why it cannot be run again, or nothing."""
         host, states = self._host, GeneratorWatch(self._host.setup.device).read()
-        whole = KeptState(host.model, host.setup.device, self._held_weights())
+        whole = KeptState(host.model, host.setup.device)
         try:
             model, batch, rest = copy.deepcopy((host.model, args[0], (tuple(args[1:]), dict(kwargs))))
             on_copy: StepAgain = host.again.on(model)
             batch_state = KeptState(batch, host.setup.device)
-            with StepRerun(model, lambda one: on_copy.run(one, *rest[0], **rest[1]), host.setup.device, on_copy.muted) as again:
+            with StepRerun(model, _still(model, on_copy, rest), host.setup.device, on_copy.muted) as again:
                 outcomes = [again.run(batch, states) for _ in range(2)]
             errors = [outcome.error for outcome in outcomes if outcome.error is not None]
             if errors:
@@ -196,14 +205,11 @@ class StepMeasure:
         changed = whole.changed()
         return f"running a copy of the model changed {', '.join(changed[:5])}" if changed else ""
 
-    def _held_weights(self) -> list[Tensor]:
-        groups = [group for optimizer in self._host.optimizers for group in getattr(optimizer, "param_groups", ())]
-        return [parameter for group in groups for parameter in group["params"]]
-
     def _others_mark(self) -> str:
-        """Sums of the weights that no optimizer holds: others once these have moved."""
-        held = {id(parameter) for parameter in self._held_weights()}
-        return repr([p.detach().double().sum().item() for p in self._host.model.parameters() if id(p) not in held])
+        """What changes once weights that no optimizer holds have moved."""
+        groups = [group for optimizer in self._host.optimizers for group in getattr(optimizer, "param_groups", ())]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        return _mark(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
 
     def _agreed(self, why_not: str) -> str:
         """What any rank found: all stop together, for a step may wait for others."""
@@ -218,6 +224,24 @@ class StepMeasure:
             self.why_not, self._now, self._last = why_not, None, None
             if self._asked:
                 warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
+
+
+def _still(model: nn.Module, again: StepAgain, rest: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[Any], Any]:
+    """A function that runs a step again, and raises where the step itself moves weights: it would be another step then."""
+
+    def step(batch: Any) -> Any:
+        before = _mark(model.parameters())
+        returned = again.run(batch, *rest[0], **rest[1])
+        if _mark(model.parameters()) != before:
+            raise NotRestoredError("training_step moves weights")
+        return returned
+
+    return step
+
+
+def _mark(parameters: Iterable[Tensor]) -> str:
+    """The sums of weights."""
+    return repr([parameter.detach().double().sum().item() for parameter in parameters])
 
 
 def _raised(error: Exception) -> str:

@@ -66,6 +66,8 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     opened = line("report", head).rstrip("\n")[:-1]
     if getattr(fields.get("loss"), "recent", None):
         fields["loss"] = dataclasses.replace(fields["loss"], recent=())  # hundreds of values a window; a checkpoint has them
+    if getattr(fields.get("learning"), "parameters", None):
+        fields["learning"] = dataclasses.replace(fields["learning"], parameters={})  # the file has what each module brings
     names = None if memory is None else memory.names
     parts = {name: _table(value, names) if _is_table(value) else {"": _field(value, names)} for name, value in fields.items()}
     if memory is not None:

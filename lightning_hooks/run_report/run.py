@@ -209,6 +209,10 @@ def _alerts(event: Mapping[str, Any], memory: _Known, record: MonitorRecord) -> 
 
 def _columns(report: Mapping[str, Any]) -> Columns:
     tables = {name: value for name, value in report.items() if is_table(value)}
+    learning = report.get("learning")
+    if isinstance(learning, dict) and isinstance(modules := learning.get("modules"), dict):
+        tables["learning"] = {"name": [*modules], "share": [*modules.values()]}
+        tables["steps"] = {"name": ["model"], "step_ratio": [learning.get("step_ratio")]}
     return {name: (tuple(table["name"]), dict(_statistics(table, len(table["name"])))) for name, table in tables.items()}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_hooks.run_report.charts import Chart, Line, chart, numbered
+from lightning_hooks.run_report.learning import learning_charts
 from lightning_hooks.run_report.run import Run
 
 COLORS = ("var(--blue)", "var(--amber)", "var(--green)", "var(--red)", "var(--sky)")
@@ -30,7 +31,7 @@ class Training:
     epochs: list[int]  # all of them, or every so many
     losses: list[float]  # the mean loss of each
     rates: dict[str, list[float]]  # parameter group to its learning rates
-    charts: list[tuple[str, Chart]]  # a title and curves of each of the two that is known
+    charts: list[tuple[str, Chart]]  # a title and curves of each that is known: loss, rates, what of it learns
     groups_left: int  # how many parameter groups are not drawn
 
     @property
@@ -55,6 +56,7 @@ def training(run: Run) -> Training:
         log = all(rate > 0 for _, values in shown for rate in values if math.isfinite(rate))
         curves = [Line(group, values, color) for (group, values), color in zip(shown, COLORS, strict=False)]
         charts.append(("Learning rate", chart(curves, epochs, 110, kind="log" if log else "linear", unit=run.unit)))
+    charts += learning_charts(run)
     return Training(epochs, losses, rates, charts, len(rates) - len(shown))
 
 

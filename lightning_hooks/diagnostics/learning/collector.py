@@ -118,10 +118,8 @@ class LearningWatch:
             why_not["predicted_gain"] = "several optimizers step, each for a loss of its own"
         size = samples / batches * setup.data_parallel_size if batches else None
         over, why = self._constant.read(parts["constant"])
-        if why:
-            why_not["over_constant"] = why
         fields, reasons = read_steps(parts["steps"].tolist(), self._context.measure.why_not)
-        why_not.update(reasons)
+        why_not |= {**reasons, **({"over_constant": why} if why else {})}
         report = learning_report(self._context.steps.names, self._table.lines(parts["rows"]), size, why_not)
         return dataclasses.replace(report, over_constant=over, **fields)
 

@@ -116,7 +116,7 @@ class NoProgress(Rule):
     def __call__(self, report: GradientFlowReport) -> Iterator[Alert]:
         """Yield an alert if the loss makes no progress."""
         learning, loss = report.learning, report.loss
-        if learning is None or loss is None or report.step < self.min_steps:
+        if learning is None or loss is None or not loss.optimized or report.step < self.min_steps:
             return
         constant, progress, gain = learning.over_constant, learning.progress, learning.gain
         found = []
@@ -167,7 +167,8 @@ class PartNotLearning(Rule):
             size = sum(elements[name] for name in inside) / max(sum(elements.values()), 1)
             error = math.hypot(*(learning.parameters[name].error for name in inside)) / total
             within = any(module.startswith(f"{one}.") for one in found)
-            if size < self.size or abs(share) + 2 * error > self.threshold or within:
+            still = all(learning.parameters[name].gain == 0 for name in inside)  # other kinds say so
+            if size < self.size or abs(share) + 2 * error > self.threshold or within or still:
                 continue
             found.append(module)
             yield self.alert(
@@ -183,7 +184,7 @@ __all__ = ["NoProgress", "PartNotLearning", "StepTooLong", "StepTooShort"]
 
 KINDS = (
     Kind(
-        "step_too_long", "Steps that are too long", group="Learning", rank=1360, measures="number", limit=0.1,
+        "step_too_long", "Steps that are too long", group="Updates", rank=1360, measures="number",
         meaning="The batch of a step was run again after the update: the step gained next to nothing of what its gradient "
         "predicts, or raised the loss.",
         formula="ratio = median over the last measured steps of (loss before - loss after) / predicted gain\n\n"
@@ -192,7 +193,7 @@ KINDS = (
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(
-        "step_too_short", "Steps that are too short", group="Learning", rank=1370, measures="number", limit=0.99,
+        "step_too_short", "Steps that are too short", group="Updates", rank=1370, measures="number",
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
         "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",
@@ -200,7 +201,7 @@ KINDS = (
         advice=("Raise the learning rate",),
     ),
     Kind(
-        "no_progress", "Steps that bring no progress", group="Learning", rank=1380, measures="number", limit=0.95,
+        "no_progress", "Steps that bring no progress", group="Loss", rank=1380, measures="number",
         meaning="Steps lower the loss of their own batches, and that of new ones stands still from the start; or the model is no "
         "better than the best constant answer.",
         formula="alert after {NoProgress.min_steps} steps if over_constant > {NoProgress.over_constant}\n"
@@ -210,7 +211,7 @@ KINDS = (
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
     Kind(
-        "part_not_learning", "Parts that do not learn", group="Learning", rank=1390, measures="share", limit=1e-4,
+        "part_not_learning", "Parts that do not learn", group="Updates", rank=1390, measures="share",
         meaning="A module holds many of the parameters, and next to nothing of the predicted fall of the loss comes from it.",
         formula="share = predicted gain of the module's parameters / that of all\n\n"
         "alert if |share| + 2 standard errors < {PartNotLearning.threshold}\n"

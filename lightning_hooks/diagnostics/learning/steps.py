@@ -92,7 +92,7 @@ def read_steps(numbers: Sequence[float], why_not: str) -> tuple[dict[str, Any], 
     if ratio is None:
         reasons["step_ratio"] = f"the error of each predicted gain is above {UNSURE:.0%} of it, or it is not positive"
     elif ratio > SURROGATE and len(ratios) >= FEWEST:
-        reasons["step_ratio"] = "steps gain more than gradients predict: these are not the loss's own (straight-through, surrogate)"
+        reasons["step_ratio"] = "steps gain more than gradients predict, as where these are straight-through or surrogate"
         ratio = None
     if not transfers:
         reasons["transfer"] = "it needs two measured steps"
