@@ -23,9 +23,9 @@ from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
-from lightning_hooks.replay.findings import Findings
 from lightning_hooks.replay.generators import GeneratorWatch
 from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
 
@@ -70,13 +70,13 @@ class StepWatch:
         unobserved: A context in which no monitor records what the model does.
 
     Attributes:
-        findings: What running the first bad step again has shown.
+        results: What running the first bad step again has shown.
     """
 
     def __init__(self, host: Host, unobserved: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._host, self._unobserved = host, unobserved
         self.ring = Ring()
-        self.findings = Findings(host, self.ring)
+        self.results = ReplayResults(host, self.ring)
         self._buffers = ChangedBuffers()
         self.writer: CapsuleWriter | None = None
         self._generators: GeneratorWatch | None = None
@@ -103,7 +103,7 @@ class StepWatch:
             return
         self.writer, self._recent = writer, deque(maxlen=keep_batches)
         self._generators = GeneratorWatch(self._host.setup.device)
-        self.findings.open(self._host.position.global_step > 0)
+        self.results.open(self._host.position.global_step > 0)
 
     def close(self) -> None:
         """The run is over: let the model, its batches and its loaders go."""
@@ -138,7 +138,7 @@ class StepWatch:
             return
         now.batch, now.rest = _shallow(args[0]), (tuple(args[1:]), dict(kwargs))
         self._recent.append(now)
-        if self.findings.own is None and self._on_host:
+        if self.results.own is None and self._on_host:
             self._buffers.keep(self._host.model)
         self.ring.at_forward(now.evidence, self._generators.read())
 
@@ -157,7 +157,7 @@ class StepWatch:
     def after_backward(self) -> None:
         """Backward is done. Of a step of several micro-batches a few gradients say which was the first bad one."""
         now = self._now
-        if now is None or self._accumulation == 1 or self._suspect is not None or self.findings.own is not None:
+        if now is None or self._accumulation == 1 or self._suspect is not None or self.results.own is not None:
             return
         if self._few is None:
             self._few, size = [], 0
@@ -187,7 +187,7 @@ class StepWatch:
         if self._requested and self._now is not None:
             self._write(self._now, self._requested, None)
             self._requested = ""
-        if self.findings.own is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
+        if self.results.own is not None or self._now is None or not self._on_host or step.shards is not None or step.again:
             return
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
@@ -206,7 +206,7 @@ class StepWatch:
         """The run ends with an exception: if ``training_step`` raised it, run that step again."""
         now = self._now
         ours = isinstance(error, IndexError | RuntimeError | ValueError) and not isinstance(error, torch.OutOfMemoryError)
-        alone = self.findings.own is None and self._on_host and self._host.setup.world_size == 1
+        alone = self.results.own is None and self._on_host and self._host.setup.world_size == 1
         if ours and alone and now is not None and now.in_forward:
             self._blame(now, crashed=True)
 
@@ -219,7 +219,7 @@ class StepWatch:
     def _blame(self, guilty: _UnderWay, crashed: bool = False) -> None:
         """Run a bad step again, and write its capsule."""
         found = self._run_again(guilty, crashed)
-        self.findings.own = guilty.evidence, found
+        self.results.own = guilty.evidence, found
         innocent = self._host.setup.world_size > 1 and not found.why_not and not found.reproduced
         if not innocent:  # the bad values came from another rank, which writes
             self._write(guilty, "error" if crashed else "nonfinite", found)
@@ -268,7 +268,7 @@ class StepWatch:
     def agree(self) -> None:
         """All ranks come here: each learns what the others found."""
         if self.on:
-            self.findings.agree()
+            self.results.agree()
 
     @_guarded
     def passed_on(self, alerts: Iterable[Alert]) -> None:

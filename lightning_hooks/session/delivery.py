@@ -165,10 +165,10 @@ class AlertDelivery:
                 self.judge_urgent(observed, last=True, lookup=found)
 
     def _roots_explained(self, alerts: Iterable[Alert]) -> list[Alert]:
-        return [alert if alert.cause else self._evidence.findings.explained(alert) for alert in alerts]
+        return [alert if alert.cause else self._evidence.results.explained(alert) for alert in alerts]
 
     def _dated(self, report: Any) -> Any:
-        return dataclasses.replace(report, alerts=tuple(map(self._evidence.findings.dated, report.alerts)))
+        return dataclasses.replace(report, alerts=tuple(map(self._evidence.results.dated, report.alerts)))
 
     def _pass_on(
         self,

@@ -136,7 +136,7 @@ def test_a_resumed_run_says_that_the_evidence_begins_there(tmp_path: Path) -> No
     evidence = watch.StepWatch(running_host(running))
     evidence.open(None, 0)  # type: ignore[arg-type]
     alert = nonfinite_alert()
-    assert "begins again where a run is resumed" in evidence.findings.explained(alert).diagnosis
+    assert "begins again where a run is resumed" in evidence.results.explained(alert).diagnosis
 
 
 def running_host(running: Any) -> Any:

@@ -16,7 +16,7 @@ from lightning_hooks.replay.blame import Blame
 from lightning_hooks.replay.ring import Ring, StepEvidence
 
 
-class Findings:
+class ReplayResults:
     """What is known of the first bad step.
 
     Args:
