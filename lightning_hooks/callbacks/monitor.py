@@ -267,7 +267,7 @@ class SiteMonitor(Monitor[R]):
         capsule: CapsulePlace = "auto",
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
-        learning: Learning = "auto",
+        learning: Learning = False,
     ) -> None:
         super().__init__(
             Settings(

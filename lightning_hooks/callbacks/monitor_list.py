@@ -40,7 +40,7 @@ def monitors(
     capsule: CapsulePlace = "auto",
     max_capsule_mb: float = 200,
     keep_batches: int = 0,
-    learning: Learning = "auto",
+    learning: Learning = False,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 

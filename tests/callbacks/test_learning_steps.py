@@ -46,7 +46,7 @@ def loss_of(model: nn.Module, buffers: nn.Module, batch: Any, state: Tensor) -> 
 
 def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> None:
     torch.manual_seed(0)
-    model, monitor = Kept(), GradientFlowMonitor(**QUIET)
+    model, monitor = Kept(), GradientFlowMonitor(**QUIET, learning="auto")
     trainer([monitor], max_epochs=2).fit(model, loader(n=56))
     nets = [kept[2] for kept in model.kept] + [model.net]
     gains, ratios, transfers, levels, last = [], [], [], [], None
@@ -172,7 +172,7 @@ class Hooked(Classifier):
 )
 def test_why_steps_are_not_measured(model: Any, expected: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    quiet, asked = GradientFlowMonitor(**QUIET), GradientFlowMonitor(**QUIET, learning=True)
+    quiet, asked = GradientFlowMonitor(**QUIET, learning="auto"), GradientFlowMonitor(**QUIET, learning=True)
     trainer([quiet], **settings).fit(model(), loader())
     report = quiet.learning
     assert report is not None
@@ -222,7 +222,7 @@ def test_ranks_are_averaged_and_the_last_window_holds() -> None:
 def test_the_state_goes_into_the_checkpoint(tmp_path: Any) -> None:
     def fitted(epochs: int, ckpt: Any = None) -> Any:
         torch.manual_seed(0)
-        model, monitor = Classifier(nn.Sequential(nn.Linear(8, 3))), GradientFlowMonitor(**QUIET)
+        model, monitor = Classifier(nn.Sequential(nn.Linear(8, 3))), GradientFlowMonitor(**QUIET, learning="auto")
         fit = trainer([monitor], max_epochs=epochs)
         fit.fit(model, loader(n=24), ckpt_path=ckpt)
         fit.save_checkpoint(tmp_path / "last.ckpt")

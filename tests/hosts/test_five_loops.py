@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hooks.alerts import LearningReport
 from tests.hosts.loops import EPOCHS, LOOPS, Result
 
-OF_RERUNS = {"gain", "step_ratio", "transfer", "progress", "reruns", "why_not"}
-"""What is measured where a loop can run a step again."""
 OWN = {"overhead", "planned_steps", "limit", "lr_initial"}
 """A measured time, what not every loop knows, and what a scheduler enters."""
 
@@ -24,8 +21,7 @@ OWN = {"overhead", "planned_steps", "limit", "lr_initial"}
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
     """Where two reports differ."""
     if dataclasses.is_dataclass(one):
-        own = OWN | (OF_RERUNS if isinstance(one, LearningReport) else set())
-        names = [field.name for field in dataclasses.fields(one) if field.name not in own]
+        names = [field.name for field in dataclasses.fields(one) if field.name not in OWN]
         for name in names:
             yield from differences(getattr(one, name), getattr(other, name), f"{path}.{name}")
     elif isinstance(one, dict):
@@ -57,7 +53,6 @@ def page(folder: Path) -> list[str]:
     text = (folder / "lightning_hooks" / "report.html").read_text()
     text = re.sub(r"<(script|style).*?</\1>", "", text[text.index("<body") :], flags=re.DOTALL)
     text = text.replace("; configured limit 0.05: 0.05", "")
-    text = re.sub(r"<h3>Step ratio</h3>.*?(?=<h[23])", "", text, flags=re.DOTALL)  # where a loop can run a step again
     lines = [line.strip() for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
     passed_over = re.compile(r"|Health report: .*|Made by .*|[\d.]+ (ms|s|%)")
     return [line for line in lines if line not in KNOWN_OF_A_TRAINER and not passed_over.fullmatch(line)]

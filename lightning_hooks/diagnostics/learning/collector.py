@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.learning.report import LearningReport, learning
 from lightning_hooks.diagnostics.learning.steps import MeasuredSteps, read_steps
 from lightning_hooks.diagnostics.learning.table import GradientSample, LearningColumn, LearningTable
 from lightning_hooks.statistics.reduction import added
-from lightning_hooks.statistics.tables import HostNumbers, Tables
+from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 
 
 class LearningWatch:
@@ -46,7 +46,13 @@ class LearningWatch:
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
         sizes = HostNumbers(lambda: self._sizes, added, load=lambda found: self._sizes.__setitem__(slice(None), found))
-        self.tables = Tables(device, rows=self._table, constant=self._constant, sizes=sizes, steps=self._steps.table)
+        tables: dict[str, PackedTable] = {
+            "rows": self._table,
+            "constant": self._constant,
+            "sizes": sizes,
+            "steps": self._steps.table,
+        }
+        self.tables = Tables(device, **known, steps=self._steps.table) if self._on else Tables(device)
         self.gradients = context.guard(self._gradients, "what a step is predicted to gain")
         self.taken = context.guard(self._taken, "what a step is predicted to gain")
         self.batch_start = context.guard(self._batch_start, "the size of the batch")
