@@ -131,6 +131,8 @@ def _node(number: int, place: int, report: Report, alert: Alert, places: Mapping
     elif isinstance(report, ClipReport) and alert.site in report.events:
         batch = math.inf  # no layer: a site that is sampled later is more precise, and is reported with this batch
     began = batch if alert.batch is None else float(alert.batch)
+    if passing != STEP:
+        batch = min(batch, began)  # known from the judgement of each step, before the site was sampled
     site = place_of(alert.site, places)
     return Node(alert.kind, alert.site, alert.value, alert.severity, place, number, site, passing, batch, began, every)
 

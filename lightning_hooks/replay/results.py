@@ -67,10 +67,11 @@ class ReplayResults:
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
     def dated(self, alert: Alert) -> Alert:
-        """An alert with the step at which what it found began, where that is known from the judgement of each step."""
-        shown = self._shown(alert)
-        since = {"batch": shown[0][1]["batch"], "since_step": shown[0][1]["step"]} if shown else {}
-        return dataclasses.replace(alert, **since) if since else alert
+        """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
+        shown = [
+            record for _, record in self._shown(alert) if alert.kind == "loss_nonfinite" or record["module"] in ("", alert.site)
+        ]
+        return dataclasses.replace(alert, batch=shown[0]["batch"], since_step=shown[0]["step"]) if shown else alert
 
     def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""
@@ -80,6 +81,8 @@ class ReplayResults:
         last = math.inf if alert.batch is None else alert.batch
         records = [(rank, record) for rank, record in enumerate(self._of_ranks or own) if record]
         records = [(rank, record) for rank, record in records if record["epoch"] == alert.epoch and record["batch"] <= last]
+        if alert.kind == "loss_nonfinite":  # every batch is looked at: in an earlier one the loss was finite
+            records = [(rank, record) for rank, record in records if record["batch"] == alert.batch]
         return [(rank, record) for rank, record in records if record["reproduced"]] or records[:1]
 
 
@@ -91,5 +94,6 @@ def _record(evidence: StepEvidence, found: Blame) -> dict[str, Any]:
         "step": evidence.step,
         "text": found.text,
         "samples": found.samples,
+        "module": "" if found.failure is None else found.failure.place.module,
         "reproduced": found.reproduced,
     }

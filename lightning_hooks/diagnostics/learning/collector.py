@@ -46,12 +46,7 @@ class LearningWatch:
         self._before: dict[int, tuple[Any, Tensor]] = {}  # of each optimizer, the gradient's sample in the measured step before
         self._stepped: set[int] = set()
         sizes = HostNumbers(lambda: self._sizes, added, load=lambda found: self._sizes.__setitem__(slice(None), found))
-        tables: dict[str, PackedTable] = {
-            "rows": self._table,
-            "constant": self._constant,
-            "sizes": sizes,
-            "steps": self._steps.table,
-        }
+        known: dict[str, PackedTable] = {"rows": self._table, "constant": self._constant, "sizes": sizes}
         self.tables = Tables(device, **known, steps=self._steps.table) if self._on else Tables(device)
         self.gradients = context.guard(self._gradients, "what a step is predicted to gain")
         self.taken = context.guard(self._taken, "what a step is predicted to gain")
