@@ -68,9 +68,9 @@ class ReplayResults:
 
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
-        shown = [
-            record for _, record in self._shown(alert) if alert.kind == "loss_nonfinite" or record["module"] in ("", alert.site)
-        ]
+        shown = [record for _, record in self._shown(alert)]
+        if alert.kind != "loss_nonfinite":
+            shown = [record for record in shown if record["module"] == alert.site]
         return dataclasses.replace(alert, batch=shown[0]["batch"], since_step=shown[0]["step"]) if shown else alert
 
     def _shown(self, alert: Alert) -> list[tuple[int, Mapping[str, Any]]]:

@@ -28,6 +28,7 @@ from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
+from lightning_hooks.statistics.host_copies import number
 
 FEW = 1 << 16
 """Elements of the gradients that are looked at after each micro-batch."""
@@ -150,7 +151,9 @@ class StepWatch:
             return
         now.in_forward, now.loss = False, loss.detach()
         self._buffers.after_forward()
-        now.evidence.flag = not math.isfinite(now.loss.item()) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
+        now.evidence.flag = (
+            not math.isfinite(number(now.loss.float())) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
+        )
         self._suspect_now()
 
     @_guarded
@@ -168,7 +171,7 @@ class StepWatch:
         gradients = [p.grad for p in self._few if p.grad is not None and p.grad.layout == torch.strided]
         if gradients:
             total = torch.stack(torch._foreach_norm(gradients)).sum()
-            bad = not math.isfinite(total.item()) if StepChecks.on_host(total) else ~torch.isfinite(total)
+            bad = not math.isfinite(number(total.float())) if StepChecks.on_host(total) else ~torch.isfinite(total)
             now.evidence.flag = now.evidence.flag | bad
             self._suspect_now()
 
@@ -192,7 +195,7 @@ class StepWatch:
         if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
             return
         norms = step.norms()
-        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(norms.sum().item())):
+        if suspect is not None or (StepChecks.on_host(norms) and not math.isfinite(number(norms.sum()))):
             guilty = suspect or self._now
             guilty.evidence.flag = True
             self._blame(guilty)

@@ -76,7 +76,7 @@ def test_a_step_that_does_not_reproduce_is_called_that(tmp_path: Path) -> None:
     monitor = TrainingMonitor(summary=False, capsule=tmp_path, learning=False)  # what a class counts is not seen, nor put back
     fit([monitor], bad=False, model=Flaky())
     alert = nonfinite(monitor)
-    assert alert.batch == 9
+    assert alert.batch in (9, 10)
     assert "was finite: an operation that is not deterministic, or the hardware" in alert.diagnosis
     assert len(alert.samples) == 8
 
