@@ -57,9 +57,10 @@ class FabricLoop:
 
     @classmethod
     def set_up(cls, monitor: FabricMonitor, fabric: Fabric, module: Any, quiet: bool = False) -> None:
-        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a quiet one gives way to others."""
+        """Take the place of a monitor among the callbacks of a Fabric that has set up a model; a quiet one leaves to others."""
         callbacks = fabric._callbacks  # there is no public name
         if quiet and any(isinstance(callback, cls) for callback in callbacks):
+            callbacks[callbacks.index(monitor)] = object()  # its events are a Trainer's, and fabric.call would call them
             return
         loop = cls(monitor, fabric, quiet)
         callbacks[callbacks.index(monitor)] = loop
