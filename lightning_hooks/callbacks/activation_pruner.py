@@ -236,9 +236,8 @@ class ActivationPruner(EvaluatedCallback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
-        if self._removed:
-            return
-        self.log_scalars(trainer, self.prune(trainer.current_epoch, trainer.global_step).scalars(self.prefix))
+        if not self._removed:
+            self.log_scalars(trainer, self.prune(trainer.current_epoch, trainer.global_step).scalars(self.prefix))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -19,7 +19,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host, StepAgain
 from lightning_hooks.replay.generators import Generators, GeneratorWatch
-from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.state import KeptState, NotRestoredError
 
 LEVEL = 16
@@ -128,7 +128,7 @@ class StepMeasure:
             return why_not
         buffers = [(buffer, buffer.detach().clone()) for buffer in self._host.model.buffers() if buffer.layout == torch.strided]
         states = GeneratorWatch(self._host.setup.device).read()
-        batch = _shallow(args[0])
+        batch = shallow(args[0])
         if self._last is not None:
             self._other_before = self._again([self._last])[0]
         self._now = _Batch(batch, (tuple(args[1:]), dict(kwargs)), states, buffers)
@@ -170,15 +170,17 @@ class StepMeasure:
 
     def _again(self, batches: Sequence[_Batch]) -> list[float]:
         """The losses of batches, with the weights as they are."""
-        host, found = self._host, []
-        for kept in batches:
-            step = _still(host.model, host.again, kept.rest)
-            with StepRerun(host.model, step, host.setup.device, host.again.muted) as again:
-                outcome = again.run(kept.batch, kept.generators, buffers=kept.buffers)
+        host = self._host
+
+        def step(kept: _Batch) -> Any:
+            return _still(host.model, host.again, kept.rest)(kept.batch)
+
+        with StepRerun(host.model, step, host.setup.device, host.again.muted) as again:
+            outcomes = [again.run(kept, kept.generators, buffers=kept.buffers) for kept in batches]
+        for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
-            found.append(math.nan if outcome.loss is None else float(outcome.loss))
-        return found
+        return [math.nan if outcome.loss is None else float(outcome.loss) for outcome in outcomes]
 
     def _try(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Run the step twice on a copy of the model; why it cannot be run again, or nothing."""
@@ -246,7 +248,3 @@ def _mark(parameters: Iterable[Tensor]) -> str:
 
 def _raised(error: Exception) -> str:
     return str(error) if isinstance(error, NotRestoredError) else f"running a step again raised {type(error).__name__}: {error}"
-
-
-def _shallow(batch: Any) -> Any:
-    return type(batch)(batch) if type(batch) in (dict, list) else batch

@@ -151,4 +151,9 @@ class StepRerun:
             yield
 
 
-__all__ = ["NotRestoredError", "Outcome", "StepRerun"]
+def shallow(batch: Any) -> Any:
+    """A copy of a batch's outer container, which a step may take entries from."""
+    return type(batch)(batch) if type(batch) in (dict, list) else batch
+
+
+__all__ = ["NotRestoredError", "Outcome", "StepRerun", "shallow"]

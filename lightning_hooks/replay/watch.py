@@ -24,7 +24,7 @@ from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.buffers import ChangedBuffers
 from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
 from lightning_hooks.replay.generators import GeneratorWatch
-from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
@@ -137,7 +137,7 @@ class StepWatch:
         now.in_forward = True
         if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
             return
-        now.batch, now.rest = _shallow(args[0]), (tuple(args[1:]), dict(kwargs))
+        now.batch, now.rest = shallow(args[0]), (tuple(args[1:]), dict(kwargs))
         self._recent.append(now)
         if self.results.own is None and self._on_host:
             self._buffers.keep(self._host.model)
@@ -285,8 +285,3 @@ class StepWatch:
                     entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry
                     kept = next((one for one in self._recent if one.evidence is entry), _UnderWay(entry))
                     self._write(kept, kind, None)
-
-
-def _shallow(batch: Any) -> Any:
-    """A copy of a batch's outer container, which a step may take entries from."""
-    return type(batch)(batch) if type(batch) in (dict, list) else batch

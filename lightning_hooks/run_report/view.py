@@ -11,7 +11,6 @@ import numpy as np
 
 from lightning_hooks.alerts import ClipReport, FeatureReport, GradientFlowReport
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.run_report import training
 from lightning_hooks.run_report.charts import strip
 from lightning_hooks.run_report.cost import costs
 from lightning_hooks.run_report.heat import HEATS, NEEDS_MORE_THAN_ZERO, HeatMap, heat_map
@@ -28,6 +27,7 @@ from lightning_hooks.run_report.sections import (
     gradient_listings,
     output_listings,
 )
+from lightning_hooks.run_report.training import Training, layers, settings, training
 from lightning_hooks.run_report.verdict import Course, Verdict, courses, judge
 
 
@@ -62,9 +62,9 @@ class RunView:
         return [AlertLine(course, *measured(course.alert), strip(course.epochs, epochs)) for course in shown]
 
     @cached_property
-    def training(self) -> training.Training:
+    def training(self) -> Training:
         """The loss and the learning rates."""
-        return training.training(self.run)
+        return training(self.run)
 
     @cached_property
     def gradients(self) -> list[Section]:
@@ -115,12 +115,12 @@ class RunView:
     @cached_property
     def settings(self) -> list[tuple[str, Any]]:
         """How training was set up."""
-        return training.settings(self.run)
+        return settings(self.run)
 
     @cached_property
     def layers(self) -> Sequence[tuple[str, str, str, int]]:
         """Name, type, shape and elements of the model's leaves."""
-        return training.layers(self.run)
+        return layers(self.run)
 
     @cached_property
     def coverage(self) -> list[Coverage]:
