@@ -42,7 +42,7 @@ def callbacks_from_environment() -> list[Callback]:
         from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
 
         return [MonitorsFromEnvironment(**({} if value.lower() in ON else _arguments(value)))]
-    except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
+    except Exception as error:  # noqa: BLE001  any error: the script must run as it does without us
         _warn_once(
             f"{VARIABLE}={value}: this run has no monitors, because of {type(error).__name__}: {error} Correct the variable or "
             "the file, or unset it."

@@ -186,7 +186,7 @@ class AlertWindow:
         }
 
     def load_state_dict(self, state: dict[str, list[list[Any]]]) -> None:
-        """Take up the state of an earlier run."""
+        """Restore the state of an earlier run."""
         self._open = {}
         for serious, plain, level, last, absent, sites, root in state.get("open", []):
             alert: Alert = from_plain(Alert, plain)

@@ -44,7 +44,7 @@ class MonitorsFromEnvironment(TrainingMonitor):
             try:
                 for member in part.joining(trainer, pl_module):
                     session.join(member)
-            except Exception as error:  # noqa: BLE001  whatever it is, the script must run as it does without us
+            except Exception as error:  # noqa: BLE001  any error: the script must run as it does without us
                 warn(
                     f"LIGHTNING_HOOKS: this fit runs without {type(part).__name__}, because of {type(error).__name__}: {error} "
                     "Training goes on."

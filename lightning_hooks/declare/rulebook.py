@@ -172,7 +172,7 @@ class RuleBook:
             if wanted and self.reads is not None and self.reads not in wanted:
                 raise ValueError(
                     f"{_name(entry)} reads a {_title(wanted[0])}, and this monitor makes a {_title(self.reads)}: give it to the "
-                    "monitor that makes such reports, or all rules to monitors(rules=…), which hands out each to its own."
+                    "monitor that makes such reports, or all rules to monitors(rules=…), which gives each rule to its monitor."
                 )
             self._add(entry)
         else:

@@ -65,7 +65,7 @@ class Step:
             reading them is a collective.
         again: Not the first reading within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
             first are the gradients at the weights that the step starts from.
-        withheld: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
+        undone: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
         unzeroed: The gradients had not been zeroed since the step before.
         late: Under manual optimisation with several ranks: all ranks recorded this step when backward ended, and this rank had no
             gradients for it then.
@@ -85,7 +85,7 @@ class Step:
     global_step: int
     shards: Shards | None = None
     again: bool = False
-    withheld: bool = False
+    undone: bool = False
     unzeroed: bool = False
     wasted: bool = False
     late: bool = False

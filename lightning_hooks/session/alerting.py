@@ -111,7 +111,7 @@ class Alerting:
         }
 
     def load_state_dict(self, state: dict[str, Any], report_type: type[PlainReport] | None) -> None:
-        """Take up the state of an earlier run."""
+        """Restore the state of an earlier run."""
         self.window.load_state_dict(state)
         read = (lambda plain: plain) if report_type is None else report_type.from_dict
         self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))

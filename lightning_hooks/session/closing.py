@@ -124,7 +124,7 @@ def print_summaries(members: Sequence[Member]) -> None:
 
 
 class EndGuard:
-    """Makes blocks in which an error is a warning, once: whatever it is, the run's own end goes first."""
+    """Makes blocks in which an error is a warning, once: the run's own end goes first."""
 
     def __init__(self) -> None:
         self._warned = False

@@ -276,7 +276,7 @@ class FunctionalCalls:
         return [(site.name, site.function, site.module) for site in self.sites]
 
     def restore(self, state: Sequence[Sequence[str]]) -> None:
-        """Take up the sites of an earlier run, before any other is known."""
+        """Restore the sites of an earlier run, before any other is known."""
         for name, function, module in state:
             if name not in self._numbers:
                 self._add(FunctionalSite(len(self.sites), name, function, module))

@@ -272,7 +272,7 @@ class Member(MemberContext):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of an earlier run, for the next one."""
+        """Restore the state of an earlier run, for the next one."""
         self._goes_on, self._loaded = False, {}
         with self.loading():
             self.alerting.load_state_dict(state["alerts"], self.kind.report_type)

@@ -12,7 +12,7 @@ from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace
-from lightning_hooks.session.withheld import Withheld
+from lightning_hooks.session.undone import UndoneUpdate
 from lightning_hooks.statistics.shards import Shards
 
 
@@ -40,9 +40,9 @@ class OptimizerState:
     ready: bool = False  # on_before_optimizer_step has come
     stepping: bool = False  # between the step's pre-hook and its post-hook
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
-    announced_empty: bool = False  # since its last step all ranks took up a manual backward, and here there were no gradients
+    announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
-    undo: Withheld | None = None  # of an update that is to change nothing
+    undo: UndoneUpdate | None = None  # of an update that is to change nothing
 
     def batch_start(self) -> None:
         """A training batch starts; where a step raised and was caught, it is over."""

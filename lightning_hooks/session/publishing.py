@@ -133,6 +133,6 @@ class Publishing:
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, spread evenly, the last among them."""
+    """At most this many, spread evenly, the last among them."""
     step = -(-len(items) // most) or 1
     return list(items[::-1][::step][::-1])

@@ -21,7 +21,7 @@ from lightning_hooks.session.gradient_trace import GradientTrace
 from lightning_hooks.session.optimizer_state import OptimizerState, StepObserver
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
-from lightning_hooks.session.withheld import Withheld
+from lightning_hooks.session.undone import UndoneUpdate
 from lightning_hooks.statistics.shards import Shards, is_distributed
 
 
@@ -216,8 +216,8 @@ class StepProbe:
             if (watch.ready or self._host.loss_scaling.unscales_in_step) and not watch.step.skips_nonfinite:
                 watch.step.carries_scale = False  # by now unscaled, wherever it was looked at before
             self._notify("clipped", watch.step)
-            if watch.step.withheld:
-                watch.undo = Withheld(optimizer)
+            if watch.step.undone:
+                watch.undo = UndoneUpdate(optimizer)
 
     def left(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` has been left."""
@@ -228,7 +228,7 @@ class StepProbe:
         if watch.depth:
             return
         step, watch.step, watch.ready, watch.stepping, watch.announced_empty = watch.step, None, False, False, False
-        if step is not None and step.withheld:
+        if step is not None and step.undone:
             watch.give_back()
             self._notify("skipped", step)
         elif step is not None and (step.indices or self._backward):

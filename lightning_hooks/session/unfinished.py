@@ -44,7 +44,7 @@ def load_window(
     Args:
         name: The monitor's, for messages.
         collector: Its collector.
-        windows: Takes up those that have ended.
+        windows: Receives those that have ended.
         state: From :func:`save_window`.
         is_global_zero: Whether this rank takes the table, which is that of all ranks together.
 

@@ -58,7 +58,7 @@ class Merged:
         return {"table": self.table, "batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of an earlier run."""
+        """Restore the state of an earlier run."""
         self.table, self.batches = state["table"], int(state["batches"])
 
 
@@ -122,7 +122,7 @@ class Windows:
         return {"index": self.index, "epoch": self.epoch.state_dict(), "long": self.long.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of an earlier run."""
+        """Restore the state of an earlier run."""
         self.index = int(state["index"])
         self.epoch.load_state_dict(state["epoch"])
         self.long.load_state_dict(state["long"])

@@ -93,7 +93,7 @@ class HistogramTable:
         return self.counts.flatten().to(row_dtype(self.counts.device))
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` gave."""
+        """Load a vector that :meth:`pack` gave."""
         self.counts.copy_(packed.view_as(self.counts))
 
     def read(self, packed: Tensor, factor: float = 1.0) -> dict[str, Histogram]:

@@ -46,7 +46,7 @@ class AttentionTable:
         self._lines: dict[int, Tensor] = {}  # site -> (heads, N_LINE)
 
     def add(self, site: int, heads: Tensor, half: bool) -> None:
-        """Take up one call at a site.
+        """Record one call at a site.
 
         Args:
             site: Its number, from 0.
@@ -83,7 +83,7 @@ class AttentionTable:
         return whole.view(-1, N_LINE)[:, _ORDER].t().flatten()
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
+        """Load a vector that :meth:`pack` or a merge gave."""
         whole = self._whole(packed).to(self.device, self._empty.dtype)
         for site, count in enumerate((whole[..., HeadLine.CALLS] > 0).sum(-1).tolist()):
             if count:

@@ -110,7 +110,7 @@ class BatchHashes:
         self._changing: Tensor | None = None  # which of them have been seen to change
 
     def add(self, batch: Any, sampled: bool) -> None:
-        """Take up a sampled batch, or the one after it; others are skipped."""
+        """Record a sampled batch, or the one after it; others are skipped."""
         if not sampled and self.before is None:
             return
         hashes, before = _hashes(batch), self.before

@@ -63,7 +63,7 @@ class InputTable(Tables):
         self.images = False
 
     def train(self, batch: Any, compare: bool) -> None:
-        """Take up a training batch; no host sync, no tensor is kept.
+        """Record a training batch; no host sync, no tensor is kept.
 
         Args:
             batch: As the model gets it.
@@ -100,7 +100,7 @@ class InputTable(Tables):
             known.copy_(torch.maximum(known, 1 + torch.stack(differ).any().to(known.dtype)))
 
     def validate(self, batch: Any) -> None:
-        """Take up a validation batch."""
+        """Record a validation batch."""
         found = dict(tensors_in(batch)).get(self.place)
         if found is not None and found.is_floating_point():
             self._add(1, found)

@@ -43,7 +43,7 @@ class PrecisionTable(HostNumbers):
         self.reset()
 
     def add(self, line: int, output: Tensor) -> None:
-        """Take up the output of a layer."""
+        """Record the output of a layer."""
         self._calls[line][0] += 1
         self._calls[line][1] += output.dtype in (torch.float32, torch.float64)
 

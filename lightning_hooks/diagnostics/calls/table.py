@@ -110,7 +110,7 @@ class CallChecks(CallRows):
     columns: ClassVar[type[Columns]] = CallColumn
 
     def softmax(self, index: int, values: Tensor, dim: int | None, samples: int | None) -> None:
-        """Take up a call of softmax. No host sync.
+        """Record a call of softmax. No host sync.
 
         Args:
             index: Of its site.
@@ -128,7 +128,7 @@ class CallChecks(CallRows):
             self.rows[index, CallColumn.AGAINST_MASK] += is_against_mask(values, along)
 
     def dropout(self, index: int, p: float, training: bool) -> None:
-        """Take up a call in training.
+        """Record a call in training.
 
         Args:
             index: Of its site.
@@ -141,7 +141,7 @@ class CallChecks(CallRows):
         row[CallColumn.P] = max(row[CallColumn.P], p)
 
     def dropout_in_validation(self, index: int, p: float) -> None:
-        """Take up a call in validation that drops something, made by a module in eval mode.
+        """Record a call in validation that drops something, made by a module in eval mode.
 
         Args:
             index: Of its site.

@@ -123,7 +123,7 @@ class Representations(RepresentationTable):
         self.size: int | None = None
 
     def take(self, index: int, output: Any) -> None:
-        """Take up the output of a module if the samples of the batch lie along its first dimension."""
+        """Record the output of a module if the samples of the batch lie along its first dimension."""
         if self.size is not None:
             found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
             if found is not None and in_memory(found) and found.is_floating_point() and samples_in(found, self.size):
@@ -155,7 +155,7 @@ class Precisions(PrecisionTable):
         super().__init__([size for _, size in layers.values()])
 
     def take(self, index: int, output: Any) -> None:
-        """Take up the output of a module."""
+        """Record the output of a module."""
         line = self._lines.get(index)
         if line is not None and isinstance(output, Tensor):
             self.add(line, output)
@@ -199,7 +199,7 @@ class OutputParts:
             self._calls.batch_start(batch, size)
 
     def take(self, index: int, output: Any) -> None:
-        """Take up the output of a module."""
+        """Record the output of a module."""
         self._representations.take(index, output)
         self._precisions.take(index, output)
 

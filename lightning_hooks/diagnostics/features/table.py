@@ -105,7 +105,7 @@ class FeatureTable:
                 del table[index]
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
-        """Take up one call's output at site ``index``. No host sync; no tensor is kept."""
+        """Record one call's output at site ``index``. No host sync; no tensor is kept."""
         self.order.add(index)
         self._before = self.producers.get(index, self._before)
         found = self._values_in(output)
@@ -193,7 +193,7 @@ class FeatureTable:
         return -(-needed // 8) * 8  # whole float64s
 
     def unpack(self, packed: Tensor) -> None:
-        """Take up a vector that :meth:`pack` or a merge gave."""
+        """Load a vector that :meth:`pack` or a merge gave."""
         split = self.rows.numel()
         self.rows.copy_(packed[:split].view_as(self.rows))
         if self.rectifiers:

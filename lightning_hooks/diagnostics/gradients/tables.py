@@ -57,7 +57,7 @@ class GradientTable(RowTable):
         self.listening = True
 
     def add(self, index: int, gradient: Tensor) -> None:
-        """Take up the gradient at one output of site ``index``. No host sync; no tensor is kept."""
+        """Record the gradient at one output of site ``index``. No host sync; no tensor is kept."""
         if not self.listening:
             return
         self.order.add(index)
@@ -221,7 +221,7 @@ class ParameterTable(Tables):
         global_step: int = 0,
         valid: Tensor | None = None,
     ) -> None:
-        """Take up one optimizer step.
+        """Record one optimizer step.
 
         Args:
             optimizer: Which optimizer.
@@ -235,11 +235,11 @@ class ParameterTable(Tables):
         self._kernels.enter(self.rows, self.totals[optimizer], indices, norms, zeros, sizes, global_step, valid)
 
     def add_updates(self, indices: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
-        """Take up norms of updates, norms and RMS of weights, shape ``(3, k)``; those that are not finite do not count."""
+        """Record norms of updates, norms and RMS of weights, shape ``(3, k)``; those that are not finite do not count."""
         self._kernels.enter_updates(self.rows, indices, updates, valid)
 
     def add_lost(self, indices: Tensor, lost: Tensor, valid: Tensor | None = None) -> None:
-        """Take up how many elements kept their value, and of how many with a gradient, shape ``(2, k)``."""
+        """Record how many elements kept their value, and of how many with a gradient, shape ``(2, k)``."""
         columns = slice(ParameterColumn.LOST, ParameterColumn.WITH_GRADIENT + 1)
         self.rows[indices, columns] += lost.T if valid is None else torch.where(valid, lost.T, 0)
 

@@ -32,7 +32,7 @@ N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN
 
 
 class LossTable:
-    """Takes up losses on the device, without waiting for it.
+    """Records losses on the device, without waiting for it.
 
     Batches are numbered in the window, from 0; their losses lie in slots, and ranks add theirs slot by slot.
 
@@ -63,7 +63,7 @@ class LossTable:
         self.reset()
 
     def add(self, loss: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> None:
-        """Take up the loss of a backward pass.
+        """Record the loss of a backward pass.
 
         Args:
             loss: As it goes into backward.
@@ -168,7 +168,7 @@ class LossTable:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave."""
+        """Load what :meth:`state_dict` gave."""
         self._earlier = tuple(float(loss) for loss in state.get("earlier", ()))
         self._earlier_validations = tuple(ValidationLoss(*pair) for pair in state.get("validations", ()))
         self._validated_at = [int(place) for place in state.get("validated_at", ())]

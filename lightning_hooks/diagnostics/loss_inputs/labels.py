@@ -50,7 +50,7 @@ class LabelTable(RowTable):
         super().__init__(1, device)
 
     def add(self, targets: Iterable[Tensor], ignore_index: int) -> None:
-        """Take up the targets of one batch.
+        """Record the targets of one batch.
 
         Args:
             targets: Their tensors; those of class probabilities, which cannot be ignored, are skipped.

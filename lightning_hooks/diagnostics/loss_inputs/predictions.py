@@ -131,7 +131,7 @@ class OutputTable(RowTable):
         loss: Tensor | None = None,
         of_logarithms: bool = False,
     ) -> None:
-        """Take up a call. No host sync; no tensor is kept.
+        """Record a call. No host sync; no tensor is kept.
 
         Args:
             index: Of the cross entropy.

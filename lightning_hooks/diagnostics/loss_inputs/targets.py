@@ -103,7 +103,7 @@ class TargetTable(CallRows):
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
 
     def add(self, index: int, given: Tensor, target: Tensor, reduced: bool, bound: str = "") -> None:
-        """Take up a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
+        """Record a call. No host sync; of a target with samples to compare some numbers are kept until the next call.
 
         Args:
             index: Of the loss.

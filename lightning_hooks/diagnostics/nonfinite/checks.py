@@ -103,7 +103,7 @@ class StepChecks:
         """The optimizer is about to step.
 
         Args:
-            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, it is withheld.
+            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, its update is undone.
             batch: The index of its training batch in the epoch.
 
         Raises:
@@ -119,7 +119,7 @@ class StepChecks:
         if self.on_host(norms):
             broken = self._watch(step.optimizer).add(norms.numpy(), moment)
             self._judge()
-            step.withheld = broken and self._stopping
+            step.undone = broken and self._stopping
             return
         page, moments = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
         page[len(moments), : norms.shape[0]].copy_(norms)

@@ -45,7 +45,7 @@ class NonfiniteWatch:
         self._steps = np.pad(self._steps, (0, n_parameters - len(self._steps)))
 
     def add(self, norms: np.ndarray[Any, Any], moment: Moment) -> bool:
-        """Take up one step.
+        """Record one step.
 
         Args:
             norms: L2 norms of the gradients, of all parameters or of the first; 0 for one without.

@@ -48,7 +48,7 @@ class OptimizerTable(RowTable):
     def add(
         self, optimizer: int, updates: Tensor, elements: int, moments: Tensor | None = None, valid: Tensor | None = None
     ) -> None:
-        """Take up a measured step. No host sync.
+        """Record a measured step. No host sync.
 
         Args:
             optimizer: Which optimizer.

@@ -69,12 +69,12 @@ class ReplicaTable:
         return torch.full((n_parameters,), -math.inf, device=self._device, dtype=self._dtype)
 
     def add_gradients(self, indices: Tensor, norms: Tensor, global_step: int) -> None:
-        """Take up the L2 norms of the gradients of one optimizer step, shape ``(k,)``; those of a later step take their place."""
+        """Record the L2 norms of the gradients of one optimizer step, shape ``(k,)``; those of a later step take their place."""
         self._gradients[indices.to(self._device)] = norms.to(self._gradients).clamp(min=_TINY).log()
         self._steps += global_step + 1
 
     def add_weights(self, indices: Sequence[int], parameters: Sequence[Tensor]) -> None:
-        """Take up the weights of the parameters that every rank is to hold alike; only these are compared."""
+        """Record the weights of the parameters that every rank is to hold alike; only these are compared."""
         self._weights = self._unknown(len(self._gradients))
         self._compared = torch.zeros(len(self._gradients), dtype=torch.bool, device=self._device)
         if indices:

@@ -75,7 +75,7 @@ class RepresentationTable(RowTable):
         self._grids: dict[tuple[int, ...], tuple[slice, ...]] = {}
 
     def add(self, index: int, values: Tensor) -> None:
-        """Take up the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
+        """Record the output of a call at site ``index``: samples along the first dimension, at least two dimensions."""
         grid = self._grids.get(tuple(values.shape))
         if grid is None:
             grid = self._grids[tuple(values.shape)] = sample_grid(values.shape)

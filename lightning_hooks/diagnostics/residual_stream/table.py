@@ -125,7 +125,7 @@ class ResidualTable(Tables):
         self.on_host = self._rows.is_cpu
 
     def add(self, index: int, args: tuple[Any, ...], output: Any) -> None:
-        """Take up one call of a block. No host sync; no tensor is kept."""
+        """Record one call of a block. No host sync; no tensor is kept."""
         out, entered = next(iter(float_tensors(output)), None), next(iter(float_tensors(args)), None)
         if out is None or out.dim() < 2:
             return

@@ -150,7 +150,7 @@ def _is_integer(x: Tensor) -> bool:
 
 
 class RoutingTable:
-    """Takes up what routers and quantisers choose on the device, without waiting for it.
+    """Records what routers and quantisers choose on the device, without waiting for it.
 
     Args:
         routers: Of each router the number of experts and how many a token gets.
@@ -173,7 +173,7 @@ class RoutingTable:
         self._rows = torch.split(self._numbers, lengths) if lengths else ()
 
     def add(self, index: int, routing: Routing) -> None:
-        """Take up one call of a router."""
+        """Record one call of a router."""
         (experts, top_k), row = self._routers[index], self._rows[index]
         load, tokens = _load(routing, experts, top_k, row)
         choices = tokens * top_k
@@ -187,7 +187,7 @@ class RoutingTable:
         row[N_ROUTER_COLUMNS:] += load
 
     def add_codes(self, index: int, codes: Tensor) -> None:
-        """Take up one call of a quantiser: the codes that it chose, of any shape."""
+        """Record one call of a quantiser: the codes that it chose, of any shape."""
         size, row = self._codebooks[index], self._rows[len(self._routers) + index]
         row[0] += 1
         row[N_CODEBOOK_COLUMNS:] += _counts(codes.reshape(-1), size, row)

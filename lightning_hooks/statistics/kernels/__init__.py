@@ -37,7 +37,7 @@ def kernels_for(kind: str) -> Kernels:
         module = import_module(f"{__name__}.{_FASTER[kind]}")
         try:
             faster: Kernels | None = module.load()
-        except Exception as error:  # noqa: BLE001  whatever it is, torch's kernels do the same
+        except Exception as error:  # noqa: BLE001  any error: torch's kernels do the same
             warnings.warn(
                 f"{module.WHAT} is not used: {error}. torch's kernels do the same work, more slowly. {module.REMEDY}",
                 stacklevel=2,

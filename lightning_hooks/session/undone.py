@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class Withheld:
+class UndoneUpdate:
     """Lets one step of an optimizer run on gradients of zeros, and undoes what it did.
 
     No optimizer offers to leave a step out once it is under way, and not all of them expect parameters without a gradient.
