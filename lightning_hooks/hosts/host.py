@@ -71,13 +71,11 @@ class Position:
     Attributes:
         epoch: The epoch, from 0.
         global_step: The number of optimizer steps so far.
-        log_step: The step on the loggers' axis at which values of the window are logged.
         epoch_ends: Whether the training batch that ends now is the epoch's last.
     """
 
     epoch: int
     global_step: int
-    log_step: int
     epoch_ends: bool = False
 
 
@@ -99,6 +97,11 @@ class LossScaling:
 
 class Metrics(ABC):
     """The values that are logged: the user's, and those of the monitors."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The step on the loggers' axis at which values of the window are logged."""
 
     @property
     def logged(self) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ class LightningHost(Host):
     def position(self) -> Position:
         trainer = self.trainer
         ends = lightning_api.epoch_ends(trainer)
-        return Position(trainer.current_epoch, trainer.global_step, lightning_api.log_step(trainer), ends)
+        return Position(trainer.current_epoch, trainer.global_step, ends)
 
     @property
     @override
@@ -121,6 +121,11 @@ class LightningMetrics(Metrics):
 
     def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
         self._trainer, self._of_fit = ref(trainer), of_fit
+
+    @property
+    @override
+    def step(self) -> int:
+        return lightning_api.log_step(_alive(self._trainer))
 
     @property
     @override

@@ -65,7 +65,7 @@ class PlainHost(Host):
     @property
     @override
     def position(self) -> Position:
-        return Position(self.epoch, self.global_step, max(self.global_step - 1, 0), self.epoch_ends)  # of the last step, from 0
+        return Position(self.epoch, self.global_step, self.epoch_ends)
 
     @property
     @override
@@ -106,13 +106,18 @@ class LoopMetrics(Metrics):
 
     @property
     @override
+    def step(self) -> int:
+        return max(self._host.global_step - 1, 0)  # of the last step, from 0
+
+    @property
+    @override
     def available(self) -> Mapping[str, Any]:
         return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
         self.values.update(scalars)
-        self._host.trackers.scalars(dict(logged), self._host.position.log_step)
+        self._host.trackers.scalars(dict(logged), self.step)
         self._host.trackers.save()
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import torch.distributed
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import subject_of
@@ -38,14 +38,11 @@ class ReplayResults:
         self._open, self._resumed = True, resumed
 
     def agree(self) -> None:
-        """All ranks come here: each learns what the others found."""
-        if self._host.setup.world_size > 1:
-            any_bad = torch.tensor(float(self.own is not None), device=self._host.setup.device)
-            torch.distributed.all_reduce(any_bad, torch.distributed.ReduceOp.MAX)
-            if any_bad.item() and not self._of_ranks:
-                own = None if self.own is None else _record(*self.own)
-                self._of_ranks = [{}] * self._host.setup.world_size
-                torch.distributed.all_gather_object(self._of_ranks, own)
+        """All ranks come here where one of them has found something: each learns what the others found."""
+        if self._open and self._host.setup.world_size > 1 and not self._of_ranks:
+            own = None if self.own is None else _record(*self.own)
+            self._of_ranks = [{}] * self._host.setup.world_size
+            torch.distributed.all_gather_object(self._of_ranks, own)
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""

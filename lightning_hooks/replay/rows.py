@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -124,8 +125,8 @@ class BatchRows:
     """The samples of a batch, in order.
 
     Attributes:
-        of: By the name of each loader, empty for a single one: the indices of a map-style data set as an array, others as a list,
-            and of a stream (``worker``, ``position``) of its first sample.
+        of: By the name of each loader, empty for a single one: the indices of a map-style data set, integers as an array and others
+            as a list, and of a stream (``worker``, ``position``) of its first sample.
     """
 
     of: dict[str, Any]
@@ -133,7 +134,7 @@ class BatchRows:
     @property
     def nbytes(self) -> int:
         """About how much memory they take."""
-        return sum(rows.nbytes if isinstance(rows, np.ndarray) else 64 * len(rows) for rows in self.of.values())
+        return sum(8 * len(rows) if isinstance(rows, array) else 64 * len(rows) for rows in self.of.values())
 
     def __len__(self) -> int:
         """How many samples a batch has; 0 where that is not known."""
@@ -202,6 +203,6 @@ def _compact(indices: Any) -> Any:
     if not listed or not isinstance(listed[0], int | np.integer):
         return listed
     try:
-        return np.array(listed, dtype=np.int64)
-    except (ValueError, TypeError, OverflowError):
+        return array("q", listed)
+    except (TypeError, OverflowError):  # not all of them are integers of 64 bits
         return listed

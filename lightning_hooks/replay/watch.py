@@ -151,9 +151,7 @@ class StepWatch:
             return
         now.in_forward, now.loss = False, loss.detach()
         self._buffers.after_forward()
-        now.evidence.flag = (
-            not math.isfinite(number(now.loss.float())) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
-        )
+        now.evidence.flag = not math.isfinite(number(now.loss)) if StepChecks.on_host(now.loss) else ~torch.isfinite(now.loss)
         self._suspect_now()
 
     @_guarded
@@ -171,7 +169,7 @@ class StepWatch:
         gradients = [p.grad for p in self._few if p.grad is not None and p.grad.layout == torch.strided]
         if gradients:
             total = torch.stack(torch._foreach_norm(gradients)).sum()
-            bad = not math.isfinite(number(total.float())) if StepChecks.on_host(total) else ~torch.isfinite(total)
+            bad = not math.isfinite(number(total)) if StepChecks.on_host(total) else ~torch.isfinite(total)
             now.evidence.flag = now.evidence.flag | bad
             self._suspect_now()
 
@@ -266,12 +264,6 @@ class StepWatch:
             self.writer.write(self._host, moment, self.ring, with_state=before_update)
 
     # What alerts say of it.
-
-    @_guarded
-    def agree(self) -> None:
-        """All ranks come here: each learns what the others found."""
-        if self.on:
-            self.results.agree()
 
     @_guarded
     def passed_on(self, alerts: Iterable[Alert]) -> None:

@@ -121,7 +121,9 @@ class AlertDelivery:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        tables = merged(*(member.live for member in members))
+        tables, (known,) = merged([member.live for member in members], [self._evidence.results.own is not None])
+        if known:
+            self._evidence.results.agree()
         whole = [member.so_far(table) for member, table in zip(members, tables, strict=True)]
         if lookup is not None:
             whole = [dataclasses.replace(r, id_out_of_range=lookup) if isinstance(r, FeatureReport) else r for r in whole]
@@ -184,7 +186,7 @@ class AlertDelivery:
         self._listeners.alerts([alert for _, alert, _ in notices])
         serious = [alert for _, alert, _ in notices if alert.severity != "info"]
         if serious:
-            _show(self._host.trackers, serious, self._host.position.log_step)
+            _show(self._host.trackers, serious, self._host.metrics.step)
         stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
         with self._host.console.printing():
             for notice in notices:

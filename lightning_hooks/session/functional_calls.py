@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
@@ -19,9 +19,7 @@ from lightning_hooks.hooks.functional import CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hosts.host import Host
-from lightning_hooks.session.rank_merge import merged
-from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Span, all_ranks, largest
+from lightning_hooks.statistics.reduction import all_ranks
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
@@ -188,7 +186,7 @@ class FunctionalCalls:
         running, self._running = self._running, False
         self._observer.stop()
         if running and not self._agreed:
-            self._agree()
+            self.agree()
             self.notify(collectors)
 
     def stop(self) -> None:
@@ -237,16 +235,10 @@ class FunctionalCalls:
 
     # Ranks.
 
-    def merged(self, collectors: Sequence[Collector[Any]]) -> list[Tensor]:
-        """The tables of all ranks; where one of them has called a function that is new, ranks number its site alike."""
-        if self._among is None or not self._subscribers:
-            return merged(*collectors)
-        device = self._host.setup.device
-        waits = torch.tensor([float(bool(self._waiting))], dtype=row_dtype(device), device=device)
-        *tables, waiting = merged(*collectors, others=[((Span(1, largest),), waits)])
-        if waiting.item():
-            self._agree()
-        return tables
+    @property
+    def waiting(self) -> bool:
+        """Whether a function was called at a site that other ranks may not know."""
+        return self._among is not None and bool(self._waiting)
 
     def notify(self, collectors: Iterable[Collector[Any]]) -> None:
         """Where ranks have numbered sites since the last time, collectors take them up."""
@@ -254,8 +246,8 @@ class FunctionalCalls:
         for collector in collectors if changed is not None else ():
             collector.calls_numbered(changed is True)
 
-    def _agree(self) -> None:
-        """Number the sites alike on all ranks, which all call this."""
+    def agree(self) -> None:
+        """Number the sites alike on all ranks, which all call this where one of them is waiting."""
         assert self._among is not None
         first, self._agreed = not self._agreed, True
         own = [(site.name, site.function, site.module) for site in (*self.sites, *self._waiting.values())]

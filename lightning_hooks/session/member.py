@@ -268,7 +268,7 @@ class Member(MemberContext):
         if self.early is not None:
             state["early"] = self.early.state_dict()
         if (self.batches or self.windows.index) and self.session is not None:  # in the middle of an epoch
-            state["epoch"] = save_window(self.live, merged(self.live)[0], self.windows, self.batches, self.sampled_batches)
+            state["epoch"] = save_window(self.live, merged([self.live])[0][0], self.windows, self.batches, self.sampled_batches)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -109,7 +109,7 @@ class Publisher:
         if text != self._verdict if last else [problems] != self._problems[-1:] and len(self._problems) < MOST_VERDICTS:
             self._problems.append(problems)
             self._verdict = text
-            self._host.trackers.text(VERDICT, text, self._host.position.log_step)
+            self._host.trackers.text(VERDICT, text, self._host.metrics.step)
 
     def publish(self, members: Sequence[Member], last: bool = False) -> None:
         """Write charts, the table of sites, histograms and figures, after each member has made its report.
@@ -118,7 +118,7 @@ class Publisher:
             members: All of them, in order.
             last: Whether training is over, and all figures are drawn.
         """
-        trackers, step = self._host.trackers, self._host.position.log_step
+        trackers, step = self._host.trackers, self._host.metrics.step
         if not trackers:
             return
         if not last and not any(member.publishing.introduced for member in members):
@@ -187,7 +187,7 @@ def _introduce(trackers: Trackers, host: Host, members: Sequence[Member]) -> Non
         for category, charts in every.items():
             layout.setdefault(category, {}).update(charts)
     trackers.layout({category: charts for category, charts in layout.items() if charts})
-    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.position.log_step)
+    trackers.table("sites", SITE_COLUMNS, _sites(host.model, members), host.metrics.step)
 
 
 def _sites(model: nn.Module, members: Sequence[Member]) -> list[list[object]]:

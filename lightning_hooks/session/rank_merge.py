@@ -12,12 +12,25 @@ import torch.distributed
 from torch import Tensor
 
 from lightning_hooks.declare.collector import Collector
-from lightning_hooks.statistics.reduction import Spans, all_ranks, all_reduce, merged_over_ranks
+from lightning_hooks.statistics.reduction import Span, all_ranks, all_reduce, largest, merged_over_ranks
 
 
-def merged(*collectors: Collector[Any], others: Sequence[tuple[Spans, Tensor]] = ()) -> list[Tensor]:
-    """The packed tables of all ranks, of collectors and others: three collectives for all of them."""
-    return merged_over_ranks(*((one.tables.spans, one.tables.pack()) for one in collectors), *others)
+def merged(collectors: Sequence[Collector[Any]], flags: Sequence[bool] = ()) -> tuple[list[Tensor], list[bool]]:
+    """Merge the packed tables of all ranks: three collectives for all of them.
+
+    Args:
+        collectors: Whose tables; the same on all ranks.
+        flags: What this rank has to say.
+
+    Returns:
+        The tables, and whether each flag is set on any rank.
+    """
+    packed = [(one.tables.spans, one.tables.pack()) for one in collectors]
+    if all_ranks() is None:
+        return merged_over_ranks(*packed), [*flags]
+    raised = packed[0][1].new_tensor([float(flag) for flag in flags]) if packed else torch.empty(0)
+    *tables, of_any = merged_over_ranks(*packed, ((Span(len(flags), largest),), raised))
+    return tables, [bool(flag) for flag in of_any.tolist()]
 
 
 def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[str, Any]) -> None:

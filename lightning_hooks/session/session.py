@@ -23,7 +23,7 @@ from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.overhead import Overhead
 from lightning_hooks.session.progress import in_short
 from lightning_hooks.session.publisher import Publisher
-from lightning_hooks.session.rank_merge import check_ranks_agree
+from lightning_hooks.session.rank_merge import check_ranks_agree, merged
 from lightning_hooks.session.run_records import RunRecords
 from lightning_hooks.session.step_probe import StepProbe
 
@@ -204,8 +204,12 @@ class Session:
         """The windows of some members end: make the reports, and log, judge, publish and record them."""
         for member in members:
             member.live.window_end()
-        self.evidence.agree()
-        tables = self.calls.merged([member.live for member in members])
+        own = self.calls.waiting, self.evidence.results.own is not None
+        tables, (waiting, found) = merged([member.live for member in members], own)
+        if waiting:
+            self.calls.agree()
+        if found:
+            self.evidence.results.agree()
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
         self.calls.notify(member.live for member in self.members)
@@ -232,7 +236,6 @@ class Session:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        self.evidence.agree()
         return self.delivery.judge_urgent([member for member in self.members if member.early is not None])
 
     # The end.

@@ -11,8 +11,9 @@ from torch import Tensor
 
 
 def number(scalar: Tensor) -> float:
-    """Read a 0-d CPU tensor through its memory."""
-    return float(scalar.numpy())
+    """Read a 0-d CPU tensor from its memory."""
+    value: Any = scalar.tolist()
+    return float(value)
 
 
 class HostCopies:

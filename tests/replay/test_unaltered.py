@@ -141,7 +141,7 @@ def test_a_resumed_run_says_that_the_evidence_begins_there(tmp_path: Path) -> No
 
 def running_host(running: Any) -> Any:
     class Host:
-        setup, position = TrainingSetup(device=torch.device("cpu")), Position(0, running.global_step, 0)
+        setup, position = TrainingSetup(device=torch.device("cpu")), Position(0, running.global_step)
 
     return Host()
 

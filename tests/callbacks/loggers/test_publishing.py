@@ -255,7 +255,7 @@ def test_a_verdict_that_always_changes_is_written_a_bounded_number_of_times(monk
     alerts = (Alert(f"kind_{number}", "net", 1.0, 0.0, 0, number, "warning", "It is so.") for number in itertools.count())
     monkeypatch.setattr("lightning_hooks.session.publisher.open_alerts", lambda members: [next(alerts)])
     trackers = SimpleNamespace(text=lambda tag, text, step: written.append(text))
-    publisher = Publisher(SimpleNamespace(trackers=trackers, position=SimpleNamespace(log_step=0)))
+    publisher = Publisher(SimpleNamespace(trackers=trackers, metrics=SimpleNamespace(step=0)))
     for _ in range(200):
         publisher.write_verdict([])
     publisher.write_verdict([], last=True)
