@@ -34,7 +34,7 @@ def write_page(capsule: Capsule, found: Blame, output: Path | None = None) -> Pa
             "Line": f"{place.where} {place.code}",
             "Inputs": place.inputs,
             "First value": failure.value,
-            "BatchRows of the batch": "all" if found.all_rows else ", ".join(map(str, found.rows)),
+            "Rows of the batch": "all" if found.all_rows else ", ".join(map(str, found.rows)),
             "Samples": ", ".join(map(str, found.samples)),
         }
     )

@@ -34,7 +34,7 @@ class ReplayResults:
         self._open = self._resumed = False
 
     def open(self, resumed: bool) -> None:
-        """StepEvidence is kept from now on; ``resumed`` if steps were taken before."""
+        """Evidence is kept from now on; ``resumed`` if steps were taken before."""
         self._open, self._resumed = True, resumed
 
     def agree(self) -> None:

@@ -1,4 +1,4 @@
-"""StepEvidence over a run: capsules on request and over a resume, spikes, compiled parts, and how much memory it takes."""
+"""The evidence over a run: capsules on request and over a resume, spikes, compiled parts, and how much memory it takes."""
 
 from __future__ import annotations
 
