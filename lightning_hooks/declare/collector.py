@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.events import BatchEvents, OptimizerEvents
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
@@ -41,93 +41,17 @@ class Written:
     named: bool
 
 
-class Collector(ABC, Generic[R]):
-    """What one monitor measures in one training run.
+class WindowTables(ABC, Generic[R]):
+    """The tables of one window on the device, and how they are read."""
 
-    The session calls its events; a collector never asks when. It is made when training starts, and what it registers through
-    ``context`` is removed with it.
-
-    Args:
-        context: Its part of the session.
-        state: What :meth:`state_dict` returned in an earlier run.
-    """
-
-    prefix: ClassVar[str]
-    """First part of its tags."""
-    report_type: ClassVar[type[PlainReport] | None] = None
-    ranking: ClassVar[tuple[str, ...]] = ()
-    """The statistics of a site, what matters most first."""
-    logged_by_default: ClassVar[tuple[str, ...] | None] = None
-    """Those of them that are logged by default; None for all."""
-    every_step: ClassVar[bool] = False
-    """Whether it does the same at a step that is not sampled."""
-    checks_early: ClassVar[bool] = False
-    """Whether it can find something urgent within a window."""
-    records_recomputation: ClassVar[bool] = False
-    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
-    watches_steps: ClassVar[bool] = False
-    """Whether it takes the events of optimizer steps."""
-    histogram_of: ClassVar[str] = "activation"
-    """What its histograms count."""
     value_scale: float = 1.0
     """What the values that histograms count are multiplied by."""
     histograms: HistogramTable | None = None
     """The histograms of the window under way."""
     tables: Tables
     """Everything of the window under way."""
-
-    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
-        self.context = context
-
-    # Events.
-
-    def batch_start(self, batch: Any) -> None:
-        """A training batch starts."""
-
-    def before_backward(self, loss: Tensor) -> None:
-        """Backward starts."""
-
-    def after_backward(self) -> None:
-        """Backward is done."""
-
-    def batch_end(self, outputs: Any = None) -> None:
-        """A training batch ends; with what ``training_step`` returned."""
-
-    def validation_batch(self, batch: Any, index: int) -> None:
-        """A validation batch starts."""
-
-    def validation_end(self) -> None:
-        """A validation ends, and its metrics are known."""
-
-    def on_gradients(self, step: Step) -> None:
-        """Gradients are ready and not clipped."""
-
-    def on_clipped(self, step: Step) -> None:
-        """Gradients are as the update will see them."""
-
-    def on_taken(self, step: Step) -> None:
-        """The optimizer has stepped."""
-
-    def on_skipped(self, step: Step) -> None:
-        """A loss scaler did not let the optimizer step."""
-
-    def on_changed(self, kept: Kept) -> None:
-        """There are new parameters, at the end of the names, or other optimizers than before."""
-
-    def calls_numbered(self, changed: bool) -> None:
-        """Ranks have numbered the sites of functional calls alike: make room for those that other ranks called.
-
-        Args:
-            changed: Whether earlier sites have other numbers now, and what was recorded of them does not count.
-        """
-
-    def window_end(self) -> None:
-        """The window ends: note what only this rank knows."""
-
-    def detach(self) -> None:
-        """Hooks are removed. May be called twice."""
-
-    # The tables.
+    context: Context
+    """The part of the session."""
 
     @property
     @abstractmethod
@@ -172,32 +96,19 @@ class Collector(ABC, Generic[R]):
         """The sites that never ran, read from the device; asked once, of a compiled model."""
         return []
 
-    def agreed(self, stride: int) -> int:
-        """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
-        return stride
 
-    def urgent_report(self, report: R) -> R:
-        """The report of an unfinished window, as the urgent rules read it."""
-        return report
+class ReportView(ABC, Generic[R]):
+    """How a report is shown: its scalars, charts and figures."""
 
-    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
-        """Alerts found within a window, each with the step and batch at which it began, as far as that is known."""
-        return alerts
-
-    @property
-    def unchecked(self) -> bool:
-        """Whether, at the window's end, something is wrong that no check has looked at yet."""
-        return False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs next to the table, in plain types and tensors."""
-        return {}
-
-    def lasting_state(self) -> dict[str, Any]:
-        """That part of :meth:`state_dict` which the next run of the same monitor starts from, without a checkpoint too."""
-        return {}
-
-    # What is shown.
+    prefix: ClassVar[str]
+    """First part of its tags."""
+    report_type: ClassVar[type[PlainReport] | None] = None
+    ranking: ClassVar[tuple[str, ...]] = ()
+    """The statistics of a site, what matters most first."""
+    logged_by_default: ClassVar[tuple[str, ...] | None] = None
+    """Those of them that are logged by default; None for all."""
+    histogram_of: ClassVar[str] = "activation"
+    """What its histograms count."""
 
     @abstractmethod
     def scalars(self, report: R) -> dict[str, float]:
@@ -224,3 +135,52 @@ class Collector(ABC, Generic[R]):
     @abstractmethod
     def summary_lines(self, report: R) -> list[str]:
         """What ``summary="full"`` prints of the last report."""
+
+
+class Collector(BatchEvents, OptimizerEvents, WindowTables[R], ReportView[R]):
+    """What one monitor measures in one training run.
+
+    The session calls its events; a collector never asks when. It is made when training starts, and what it registers through
+    ``context`` is removed with it.
+
+    Args:
+        context: Its part of the session.
+        state: What :meth:`state_dict` returned in an earlier run.
+    """
+
+    every_step: ClassVar[bool] = False
+    """Whether it does the same at a step that is not sampled."""
+    checks_early: ClassVar[bool] = False
+    """Whether it can find something urgent within a window."""
+    records_recomputation: ClassVar[bool] = False
+    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
+    watches_steps: ClassVar[bool] = False
+    """Whether it takes the events of optimizer steps."""
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        self.context = context
+
+    def agreed(self, stride: int) -> int:
+        """The stride that all ranks take where they must sample alike; 0 while one of them has not found one (0) yet."""
+        return stride
+
+    def urgent_report(self, report: R) -> R:
+        """The report of an unfinished window, as the urgent rules read it."""
+        return report
+
+    def dated(self, alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        """Alerts found within a window, each with the step and batch at which it began, as far as that is known."""
+        return alerts
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether, at the window's end, something is wrong that no check has looked at yet."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs next to the table, in plain types and tensors."""
+        return {}
+
+    def lasting_state(self) -> dict[str, Any]:
+        """That part of :meth:`state_dict` which the next run of the same monitor starts from, without a checkpoint too."""
+        return {}

@@ -37,20 +37,8 @@ class Measure(Protocol):
         """Call a function after each step that was measured; ``asked``: warn where none can be."""
 
 
-class Context(Protocol):
-    """What a collector asks of the session that it is part of."""
-
-    @property
-    def name(self) -> str:
-        """The monitor's name, for messages."""
-
-    @property
-    def host(self) -> Host:
-        """The training loop."""
-
-    @property
-    def steps(self) -> OptimizerSteps:
-        """The optimizers."""
+class SampledBatches(Protocol):
+    """Where training is, and whether hooks record there."""
 
     @property
     def gate(self) -> Gate:
@@ -61,24 +49,8 @@ class Context(Protocol):
         """Whether costly statistics are taken in this batch: the first sixteen sampled ones of a window, and each sixteenth."""
 
     @property
-    def faults(self) -> Faults:
-        """The sites whose hook raised."""
-
-    @property
     def meter(self) -> Meter | None:
         """Where the time of hooks is added up."""
-
-    @property
-    def book(self) -> RuleBook:
-        """The rules in force."""
-
-    @property
-    def learning(self) -> bool | str:
-        """Whether it is measured what of the training learns: True, False, or ``auto``."""
-
-    @property
-    def measure(self) -> Measure:
-        """What some steps gain."""
 
     @property
     def batches(self) -> int:
@@ -92,15 +64,9 @@ class Context(Protocol):
     def sampled_batches(self) -> int:
         """Those of them that are sampled."""
 
-    @property
-    def early(self) -> Early | None:
-        """Its part in the checks within a window; None without them."""
 
-    def select(self) -> list[tuple[str, nn.Module]]:
-        """Return the (name, module) pairs to observe."""
-
-    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
-        """Call ``recorder`` with each output of a module, in sampled batches."""
+class FunctionCalls(Protocol):
+    """The calls of functions that a collector can have."""
 
     @property
     def functional(self) -> Functional | None:
@@ -130,6 +96,48 @@ class Context(Protocol):
             in_validation: Those of the first batch of each validation instead, at sites that are known from training.
             detailed: Only in the batches that ``details`` opens for.
         """
+
+
+class Context(SampledBatches, FunctionCalls, Protocol):
+    """What a collector asks of the session that it is part of."""
+
+    @property
+    def name(self) -> str:
+        """The monitor's name, for messages."""
+
+    @property
+    def host(self) -> Host:
+        """The training loop."""
+
+    @property
+    def steps(self) -> OptimizerSteps:
+        """The optimizers."""
+
+    @property
+    def faults(self) -> Faults:
+        """The sites whose hook raised."""
+
+    @property
+    def book(self) -> RuleBook:
+        """The rules in force."""
+
+    @property
+    def learning(self) -> bool | str:
+        """Whether it is measured what of the training learns: True, False, or ``auto``."""
+
+    @property
+    def measure(self) -> Measure:
+        """What some steps gain."""
+
+    @property
+    def early(self) -> Early | None:
+        """Its part in the checks within a window; None without them."""
+
+    def select(self) -> list[tuple[str, nn.Module]]:
+        """Return the (name, module) pairs to observe."""
+
+    def listen(self, name: str, module: nn.Module, recorder: Recorder) -> None:
+        """Call ``recorder`` with each output of a module, in sampled batches."""
 
     def guard(self, function: Callable[..., Any], site: str) -> guarded:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""

@@ -37,9 +37,14 @@ class ReplayResults:
         """Evidence is kept from now on; ``resumed`` if steps were taken before."""
         self._open, self._resumed = True, resumed
 
+    @property
+    def waiting(self) -> bool:
+        """Whether this rank has found something that the others do not know."""
+        return self.own is not None and not self._of_ranks
+
     def agree(self) -> None:
-        """All ranks come here where one of them has found something: each learns what the others found."""
-        if self._open and self._host.setup.world_size > 1 and not self._of_ranks:
+        """All ranks come here where one of them is waiting: each learns what the others found."""
+        if self._host.setup.world_size > 1:
             own = None if self.own is None else _record(*self.own)
             self._of_ranks = [{}] * self._host.setup.world_size
             torch.distributed.all_gather_object(self._of_ranks, own)

@@ -121,7 +121,7 @@ class AlertDelivery:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        tables, (known,) = merged([member.live for member in members], [self._evidence.results.own is not None])
+        tables, (known,) = merged([member.live for member in members], [self._evidence.results.waiting])
         if known:
             self._evidence.results.agree()
         whole = [member.so_far(table) for member, table in zip(members, tables, strict=True)]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.events import BatchEvents
 from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.hooks import DetailGate, Gate, guarded
@@ -181,7 +181,7 @@ class FunctionalCalls:
         if callers:
             self._observer.start(callers)
 
-    def batch_end(self, collectors: Iterable[Collector[Any]]) -> None:
+    def batch_end(self, collectors: Iterable[BatchEvents]) -> None:
         """The batch has ended: after the first sampled one ranks number its sites alike."""
         running, self._running = self._running, False
         self._observer.stop()
@@ -240,7 +240,7 @@ class FunctionalCalls:
         """Whether a function was called at a site that other ranks may not know."""
         return self._among is not None and bool(self._waiting)
 
-    def notify(self, collectors: Iterable[Collector[Any]]) -> None:
+    def notify(self, collectors: Iterable[BatchEvents]) -> None:
         """Where ranks have numbered sites since the last time, collectors take them up."""
         changed, self._changed = self._changed, None
         for collector in collectors if changed is not None else ():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from lightning_hooks.declare.collector import Collector, Written
+from lightning_hooks.declare.collector import ReportView, Written
 from lightning_hooks.declare.warn import info
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.logged import LoggedScalars
@@ -45,7 +45,7 @@ class Publishing:
         ValueError: If ``logged`` names a statistic that does not exist.
     """
 
-    def __init__(self, name: str, settings: Settings, kind: type[Collector[Any]]) -> None:
+    def __init__(self, name: str, settings: Settings, kind: type[ReportView[Any]]) -> None:
         self._name = name
         self.scalars = LoggedScalars(settings.logged, kind.ranking, kind.logged_by_default)
         patterns = settings.histograms

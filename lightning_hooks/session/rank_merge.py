@@ -11,11 +11,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.collector import WindowTables
 from lightning_hooks.statistics.reduction import Span, all_ranks, all_reduce, largest, merged_over_ranks
 
 
-def merged(collectors: Sequence[Collector[Any]], flags: Sequence[bool] = ()) -> tuple[list[Tensor], list[bool]]:
+def merged(collectors: Sequence[WindowTables[Any]], flags: Sequence[bool] = ()) -> tuple[list[Tensor], list[bool]]:
     """Merge the packed tables of all ranks: three collectives for all of them.
 
     Args:
@@ -33,7 +33,7 @@ def merged(collectors: Sequence[Collector[Any]], flags: Sequence[bool] = ()) -> 
     return tables, [bool(flag) for flag in of_any.tolist()]
 
 
-def check_ranks_agree(name: str, collector: Collector[Any], arguments: Mapping[str, Any]) -> None:
+def check_ranks_agree(name: str, collector: WindowTables[Any], arguments: Mapping[str, Any]) -> None:
     """Check, when training starts, that every rank has the same sites, parameters and windows; a small collective.
 
     Args:

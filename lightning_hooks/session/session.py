@@ -204,11 +204,10 @@ class Session:
         """The windows of some members end: make the reports, and log, judge, publish and record them."""
         for member in members:
             member.live.window_end()
-        own = self.calls.waiting, self.evidence.results.own is not None
-        tables, (waiting, found) = merged([member.live for member in members], own)
-        if waiting:
+        tables, (calls, bad) = merged([m.live for m in members], [self.calls.waiting, self.evidence.results.waiting])
+        if calls:
             self.calls.agree()
-        if found:
+        if bad:
             self.evidence.results.agree()
         for member, table in zip(members, tables, strict=True):
             member.finish_window(table, epoch_ends)
@@ -241,7 +240,7 @@ class Session:
     # The end.
 
     def finish(self) -> None:
-        """Training has ended as it should: publish the last figures, and print the summaries."""
+        """Training has ended: publish the last figures, and print the summaries."""
         with self._ending():
             self.publisher.publish(self.members, last=True)
         if self.host.setup.is_global_zero:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hooks.declare.collector import Collector
+from lightning_hooks.declare.collector import WindowTables
 from lightning_hooks.session.settings import ReportEvery
 
 LONGEST_EPOCH = 2000
@@ -44,7 +44,7 @@ class Merged:
     table: Tensor | None = None
     batches: int = 0
 
-    def add(self, collector: Collector[Any], table: Tensor, batches: int) -> None:
+    def add(self, collector: WindowTables[Any], table: Tensor, batches: int) -> None:
         """Add a window."""
         self.table = table if self.table is None else collector.merge_windows(self.table, table)
         self.batches += batches
@@ -87,7 +87,7 @@ class Windows:
         """Whether a window of so many training batches is complete."""
         return batches >= (math.inf if self.length is None else self.length)
 
-    def add(self, collector: Collector[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
+    def add(self, collector: WindowTables[Any], table: Tensor, batches: int, epoch_ends: bool) -> Tensor | None:
         """A window has ended.
 
         Args:
