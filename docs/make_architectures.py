@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from lightning_hooks import AttentionMonitor, TrainingMonitor
-from lightning_hooks.diagnostics.routers.sites import find_routers
+from lightning_hooks.diagnostics.routers.collector import find_routers
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of
 from tests.support.models import trainer
 

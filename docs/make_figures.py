@@ -19,7 +19,7 @@ import torch
 
 from lightning_hooks import plots
 from lightning_hooks.callbacks import AttentionMonitor, FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, RouterMonitor
-from lightning_hooks.diagnostics.routers.sites import find_routers
+from lightning_hooks.diagnostics.routers.collector import find_routers
 from lightning_hooks.plots.canvas import BLUE, ORANGE, heading, name_layers, sheet, style
 from tests.evidence.faults.catalogue import CASES
 from tests.evidence.faults.training import build, train

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hooks.run_report import cli
-from lightning_hooks.sinks.serve import serve
+from lightning_hooks.sinks.tab.answers import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

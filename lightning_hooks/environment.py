@@ -39,7 +39,7 @@ def callbacks_from_environment() -> list[Callback]:
     if value.lower() in OFF:
         return []
     try:
-        from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+        from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 
         return [MonitorsFromEnvironment(**({} if value.lower() in ON else _arguments(value)))]
     except Exception as error:  # noqa: BLE001  any error: the script must run as it does without us

@@ -8,8 +8,8 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.rule import Rule
 from lightning_hooks.declare.rulebook import Mute, RuleBook
 from lightning_hooks.diagnostics.attention import rules as attention_rules
-from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.attention.rules import *
+from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats, HeadStats
 from lightning_hooks.diagnostics.batches import rules as batch_rules
 from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.calls import rules as call_rules
@@ -53,7 +53,7 @@ from lightning_hooks.diagnostics.residual_stream import rules as residual_rules
 from lightning_hooks.diagnostics.residual_stream.rules import *
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers import rules as router_rules
-from lightning_hooks.diagnostics.routers.report import RouterReport
+from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
 from lightning_hooks.diagnostics.setup import registration_rules
 from lightning_hooks.diagnostics.setup import rules as setup_rules

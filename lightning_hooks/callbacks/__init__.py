@@ -5,19 +5,15 @@ from lightning_hooks.callbacks.activation_ranges import ActivationRangeObserver
 from lightning_hooks.callbacks.base import HookedCallback
 from lightning_hooks.callbacks.feature_extractor import FeatureExtractor
 from lightning_hooks.callbacks.feature_maps import FeatureMapVisualizer
-from lightning_hooks.callbacks.feature_stats import FeatureStatsMonitor
 from lightning_hooks.callbacks.gradcam import GradCAM
-from lightning_hooks.callbacks.gradient_clip import GradientClipMonitor
 from lightning_hooks.callbacks.gradient_clipper import GradientClipper
-from lightning_hooks.callbacks.gradient_flow import GradientFlowMonitor
 from lightning_hooks.callbacks.gradient_transform import GradientTransform
 from lightning_hooks.callbacks.hook_debugger import HookDebugger
 from lightning_hooks.callbacks.input_normalizer import InputNormalizer
 from lightning_hooks.callbacks.layer_profiler import LayerProfiler
-from lightning_hooks.callbacks.models.attention_monitor import AttentionMonitor
-from lightning_hooks.callbacks.models.router_monitor import RouterMonitor
-from lightning_hooks.callbacks.monitor_list import monitors
+from lightning_hooks.callbacks.model_monitors import AttentionMonitor, RouterMonitor
 from lightning_hooks.callbacks.training_monitor import TrainingMonitor
+from lightning_hooks.callbacks.trio import FeatureStatsMonitor, GradientClipMonitor, GradientFlowMonitor, monitors
 
 __all__ = [
     "ActivationPruner",

@@ -15,7 +15,7 @@ from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.profiling import ProfileReport, ProfileSession
-from lightning_hooks.profiling.graph import FORWARD
+from lightning_hooks.profiling.clock import FORWARD
 from lightning_hooks.profiling.report import StepSamples
 from lightning_hooks.profiling.session import profiled_modules
 from lightning_hooks.profiling.tracer import StepTracer

@@ -13,22 +13,14 @@ from typing_extensions import override
 
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.collector import Collector, R
-from lightning_hooks.hooks import Faults, ModuleSelector
+from lightning_hooks.hooks import Faults
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from lightning_hooks.hosts.lightning_callback import EitherPackage
 from lightning_hooks.hosts.lightning_replay import record_rows
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import (
-    CapsulePlace,
-    Histograms,
-    Learning,
-    Logged,
     OnAlert,
-    ReportDir,
-    ReportEvery,
-    Rules,
     Settings,
-    Summary,
 )
 from lightning_hooks.session.so_far import run_report
 from lightning_hooks.statistics.histograms import Histogram
@@ -243,50 +235,3 @@ class Monitor(SessionCallback, Generic[R]):
         if known is None or known[0] != selection:
             known = self._state_key = selection, self._generate_state_key(modules=selection)
         return known[1]
-
-
-class SiteMonitor(Monitor[R]):
-    """A monitor of chosen modules."""
-
-    def __init__(
-        self,
-        *,
-        modules: ModuleSelector | None = None,
-        every_n_steps: int = 10,
-        report_every_n_steps: ReportEvery = "auto",
-        on_alert: OnAlert = "log",
-        rules: Rules = (),
-        summary: Summary = True,
-        logged: Logged = "auto",
-        max_overhead: float | None = None,
-        report_dir: ReportDir = "auto",
-        histograms: Histograms = False,
-        figures: bool | int = False,
-        check_every_n_steps: int | None = None,
-        progress_bar: bool = False,
-        capsule: CapsulePlace = "auto",
-        max_capsule_mb: float = 200,
-        keep_batches: int = 0,
-        learning: Learning = False,
-    ) -> None:
-        super().__init__(
-            Settings(
-                modules=modules,
-                every_n_steps=every_n_steps,
-                report_every_n_steps=report_every_n_steps,
-                on_alert=on_alert,
-                rules=rules,
-                summary=summary,
-                logged=logged,
-                max_overhead=max_overhead,
-                report_dir=report_dir,
-                histograms=histograms,
-                figures=figures,
-                check_every_n_steps=check_every_n_steps,
-                progress_bar=progress_bar,
-                capsule=capsule,
-                max_capsule_mb=max_capsule_mb,
-                keep_batches=keep_batches,
-                learning=learning,
-            )
-        )

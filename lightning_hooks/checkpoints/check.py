@@ -1,19 +1,176 @@
-"""What is wrong in a checkpoint, for a run that died and left one."""
+"""What is wrong in a checkpoint, for a run that died and left one.
+
+It is loaded without running what is in it, and read a part at a time: a checkpoint may be larger than the memory.
+"""
 
 from __future__ import annotations
 
 import math
+import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lightning_hooks.checkpoints.load import load_checkpoint
-from lightning_hooks.checkpoints.numbers import TensorNumbers, read_numbers, unread
 from lightning_hooks.declare.kinds import Severity, gravity
 from lightning_hooks.hooks.values import read_number
+
+MOST_NAMED = 5
+
+
+def load_checkpoint(path: Path) -> Any:
+    """Load a file that ``torch.save`` wrote, on the CPU, with ``weights_only=True``: tensors and plain types, and no code.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If the file needs more than that, or is no checkpoint; with what to do.
+        OSError: If it cannot be read.
+    """
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder. A sharded checkpoint has to be put together first: python -m lightning.pytorch.utilities."
+            "consolidate_checkpoint FOLDER, or torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+        )
+    zipped = zipfile.is_zipfile(path)
+    try:
+        _check_size(path, zipped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, on formats that it wrote earlier
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except pickle.UnpicklingError as error:
+        needed = _needed(path, str(error), zipped)
+        if not needed:
+            raise ValueError(_unreadable(path, error)) from error
+        raise ValueError(
+            f"{path} is not loaded: next to tensors and plain types it holds {needed}, and loading that can run any code. If you "
+            "trust who wrote it, save it without: c = torch.load(FILE, weights_only=False), then torch.save({key: c[key] for key "
+            "in ('state_dict', 'optimizer_states') if key in c}, NEW_FILE), and check NEW_FILE."
+        ) from error
+    except Exception as error:  # a damaged file can make torch raise anything
+        raise ValueError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    text = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the doc")[0]
+    text = " ".join(text.split()) or "it is empty, or cut off"
+    return f"{path} cannot be read as a checkpoint: {type(error).__name__}: {text[:160]}. Expected a file that torch.save wrote."
+
+
+def _check_size(path: Path, zipped: bool) -> None:
+    """Check that what a file holds is not larger than the file: ``torch.save`` does not compress."""
+    if not zipped:
+        return
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > path.stat().st_size:
+        raise ValueError(f"its {path.stat().st_size} bytes unpack to {size}")
+
+
+def _needed(path: Path, text: str, zipped: bool) -> str:
+    """The names of the classes and functions that a file needs; empty where none is known."""
+    found: list[str] = []
+    list_globals = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch 2.5 and later
+    if zipped and list_globals is not None:
+        try:
+            found = list_globals(path)
+        except Exception:  # noqa: BLE001  of a damaged file
+            found = []
+    found = found or re.findall(r"GLOBAL ([\w.]+)", text)
+    names = list(dict.fromkeys(name[:100] for name in found))
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+CHUNK = 1 << 22
+"""Numbers that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNumbers:
+    """What is in a tensor.
+
+    Attributes:
+        nans: How many numbers are NaN.
+        infinite: How many are infinite.
+        first: The index of the first that is not finite; None where all are.
+        constant: The number that all are; None where they differ or are not finite, and for a single number.
+        zero_rows: How many rows (along the first dimension) are zero; 0 for a tensor of fewer than two dimensions.
+        rows: How many rows it has.
+    """
+
+    nans: int
+    infinite: int
+    first: tuple[int, ...] | None
+    constant: float | None
+    zero_rows: int
+    rows: int
+
+
+def unread(tensor: Tensor) -> str:
+    """Why a tensor is not looked at; empty if it is."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "it is sparse or quantized"
+    if tensor.is_meta:
+        return "it has no numbers"
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return "it repeats the numbers that the file holds"
+    return ""
+
+
+@torch.no_grad()
+def read_numbers(tensor: Tensor) -> TensorNumbers:
+    """Read a strided floating-point or complex tensor that is not empty."""
+    nans = infinite = done = 0
+    first: int | None = None
+    low, high = float("inf"), float("-inf")
+    rows = len(tensor) if tensor.dim() > 1 else 1
+    used = torch.zeros(rows, dtype=torch.bool)
+    for start, part in _parts(tensor):
+        finite = part.isfinite()
+        if not bool(finite.all()):
+            bad = ~finite
+            nans += int(part.isnan().sum())
+            infinite += int(part.isinf().sum())
+            first = done + int(bad.flatten().nonzero()[0]) if first is None else first
+        low, high = min(low, float(part.min())), max(high, float(part.max()))
+        used[start : start + len(part)] |= (part != 0).any(-1)
+        done += part.numel()
+    sound = not nans and not infinite and tensor.numel() > 1 and not tensor.is_complex()
+    constant = low if sound and low == high else None
+    index = None if first is None else _index(first, tensor.shape)
+    return TensorNumbers(nans, infinite, index, constant, int((~used).sum()) if tensor.dim() > 1 else 0, rows)
+
+
+def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a tensor as matrices of float32 or float64, each with its first row, or parts of rows longer than a chunk."""
+    rows = tensor.reshape(len(tensor), -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
+    height = max(1, CHUNK // rows.shape[1])
+    for start in range(0, len(rows), height):
+        for left in range(0, rows.shape[1], CHUNK):
+            part = rows[start : start + height, left : left + CHUNK]
+            if part.is_complex():
+                yield start, torch.view_as_real(part.to(torch.complex128)).abs().amax(-1)
+            else:
+                yield start, part.to(torch.float64 if part.dtype == torch.float64 else torch.float32)
+
+
+def _index(place: int, shape: torch.Size) -> tuple[int, ...]:
+    """The index of a number by its place in the order of memory."""
+    index: list[int] = []
+    for size in reversed(shape):
+        place, rest = divmod(place, size)
+        index.append(rest)
+    return tuple(reversed(index))
+
 
 MOST_SHOWN = 30
 LONGEST_NAME = 120

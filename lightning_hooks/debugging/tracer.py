@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.breaks import Breakpoint, HookBreakError
-from lightning_hooks.debugging.silence import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.breaks import Breakpoint, Evidence, HookBreakError, why_no_call, why_no_gradient
 from lightning_hooks.debugging.trace import MAX_CALLS, CallRecord, TensorInfo, Trace, describe
 from lightning_hooks.debugging.watcher import Watcher, in_backward, uncompiled
 from lightning_hooks.hooks import HookManager, float_tensors, guarded

@@ -16,7 +16,7 @@ from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.statistics.histograms import Histogram, HistogramTable
 from lightning_hooks.statistics.reduction import added, largest
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
-from lightning_hooks.trackers.layout import Layout
+from lightning_hooks.trackers.tracker import Layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.diagnostics.attention.report import AttentionReport
+from lightning_hooks.diagnostics.attention.table import AttentionReport
 from lightning_hooks.diagnostics.calls.precision import PrecisionStats
 from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
@@ -33,7 +33,7 @@ from lightning_hooks.diagnostics.optimizer.report import OptimizerStats
 from lightning_hooks.diagnostics.ranks.table import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
-from lightning_hooks.diagnostics.routers.report import RouterReport
+from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.diagnostics.setup.report import ModelSetup
 from lightning_hooks.quantization import ActivationRange

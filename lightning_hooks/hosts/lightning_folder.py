@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.names import safe_path
+from lightning_hooks.trackers.console import safe_path
 
 
 class TemporaryFolder:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 from lightning_hooks.lazy import names_from
 
 if TYPE_CHECKING:
-    from lightning_hooks.plots.attention import attention_heads
     from lightning_hooks.plots.clip import clip_history
     from lightning_hooks.plots.flow import gradient_flow, update_ratios
     from lightning_hooks.plots.heat import dead_units, heatmap
     from lightning_hooks.plots.histograms import colourful_dimension
     from lightning_hooks.plots.maps import cam_figure, feature_map
+    from lightning_hooks.plots.picture import attention_heads, expert_load, residual_stream
     from lightning_hooks.plots.profile import layer_times
-    from lightning_hooks.plots.residual import residual_stream
-    from lightning_hooks.plots.routers import expert_load
 
 __all__ = [
     "attention_heads",
@@ -37,20 +35,12 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     {
-        "attention": ("attention_heads",),
         "clip": ("clip_history",),
-        "flow": (
-            "gradient_flow",
-            "update_ratios",
-        ),
-        "heat": (
-            "dead_units",
-            "heatmap",
-        ),
+        "flow": ("gradient_flow", "update_ratios"),
+        "heat": ("dead_units", "heatmap"),
         "histograms": ("colourful_dimension",),
         "maps": ("cam_figure", "feature_map"),
+        "picture": ("attention_heads", "expert_load", "residual_stream"),
         "profile": ("layer_times",),
-        "residual": ("residual_stream",),
-        "routers": ("expert_load",),
     },
 )

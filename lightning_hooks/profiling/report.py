@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_hooks.declare.plain import PlainReport
-from lightning_hooks.profiling.graph import BACKWARD, FORWARD, OTHER, RECOMPUTE
+from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE
 from lightning_hooks.profiling.tracer import TracedStep
 
 LIMIT = 512

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
-from lightning_hooks.profiling.graph import OTHER
+from lightning_hooks.profiling.clock import OTHER
 from lightning_hooks.profiling.report import ProfileReport, StepSamples
 from lightning_hooks.profiling.tracer import StepTracer
 

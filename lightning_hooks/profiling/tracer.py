@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.hooks import Faults, Listener, guarded, tensors_in
-from lightning_hooks.profiling.clock import clock_for
-from lightning_hooks.profiling.graph import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place
+from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place, clock_for
 
 
 @dataclass(slots=True)

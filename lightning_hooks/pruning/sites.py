@@ -16,8 +16,7 @@ from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, s
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites
 from lightning_hooks.pruning.report import PrunedUnits
-from lightning_hooks.pruning.units import Layout, activity_sums, known_units
-from lightning_hooks.pruning.weights import producer_of
+from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.units import layouts
 

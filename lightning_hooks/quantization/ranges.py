@@ -11,8 +11,15 @@ from torch import Tensor
 
 from lightning_hooks.hooks.checks import check_choice, check_count, check_optional_integer
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
-from lightning_hooks.quantization.range_histograms import add_values, least_error_range, moved, percentile_range
-from lightning_hooks.quantization.scales import ActivationRange, ChannelRange, quantization_parameters
+from lightning_hooks.quantization.scales import (
+    ActivationRange,
+    ChannelRange,
+    add_values,
+    least_error_range,
+    moved,
+    percentile_range,
+    quantization_parameters,
+)
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex

@@ -7,8 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from lightning_hooks.run_report.numerals import DASH, number, percent
-from lightning_hooks.trackers.console import visible
-from lightning_hooks.trackers.names import markdown_text
+from lightning_hooks.trackers.console import markdown_text, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

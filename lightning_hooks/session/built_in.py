@@ -12,8 +12,7 @@ from lightning_hooks.alerts import RULES, AttentionReport, FeatureReport, Router
 from lightning_hooks.declare.rulebook import instance_of, readers
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
-from lightning_hooks.diagnostics.routers.collector import RouterCollector
-from lightning_hooks.diagnostics.routers.sites import find_routers
+from lightning_hooks.diagnostics.routers.collector import RouterCollector, find_routers
 from lightning_hooks.session.logged import of_each
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Rules, Settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tracker import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

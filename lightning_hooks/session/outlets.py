@@ -14,9 +14,8 @@ from lightning_hooks.run_report.run import Run, run_name
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.so_far import run_report
-from lightning_hooks.sinks.address import FORM, VARIABLE, Address
 from lightning_hooks.sinks.notebook import LivePage
-from lightning_hooks.sinks.webhook import Webhook
+from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
 
 _warn = partial(info, level=logging.WARNING)
 

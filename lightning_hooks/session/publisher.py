@@ -19,8 +19,8 @@ from lightning_hooks.session.drawing_thread import DrawingThread
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.publishing import MOST_PICTURED, evenly
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.layout import Chart, Lines, training_charts
-from lightning_hooks.trackers.names import markdown_text
+from lightning_hooks.trackers.console import markdown_text
+from lightning_hooks.trackers.tracker import Chart, Lines, training_charts
 
 if TYPE_CHECKING:
     from lightning_hooks.declare.collector import Figures

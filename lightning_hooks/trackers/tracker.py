@@ -1,16 +1,166 @@
-"""What a tracker can show. This one, for any Lightning logger: scalars, and nothing else."""
+"""What a tracker can show. This one, for any Lightning logger: scalars, and nothing else.
+
+Pictures are encoded once for all trackers; charts of many curves are what TensorBoard calls Custom Scalars.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from lightning_hooks.trackers.layout import Layout
-from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.plots.canvas import Figure
+
+PALETTE = 256
+"""Colours a figure is reduced to: a third of the bytes, and no eye sees it in a plot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG."""
+
+    png: bytes  # the file's bytes
+    width: int  # in pixels
+    height: int  # in pixels
+
+    @classmethod
+    def of_figure(cls, figure: Figure) -> Picture:
+        """Draw a matplotlib figure, without pyplot and its global state."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from PIL import Image
+
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()))
+        paper = Image.new("RGBA", drawn.size, "white")
+        whole = Image.alpha_composite(paper, drawn).convert("RGB")
+        # Of all colours, not of the commonest: an alert's mark is few pixels, and must keep its colour.
+        return _encoded(whole.quantize(PALETTE, Image.Quantize.MAXCOVERAGE))
+
+    @classmethod
+    def of_array(cls, image: np.ndarray) -> Picture:
+        """Encode an array, uint8 of shape ``(height, width, 3)``.
+
+        Raises:
+            ImportError: If Pillow is not installed.
+            ValueError: If it is of another type or shape.
+        """
+        image = np.asarray(image)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"image must be uint8 of shape (height, width, 3); got {image.dtype} of shape {image.shape}.")
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise ImportError("Pictures need Pillow: pip install pillow.") from error
+        return _encoded(Image.fromarray(image))
+
+    def array(self) -> np.ndarray:
+        """Decode it: uint8 of shape ``(height, width, 3)``."""
+        from PIL import Image
+
+        return np.asarray(Image.open(BytesIO(self.png)).convert("RGB"))
+
+
+def _encoded(image: Any) -> Picture:
+    buffer = BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return Picture(buffer.getvalue(), image.width, image.height)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A chart with a line for each tag that matches.
+
+    Attributes:
+        patterns: Regular expressions, matched from a tag's start.
+    """
+
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A chart with a line and a band around it."""
+
+    value: str  # the line's tag
+    lower: str  # the band's lower side
+    upper: str  # its upper side
+
+
+Chart = Lines | Band
+Layout = Mapping[str, Mapping[str, Chart]]
+"""Category to title to chart."""
+
+_USUAL = {
+    "loss": r"(?!features/|gradient_flow/|gradient_clip/|loss/(std|last|nonfinite_steps)$).*[Ll]oss.*",
+    "learning rate": r"(lr-|lr$|learning_rate).*",
+}
+
+MOST_BANDS = 24
+"""Layers that get a chart of their own."""
+LONGEST_PATTERN = 4000
+"""A browser asks for a pattern's curves in an address, and servers take no long ones."""
+
+
+def training_charts(logged: Collection[str]) -> dict[str, Chart]:
+    """Charts of what is logged under the usual names: losses and learning rates.
+
+    Args:
+        logged: The tags that were logged so far.
+    """
+    return {title: Lines((pattern,)) for title, pattern in _USUAL.items() if any(re.match(pattern, tag) for tag in logged)}
+
+
+def by_statistic(prefix: str, statistics: Sequence[str], sites: Collection[str] = (), noun: str = "") -> dict[str, Chart]:
+    """A chart per statistic with a line for each site.
+
+    Args:
+        prefix: What the tags begin with.
+        statistics: What they end with.
+        sites: Only these; none, or more than a pattern can name, for all but the alert counts.
+        noun: What the sites are, for the titles.
+    """
+    pattern = any_of(sites) if sites else ""
+    if not 0 < len(pattern) <= LONGEST_PATTERN:
+        pattern = "(?!alerts/).+"
+    return {
+        f"{statistic} of {noun}" if noun else statistic: Lines((f"{re.escape(prefix)}/{pattern}/{re.escape(statistic)}$",))
+        for statistic in statistics
+    }
+
+
+def of_model(prefix: str, statistics: Sequence[str]) -> dict[str, Chart]:
+    """A chart per statistic with its median over the sites and its worst value; one of all shares, some of which may stay at 0."""
+    shares = [statistic for statistic in statistics if statistic.endswith(("_fraction", "_rows"))]
+    lines = {statistic: re.escape(statistic) for statistic in statistics if statistic not in shares}
+    if shares:
+        lines["shares"] = any_of(shares)
+    return {
+        f"{title}: median and worst": Lines((f"{re.escape(prefix)}/model/{pattern}_(median|worst)$",))
+        for title, pattern in lines.items()
+    }
+
+
+def margins(prefix: str, sites: Sequence[str]) -> dict[str, Chart]:
+    """A chart per site: the mean between the least and the largest; of sites spread evenly, where there are many."""
+    step = -(-len(sites) // MOST_BANDS) or 1
+    return {site: Band(f"{prefix}/{site}/mean", f"{prefix}/{site}/min", f"{prefix}/{site}/max") for site in sites[::step]}
+
+
+def any_of(names: Collection[str]) -> str:
+    """A pattern for exactly these names, which says once what several have before their last dot."""
+    ends: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        parent, dot, last = name.rpartition(".")
+        ends.setdefault(parent + dot, []).append(re.escape(last))
+    return "(" + "|".join(f"{re.escape(parent)}({'|'.join(last)})" for parent, last in ends.items()) + ")"
+
 
 Histogram = tuple[Sequence[float], Sequence[float]]
 """Edges, and counts, one less: ``counts[i]`` values lie between ``edges[i]`` and ``edges[i + 1]``."""

@@ -11,13 +11,8 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.trackers.csv import CSVTracker
-from lightning_hooks.trackers.layout import Layout
-from lightning_hooks.trackers.mlflow import MLflowTracker
-from lightning_hooks.trackers.picture import Picture
-from lightning_hooks.trackers.tensorboard import TensorBoardTracker
-from lightning_hooks.trackers.tracker import Histogram, Tracker
-from lightning_hooks.trackers.wandb import WandbTracker
+from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
+from lightning_hooks.trackers.tracker import Histogram, Layout, Picture, Tracker
 
 ADAPTERS: tuple[type[Tracker], ...] = (TensorBoardTracker, WandbTracker, MLflowTracker, CSVTracker)
 

@@ -298,7 +298,7 @@ def test_a_fault_warns_once_and_training_continues(monkeypatch: pytest.MonkeyPat
     def fail(*args: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("lightning_hooks.profiling.graph.NodeMap.claim", fail)
+    monkeypatch.setattr("lightning_hooks.profiling.clock.NodeMap.claim", fail)
     models = []
     for callbacks in ([], [LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False)]):
         torch.manual_seed(0)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.diagnostics.attention.heads import Head, product_heads
-from lightning_hooks.diagnostics.attention.report import AttentionStats
-from lightning_hooks.diagnostics.attention.table import AttentionTable, heads_of, most_heads
+from lightning_hooks.diagnostics.attention.table import AttentionStats, AttentionTable, heads_of, most_heads
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.hosts.fabric import FabricLoop
 from tests.support.models import hook_counts

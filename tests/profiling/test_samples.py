@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from lightning_hooks.profiling import report as reports
-from lightning_hooks.profiling.graph import FORWARD, OTHER, Place
+from lightning_hooks.profiling.clock import FORWARD, OTHER, Place
 from lightning_hooks.profiling.report import StepSamples
 from lightning_hooks.profiling.tracer import Tally, TracedStep
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.ao.quantization import HistogramObserver, MinMaxObserver, MovingAverageMinMaxObserver, PerChannelMinMaxObserver
 
 from lightning_hooks.quantization import RangeTable, quantization_parameters
-from lightning_hooks.quantization import range_histograms as rh
+from lightning_hooks.quantization import scales as rh
 from lightning_hooks.quantization.ranges import finite_extremes
 from lightning_hooks.statistics.reduction import merge_ranks
 

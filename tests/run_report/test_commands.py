@@ -18,7 +18,7 @@ from lightning_hooks.run_report.files import write_health, write_whole
 from lightning_hooks.run_report.lines import FOLDER
 from lightning_hooks.run_report.page import health_markdown
 from lightning_hooks.run_report.rendering import environment
-from lightning_hooks.trackers.names import markdown_text
+from lightning_hooks.trackers.console import markdown_text
 from tests.support.made_reports import HOSTILE, layer_names
 
 ROOT = Path(__file__).parents[2]

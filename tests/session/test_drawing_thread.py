@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hooks.session.drawing_thread import MOST_WAITING, DrawingThread
-from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tracker import Picture
 
 
 class Kept:

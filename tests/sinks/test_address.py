@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from lightning_hooks import TrainingMonitor
-from lightning_hooks.sinks.address import Address
+from lightning_hooks.sinks.webhook import Address
 
 SECRET = "https://hooks.slack.com/services/T0SECRET/B0SECRET"
 

@@ -14,9 +14,9 @@ import pytest
 from werkzeug.test import Client
 
 from lightning_hooks.__main__ import main
-from lightning_hooks.sinks import serve as serving
-from lightning_hooks.sinks.serve import HealthServer
+from lightning_hooks.sinks.tab import answers as serving
 from lightning_hooks.sinks.tab import plugin as plugin_module
+from lightning_hooks.sinks.tab.answers import HealthServer
 from lightning_hooks.sinks.tab.plugin import HealthPlugin, log_directories
 
 ROOT = Path(__file__).parents[2]

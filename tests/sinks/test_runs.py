@@ -13,7 +13,7 @@ import pytest
 from lightning_hooks.run_report import judge, read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.names import KnownNames
-from lightning_hooks.sinks.tab import folders, run_file, view
+from lightning_hooks.sinks.tab import run_file, view
 from lightning_hooks.sinks.tab.answers import PATHS, answer
 from lightning_hooks.sinks.tab.run_file import RunFile
 from lightning_hooks.sinks.tab.runs import Runs
@@ -285,7 +285,7 @@ def test_a_file_without_permission_is_a_sentence(make_run, logs):
 def test_a_large_directory_is_searched_as_far_as_there_is_time(make_run, logs, monkeypatch):
     for number in range(4):
         make_run(f"run_{number}", epochs=1)
-    monkeypatch.setattr(folders, "MOST_RUNS", 2)
+    monkeypatch.setattr("lightning_hooks.sinks.tab.runs.MOST_RUNS", 2)
     runs = Runs({"": logs})
     assert len(listed(runs)) == 2
     assert asked(runs, "/runs")[1]["notes"] == ["Only the first 2 runs are listed: the log directory is large."]
@@ -378,7 +378,7 @@ for path, query in (
 ):
     found = answer(runs, path, query)
     assert found.status == 200, (path, found.content)
-import lightning_hooks.sinks.serve
+import lightning_hooks.sinks.tab.answers
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

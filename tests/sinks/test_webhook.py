@@ -8,8 +8,7 @@ import pytest
 
 from lightning_hooks import Alert
 from lightning_hooks.sinks import webhook
-from lightning_hooks.sinks.address import Address
-from lightning_hooks.sinks.webhook import Webhook, post
+from lightning_hooks.sinks.webhook import Address, Webhook, post
 from tests.support.tensorboard_server import wait_for
 from tests.support.web_server import answers, web_server
 

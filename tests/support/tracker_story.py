@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.layout import Band, Lines
+from lightning_hooks.trackers.tracker import Band, Lines
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SCALARS = {"features/net.0/rms": 1.5, "features/net.0/mean": math.nan, "gradient_clip/rate": 0.25}

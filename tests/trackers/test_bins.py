@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hooks.trackers.csv import QUANTILES, quantiles
+from lightning_hooks.trackers.adapters import QUANTILES, quantiles
 from lightning_hooks.trackers.tracker import coarsened
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.csv import CSVTracker
+from lightning_hooks.trackers.adapters import CSVTracker
 from tests.support.tracker_story import (
     COLUMNS,
     HOSTILE_TAGS,

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hooks.trackers.layout import LONGEST_PATTERN, MOST_BANDS, Band, Lines, any_of, by_statistic, margins
+from lightning_hooks.trackers.tracker import LONGEST_PATTERN, MOST_BANDS, Band, Lines, any_of, by_statistic, margins
 from tests.support.made_reports import HOSTILE, layer_names
 
 NAMES = st.text(alphabet="ab.|*", max_size=4) | st.sampled_from(HOSTILE)

@@ -13,8 +13,8 @@ import pytest
 
 from lightning_hooks import monitors
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.mlflow import MLflowTracker
-from lightning_hooks.trackers.names import metric_name, safe_path
+from lightning_hooks.trackers.adapters import MLflowTracker
+from lightning_hooks.trackers.console import metric_name, safe_path
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.tracker_story import (
     COLUMNS,
@@ -108,7 +108,7 @@ def test_a_table_is_one_that_mlflow_loads_and_grows_by_step(run: Any) -> None:
 
 
 def test_without_pandas_a_table_is_a_file_a_step(store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lightning_hooks.trackers.mlflow.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_hooks.trackers.adapters.find_spec", lambda name: None)
     logger, faults = logger_in(store, "lightning.pytorch"), Faults()
     Trackers([logger], faults).table("sites", COLUMNS, ROWS, 7)
     assert faults == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_hooks.trackers.names import markdown_table, markdown_text, metric_name, safe_path
+from lightning_hooks.trackers.console import markdown_table, markdown_text, metric_name, safe_path
 from tests.support.made_reports import HOSTILE
 
 NAMES = st.text(max_size=120) | st.sampled_from(HOSTILE) | st.text(alphabet="./\\ab", max_size=12)

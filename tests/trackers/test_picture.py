@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from lightning_hooks.trackers.picture import Picture
+from lightning_hooks.trackers.tracker import Picture
 
 
 def test_a_mark_of_few_pixels_keeps_its_colour() -> None:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.tensorboard import TensorBoardTracker
+from lightning_hooks.trackers.adapters import TensorBoardTracker
 from tests.support.tracker_story import (
     COLUMNS,
     EDGES,

@@ -15,8 +15,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_hooks.trackers import Tracker, Trackers
-from lightning_hooks.trackers.csv import CSVTracker
-from lightning_hooks.trackers.tensorboard import TensorBoardTracker
+from lightning_hooks.trackers.adapters import CSVTracker, TensorBoardTracker
 from tests.support.models import Collecting
 from tests.support.tracker_story import PACKAGES, SCALARS, STEPS, Faults, figure, image, write_all
 
@@ -46,7 +45,7 @@ def test_it_is_not_asked_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = Trackers([Collecting()], Faults())
     assert not trackers.shows_pictures
     drawn = figure()
-    monkeypatch.setattr("lightning_hooks.trackers.picture.Picture.of_figure", lambda figure: pytest.fail("drawn for nobody"))
+    monkeypatch.setattr("lightning_hooks.trackers.tracker.Picture.of_figure", lambda figure: pytest.fail("drawn for nobody"))
     trackers.figure("a", drawn, 1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_hooks.trackers import Trackers
-from lightning_hooks.trackers.wandb import WandbTracker
+from lightning_hooks.trackers.adapters import WandbTracker
 from tests.support.offline_wandb import read_run
 from tests.support.tracker_story import (
     COLUMNS,

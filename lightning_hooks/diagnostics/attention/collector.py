@@ -18,11 +18,17 @@ from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.scalars import stat_scalars
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
-from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats
-from lightning_hooks.diagnostics.attention.table import MOST_SITES, AttentionTable, heads_of, most_heads
+from lightning_hooks.diagnostics.attention.table import (
+    MOST_SITES,
+    AttentionReport,
+    AttentionStats,
+    AttentionTable,
+    heads_of,
+    most_heads,
+)
 from lightning_hooks.diagnostics.reports import Report
 from lightning_hooks.trackers import Table
-from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
+from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
     from lightning_hooks.declare.collector import Figures

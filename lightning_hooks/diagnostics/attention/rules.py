@@ -9,7 +9,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind, Node, Severity
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.attention.report import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

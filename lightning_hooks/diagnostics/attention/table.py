@@ -1,19 +1,165 @@
-"""The table of attention: a line for each head of each site, of one size on every rank."""
+"""Attention of one window: the table, a line for each head of each site, of one size on every rank, and its named numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.diagnostics.attention.heads import Head
-from lightning_hooks.diagnostics.attention.report import N_LINE, AttentionStats, HeadLine, attention_stats
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.plain import PlainReport
+from lightning_hooks.diagnostics.attention.heads import N_HEAD, Head
 from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, added, largest, paired
 from lightning_hooks.statistics.rows import lasting
+
+
+class HeadLine(IntEnum):
+    """What a line of a table holds of one head next to :class:`~lightning_hooks.diagnostics.attention.heads.Head`."""
+
+    CALLS = N_HEAD
+    HALF_CALLS = N_HEAD + 1  # calls in half precision
+    BEGIN = N_HEAD + 2  # the largest logit of the window's first call; -inf before
+    END = N_HEAD + 3  # that of its last call
+
+
+N_LINE = N_HEAD + len(HeadLine)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStats:
+    """One head of attention over the query rows that were looked at, all ranks pooled.
+
+    Attributes:
+        max_logit: The largest logit, scale times q·k, of a key that is not masked; NaN if there was none.
+        entropy: Mean over rows of the entropy of the probabilities over its maximum, the logarithm of the number of keys that the
+            row may attend to, in [0, 1]; NaN if no row had two.
+        first_token_share: Mean over the same rows of the probability of the first key, in [0, 1].
+        masked_rows: Share of rows that may attend to no key, in [0, 1].
+        nonfinite_rows: Share of rows with NaN or an infinite value in their logits or outputs, in [0, 1].
+    """
+
+    max_logit: float
+    entropy: float
+    first_token_share: float
+    masked_rows: float
+    nonfinite_rows: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStats:
+    """One site of attention in the sampled batches of a window, all ranks pooled.
+
+    Of each call at most 64 query rows are looked at: all where there are fewer, else evenly spaced ones.
+
+    Attributes:
+        calls: How often it was called.
+        rows: Query rows that were looked at, of each head.
+        heads: The same numbers for each head, the first 128.
+        max_logit: The largest logit of all heads; NaN if there was none.
+        entropy: Mean over heads of the entropy over its maximum, in [0, 1]: 0 for one key, 1 for all keys alike.
+        first_token_share: Mean over heads of the probability of the first key, in [0, 1].
+        masked_rows: Share of rows that may attend to no key, of the head with most, in [0, 1].
+        nonfinite_rows: Share of rows with NaN or an infinite value in their logits or outputs, of the head with most, in [0, 1].
+        masked_nonfinite_rows: Share of rows that may attend to no key and give NaN, of the head with most, in [0, 1].
+        masked_samples: Share of samples none of whose rows may attend to any key, of the head with most, in [0, 1].
+        begin_max_logit: The largest logit of the window's first call.
+        end_max_logit: That of its last call.
+        half_precision: Whether it was called in bfloat16 or float16.
+    """
+
+    calls: int
+    rows: int
+    heads: tuple[HeadStats, ...]
+    max_logit: float
+    entropy: float
+    first_token_share: float
+    masked_rows: float
+    nonfinite_rows: float
+    masked_nonfinite_rows: float = 0.0
+    masked_samples: float = 0.0
+    begin_max_logit: float = math.nan
+    end_max_logit: float = math.nan
+    half_precision: bool = False
+
+
+def attention_stats(lines: Sequence[Sequence[float]]) -> AttentionStats:
+    """Name the numbers of one site.
+
+    Args:
+        lines: One per head, as Python numbers; of at least one head, each with a call.
+    """
+    heads = tuple(map(_head_stats, lines))
+    return AttentionStats(
+        calls=int(max(line[HeadLine.CALLS] for line in lines)),
+        rows=int(max(line[Head.ROWS] for line in lines)),
+        heads=heads,
+        max_logit=_largest([head.max_logit for head in heads]),
+        entropy=_mean([head.entropy for head in heads]),
+        first_token_share=_mean([head.first_token_share for head in heads]),
+        masked_rows=max(head.masked_rows for head in heads),
+        nonfinite_rows=max(head.nonfinite_rows for head in heads),
+        masked_nonfinite_rows=max(_share(line[Head.MASKED_NONFINITE], line[Head.ROWS]) for line in lines),
+        masked_samples=max(_share(line[Head.MASKED_SAMPLES], line[Head.SAMPLES]) for line in lines),
+        begin_max_logit=_largest([_known(line[HeadLine.BEGIN]) for line in lines]),
+        end_max_logit=_largest([_known(line[HeadLine.END]) for line in lines]),
+        half_precision=any(line[HeadLine.HALF_CALLS] for line in lines),
+    )
+
+
+def _head_stats(line: Sequence[float]) -> HeadStats:
+    return HeadStats(
+        max_logit=_known(line[Head.MAX]),
+        entropy=_share(line[Head.ENTROPY], line[Head.JUDGED]),
+        first_token_share=_share(line[Head.FIRST], line[Head.JUDGED]),
+        masked_rows=_share(line[Head.MASKED], line[Head.ROWS]),
+        nonfinite_rows=_share(line[Head.NONFINITE], line[Head.ROWS]),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _known(logit: float) -> float:
+    return math.nan if logit == -math.inf else logit
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AttentionReport(PlainReport):
+    """Attention of one window.
+
+    Attributes:
+        sites: Site (``blocks.3.attn/sdpa``, ``blocks.3.attn/softmax``) to its statistics, in the order of their first call; only
+            sites that were called.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
+    """
+
+    epoch: int
+    step: int
+    sites: dict[str, AttentionStats]
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None
+
 
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads", "n_local_heads")
 """Attributes that hold the number of heads of a layer."""

@@ -23,7 +23,7 @@ from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
 from lightning_hooks.statistics.tables import Tables
 from lightning_hooks.trackers import Table
-from lightning_hooks.trackers.layout import Chart, Layout, Lines
+from lightning_hooks.trackers.tracker import Chart, Layout, Lines
 
 if TYPE_CHECKING:
     from lightning_hooks.declare.collector import Figures

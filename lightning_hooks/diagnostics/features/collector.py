@@ -31,7 +31,7 @@ from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable
 from lightning_hooks.trackers import Table, some
-from lightning_hooks.trackers.layout import Layout, by_statistic, of_model
+from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from lightning_hooks.diagnostics.loss.report import LOSS_STATS
 from lightning_hooks.diagnostics.reports import GradientFlowReport, Report
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers import Table, some
-from lightning_hooks.trackers.layout import Band, Chart, Layout, by_statistic, margins, of_model
+from lightning_hooks.trackers.tracker import Band, Chart, Layout, by_statistic, margins, of_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,15 +1,17 @@
-"""What routers and codebooks choose: how often each expert and each code is taken, and how sure a router is."""
+"""What routers and codebooks choose in a window: how often each expert and each code, and how sure a router is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.alert import Alert
+from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, added
 
@@ -301,3 +303,28 @@ def codebook_stats(row: Sequence[float]) -> CodebookStats | None:
 def _entropy(shares: Sequence[float]) -> float:
     """The entropy of shares that add up to 1, in nats."""
     return max(0.0, -sum(share * math.log(share) for share in shares if share))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RouterReport(PlainReport):
+    """Routers and codebooks of one window.
+
+    Attributes:
+        routers: Name of each router that ran to what it chose, in model order.
+        codebooks: Name of each quantiser that ran to the codes it chose, in model order.
+        silent: Routers and quantisers that never ran in a sampled batch, on any rank, or put out neither logits nor choices.
+        sampled_batches: Training batches that were sampled, on the rank with the most.
+        batches: Training batches of the window, on the rank with the most.
+    """
+
+    epoch: int
+    step: int
+    routers: dict[str, RouterStats]
+    codebooks: dict[str, CodebookStats] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    sampled_batches: int = 0
+    batches: int = 0
+    alerts: tuple[Alert, ...] = ()
+    overhead: float | None = field(default=None, compare=False, repr=False)
+    every_n_steps: int = 1
+    window: int | None = None

@@ -12,8 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import at_the_same_site
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.routers.report import RouterReport
-from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterStats
+from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

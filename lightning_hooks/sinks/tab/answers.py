@@ -1,11 +1,14 @@
-"""What the tab's page asks for, answered: the same for TensorBoard, for ``lightning-hooks serve`` and for a notebook."""
+"""Answers of the Health tab, and its page without TensorBoard: ``lightning-hooks serve LOGDIR``, on the loopback address only."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from lightning_hooks.sinks.tab.runs import Runs
 
@@ -93,3 +96,87 @@ ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/compare": _both,
 }
 PATHS = (*STATIC, *ANSWERS)
+
+
+HOST = "127.0.0.1"
+PORT = 6007
+PAGE = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    '<title>Health</title><link rel="icon" href="data:,"></head><body><script type="module" src="page.js"></script></body></html>'
+)
+SCRIPT = 'import {render} from "./index.js";\nrender();\n'
+OWN = {"/": Answer(200, "text/html", PAGE.encode()), "/page.js": Answer(200, "text/javascript", SCRIPT.encode())}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class HealthServer(ThreadingHTTPServer):
+    """Serves the runs of a log directory to this machine.
+
+    Args:
+        logdir: The log directory.
+        port: The port; 0 for any that is free.
+
+    Raises:
+        OSError: If the port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, logdir: Path, port: int = PORT) -> None:
+        self.runs = Runs({"": logdir})
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """What a browser opens."""
+        return f"http://{HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HealthServer
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer a request that names this machine: a page elsewhere whose name leads here gets nothing."""
+        names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        parts = urlsplit(self.path)
+        if self.headers.get("Host", "").lower() not in names:
+            found = Answer(403, "text/plain", b"The Host header is not this machine's.")
+        elif parts.path in OWN:
+            found = OWN[parts.path]
+        elif parts.path in PATHS:
+            found = answer(self.server.runs, parts.path, dict(parse_qsl(parts.query)))
+        else:
+            found = Answer(404, "text/plain", b"There is nothing here.")
+        self.send_response(found.status)
+        textual = "" if found.kind == "application/json" else "; charset=utf-8"
+        for header, value in {**HEADERS, "Content-Type": found.kind + textual, "Content-Length": str(len(found.content))}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        self.wfile.write(found.content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not printed."""
+
+
+def serve(logdir: Path, port: int) -> None:
+    """Serve a log directory until Ctrl-C.
+
+    Raises:
+        NotADirectoryError: If there is no such directory.
+        OSError: If the port is in use.
+    """
+    if not logdir.is_dir():
+        raise NotADirectoryError(f"there is no directory {logdir}; name the log directory of your runs, such as lightning_logs.")
+    with HealthServer(logdir, port) as server:
+        print(f"Health of the runs below {logdir}: {server.address} (Ctrl-C ends it)", flush=True)  # noqa: T201  a command prints
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

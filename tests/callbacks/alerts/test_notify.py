@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_hooks import TrainingMonitor, watch
 from lightning_hooks.alerts import AlertError
-from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 from lightning_hooks.session import listeners as listeners_module
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.reference import same_state

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_hooks import RouterMonitor, TrainingMonitor
 from lightning_hooks.alerts import RouterReport
-from lightning_hooks.diagnostics.routers.sites import chosen_codebooks, chosen_routers, find_routers
+from lightning_hooks.diagnostics.routers.collector import chosen_codebooks, chosen_routers, find_routers
 from lightning_hooks.plots import expert_load
 from tests.diagnostics.test_routing import check, reference
 from tests.support.architectures import ARCHITECTURES, ArchitectureModule, batches_of

@@ -16,7 +16,7 @@ import pytest
 
 import lightning_hooks
 from lightning_hooks import HookedCallback, monitors
-from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 
 ROOT = Path(__file__).parents[3]
 twin = pytest.importorskip("pytorch_lightning")

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_hooks import FeatureStatsMonitor, GradientClipper, monitors
 from lightning_hooks.alerts import Dead
 from lightning_hooks.callbacks.monitor import SessionCallback
-from lightning_hooks.callbacks.monitors_from_environment import MonitorsFromEnvironment
+from lightning_hooks.callbacks.training_monitor import MonitorsFromEnvironment
 from lightning_hooks.environment import callbacks_from_environment
 from lightning_hooks.run_report import read_run
 from tests.support.models import Classifier, hook_counts, loader, mlp, trainer
@@ -226,8 +226,8 @@ def test_a_wrong_file_is_one_warning_and_no_monitors(
 
 def test_monitors_that_cannot_be_imported_are_one_warning(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_HOOKS", "1")
-    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.monitors_from_environment", None)
-    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*monitors_from_environment"):
+    monkeypatch.setitem(sys.modules, "lightning_hooks.callbacks.training_monitor", None)
+    with pytest.warns(UserWarning, match="this run has no monitors, because of ModuleNotFoundError: .*training_monitor"):
         assert callbacks_from_environment() == []
 
 

@@ -1,1 +1,0 @@
-"""Monitors of what only some models have: attention, routers."""

@@ -1,0 +1,310 @@
+"""FeatureStatsMonitor, GradientFlowMonitor, GradientClipMonitor, and monitors(): all three as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from lightning.pytorch import Trainer
+from torch import nn
+from typing_extensions import override
+
+from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
+from lightning_hooks.callbacks.monitor import Monitor
+from lightning_hooks.declare.collector import Collector
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
+from lightning_hooks.diagnostics.features.collector import FeatureCollector
+from lightning_hooks.diagnostics.gradients.collector import GradientCollector
+from lightning_hooks.diagnostics.learning.report import LearningReport
+from lightning_hooks.hooks import ModuleSelector
+from lightning_hooks.hosts.lightning_api import callbacks_of
+from lightning_hooks.session.built_in import BuiltIn
+from lightning_hooks.session.member import Member
+from lightning_hooks.session.settings import (
+    CapsulePlace,
+    Histograms,
+    Learning,
+    Logged,
+    OnAlert,
+    ReportDir,
+    ReportEvery,
+    Rules,
+    Settings,
+    Summary,
+)
+from lightning_hooks.session.training_members import arguments_of_each
+
+
+class FeatureStatsMonitor(Monitor[FeatureReport]):
+    """Logs exact epoch statistics of module outputs, and finds dead, saturated, constant and non-finite layers.
+
+    Statistics pool every value of the sampled batches, of all calls and all ranks: they are those of the concatenated data, not
+    means of batch means. A unit of a rectifier counts as dead if it fired in no sampled batch of the epoch, on any rank.
+
+    Each epoch ``callback_metrics`` gets ``features/<module>/<stat>`` with stat one of mean, std, min, max, rms, zero_fraction,
+    nonfinite_fraction, and where they apply dead_fraction and saturated_fraction (NaN while a module is silent);
+    ``features/model/<stat>_median`` and ``features/model/<stat>_worst``, over all modules; and ``features/alerts/<kind>``, the
+    number of alerts. Loggers get what ``logged`` says.
+
+    Calls of functions are sites as modules are: ``blocks.3.attn/sdpa``, ``mlp/relu``, ``relu_1`` for the second call of the model
+    itself.
+
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, for outputs of modules and functions alone. ``report`` is
+    the last epoch's :class:`~lightning_hooks.alerts.FeatureReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import FeatureStatsMonitor
+        >>> trainer = Trainer(callbacks=[FeatureStatsMonitor(modules="encoder.*", every_n_steps=1)], logger=False)
+    """
+
+    collector: ClassVar[type[Collector[Any]]] = FeatureCollector
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        logged: Logged = "auto",
+        max_overhead: float | None = None,
+        report_dir: ReportDir = "auto",
+        histograms: Histograms = False,
+        figures: bool | int = False,
+        check_every_n_steps: int | None = None,
+        progress_bar: bool = False,
+        functional: bool = True,
+    ) -> None:
+        self._built_in = BuiltIn(
+            Settings(
+                modules=modules,
+                every_n_steps=every_n_steps,
+                report_every_n_steps=report_every_n_steps,
+                on_alert=on_alert,
+                rules=rules,
+                summary=summary,
+                logged=logged,
+                max_overhead=max_overhead,
+                report_dir=report_dir,
+                histograms=histograms,
+                figures=figures,
+                check_every_n_steps=check_every_n_steps,
+                progress_bar=progress_bar,
+                functional=functional,
+            )
+        )
+        super().__init__(self._built_in.own)
+
+    @property
+    @override
+    def members(self) -> Sequence[Member]:
+        return (self.member, *self._built_in.members)
+
+    @override
+    def joining(self, trainer: Trainer | None, model: nn.Module) -> Sequence[Member]:
+        listed = () if trainer is None else {type(callback).__name__ for callback in callbacks_of(trainer)}
+        return (self.member, *self._built_in.joining(model, listed))
+
+    @property
+    def attention(self) -> AttentionReport | None:
+        """The latest report of attention; None before the first, and where the model has none or an AttentionMonitor reports it."""
+        return self._built_in.attention_report
+
+    @property
+    def routers(self) -> RouterReport | None:
+        """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
+        return self._built_in.router_report
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **{member.kind.prefix: member.state_dict() for member in self._built_in.members}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for member in self._built_in.members:
+            if member.kind.prefix in state_dict:
+                member.load_state_dict(state_dict[member.kind.prefix])
+
+
+class GradientFlowMonitor(Monitor[GradientFlowReport]):
+    """Logs the gradients at module outputs and of parameters, and finds where they vanish, explode, stop or break.
+
+    At modules: tensor hooks set from a forward hook, so models with in-place operations and any kind of output are fine. Of
+    parameters: ``.grad`` at the optimizer step: reduced over ranks, accumulated, unscaled, before clipping; with the ratio of
+    update to weight. Steps that a loss scaler skips do not count.
+
+    Each epoch ``callback_metrics`` gets ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
+    nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
+    missing_steps, update_ratio, weight_norm, …), of each optimizer ``gradient_flow/0-Adam/<stat>`` (lr, update_rms, instability,
+    stale_fraction), ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and
+    ``…_worst`` (rms of modules, norm and update_ratio of parameters) with ``model/rms_min`` and ``model/rms_max``, and
+    ``gradient_flow/alerts/<kind>``. NaN where nothing was measured. Loggers get what ``logged`` says.
+
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, for gradients alone: ``modules`` chooses where the
+    gradient at an output is recorded, parameters are always all observed, at the first optimizer step at or after each sampled
+    batch.
+    ``report`` is the last epoch's :class:`~lightning_hooks.alerts.GradientFlowReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientFlowMonitor
+        >>> trainer = Trainer(callbacks=[GradientFlowMonitor(on_alert="warn")], logger=False)
+    """
+
+    collector: ClassVar[type[Collector[Any]]] = GradientCollector
+
+    def __init__(
+        self,
+        *,
+        modules: ModuleSelector | None = None,
+        every_n_steps: int = 10,
+        report_every_n_steps: ReportEvery = "auto",
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        logged: Logged = "auto",
+        max_overhead: float | None = None,
+        report_dir: ReportDir = "auto",
+        histograms: Histograms = False,
+        figures: bool | int = False,
+        check_every_n_steps: int | None = None,
+        progress_bar: bool = False,
+        capsule: CapsulePlace = "auto",
+        max_capsule_mb: float = 200,
+        keep_batches: int = 0,
+        learning: Learning = False,
+    ) -> None:
+        super().__init__(
+            Settings(
+                modules=modules,
+                every_n_steps=every_n_steps,
+                report_every_n_steps=report_every_n_steps,
+                on_alert=on_alert,
+                rules=rules,
+                summary=summary,
+                logged=logged,
+                max_overhead=max_overhead,
+                report_dir=report_dir,
+                histograms=histograms,
+                figures=figures,
+                check_every_n_steps=check_every_n_steps,
+                progress_bar=progress_bar,
+                capsule=capsule,
+                max_capsule_mb=max_capsule_mb,
+                keep_batches=keep_batches,
+                learning=learning,
+            )
+        )
+
+    @property
+    def learning(self) -> LearningReport | None:
+        """What of the training learns, in the last report; None before the first, and with ``learning=False``."""
+        return None if self.report is None else self.report.learning
+
+
+class GradientClipMonitor(Monitor[ClipReport]):
+    """Logs the events of gradient clipping, whoever clips: Lightning, a ``configure_gradient_clipping`` of the user's, a callback.
+
+    At every optimizer step it compares the gradients' norms before clipping with those the step is taken with. It distinguishes
+    clipped, skipped (by a loss scaler) and non-finite steps, and names the parameters that caused the clips.
+
+    Logged each window: ``gradient_clip/<stat>`` (``gradient_clip/<optimizer>/<stat>`` where there are several optimizers)
+    with stat one of steps, clipped_steps, rate, norm_before, norm_before_max, norm_after, norm_after_max, coefficient,
+    nonfinite_steps, skipped_steps; and ``gradient_clip/alerts/<kind>``.
+
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`. ``report`` is the last window's
+    :class:`~lightning_hooks.alerts.ClipReport`; None before the first.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import GradientClipMonitor
+        >>> trainer = Trainer(callbacks=[GradientClipMonitor()], gradient_clip_val=1.0, logger=False)
+    """
+
+    collector: ClassVar[type[Collector[Any]]] = ClipCollector
+
+    def __init__(
+        self,
+        *,
+        report_every_n_steps: ReportEvery = "auto",
+        on_alert: OnAlert = "log",
+        rules: Rules = (),
+        summary: Summary = True,
+        report_dir: ReportDir = "auto",
+        figures: bool | int = False,
+        progress_bar: bool = False,
+    ) -> None:
+        super().__init__(
+            Settings(
+                report_every_n_steps=report_every_n_steps,
+                on_alert=on_alert,
+                rules=rules,
+                summary=summary,
+                report_dir=report_dir,
+                figures=figures,
+                progress_bar=progress_bar,
+            )
+        )
+
+
+def monitors(
+    *,
+    modules: ModuleSelector | None = None,
+    every_n_steps: int = 10,
+    report_every_n_steps: ReportEvery = "auto",
+    on_alert: OnAlert = "log",
+    rules: Rules = (),
+    summary: Summary = True,
+    logged: Logged = "auto",
+    max_overhead: float | None = None,
+    report_dir: ReportDir = "auto",
+    histograms: Histograms = False,
+    figures: bool | int = False,
+    check_every_n_steps: int | None = None,
+    progress_bar: bool = False,
+    functional: bool = True,
+    capsule: CapsulePlace = "auto",
+    max_capsule_mb: float = 200,
+    keep_batches: int = 0,
+    learning: Learning = False,
+) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
+    """Return feature statistics, gradient flow and clipping events as three callbacks.
+
+    The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, which is the same in one callback.
+
+    Returns:
+        A list for ``Trainer(callbacks=…)``.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_hooks import monitors
+        >>> trainer = Trainer(callbacks=monitors(), logger=False)
+    """
+    of_features, of_gradients, of_clipping = arguments_of_each(
+        modules=modules,
+        every_n_steps=every_n_steps,
+        report_every_n_steps=report_every_n_steps,
+        on_alert=on_alert,
+        rules=rules,
+        summary=summary,
+        logged=logged,
+        max_overhead=max_overhead,
+        report_dir=report_dir,
+        histograms=histograms,
+        figures=figures,
+        check_every_n_steps=check_every_n_steps,
+        progress_bar=progress_bar,
+        functional=functional,
+        capsule=capsule,
+        max_capsule_mb=max_capsule_mb,
+        keep_batches=keep_batches,
+        learning=learning,
+    )
+    features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
+    clipping = GradientClipMonitor(**of_clipping)
+    clipping.selection = features.selection  # so that a checkpoint distinguishes two lists
+    return [features, gradients, clipping]
