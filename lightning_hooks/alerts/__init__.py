@@ -13,9 +13,8 @@ from lightning_hooks.diagnostics.attention.table import AttentionReport, Attenti
 from lightning_hooks.diagnostics.batches import rules as batch_rules
 from lightning_hooks.diagnostics.batches.rules import *
 from lightning_hooks.diagnostics.calls import rules as call_rules
-from lightning_hooks.diagnostics.calls.precision import PrecisionStats
 from lightning_hooks.diagnostics.calls.rules import *
-from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
+from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.clipping_events import rules as clip_rules
 from lightning_hooks.diagnostics.clipping_events.rules import *
 from lightning_hooks.diagnostics.features import constant_rules
@@ -43,8 +42,8 @@ from lightning_hooks.diagnostics.nonfinite.rules import *
 from lightning_hooks.diagnostics.optimizer import learning_rules
 from lightning_hooks.diagnostics.optimizer import rules as optimizer_rules
 from lightning_hooks.diagnostics.optimizer.learning_rules import *
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.optimizer.rules import *
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import ClipReport, FeatureReport, GradientFlowReport, RangeReport
 from lightning_hooks.diagnostics.representations import rules as representation_rules
 from lightning_hooks.diagnostics.representations.rules import *

@@ -27,8 +27,7 @@ from lightning_hooks.extraction import (
     pooled,
 )
 from lightning_hooks.extraction.capture import check_output, check_pool, output_tensor
-from lightning_hooks.extraction.extracted import FORMATS, safetensors_for
-from lightning_hooks.extraction.merge import merge_ranks
+from lightning_hooks.extraction.extracted import FORMATS, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
 from lightning_hooks.hosts.lightning_api import callbacks_of, epoch_ends, log_step

@@ -18,14 +18,13 @@ from lightning_hooks.clipping import AGC, PerTensor, Value, make_policy
 from lightning_hooks.clipping.policies import FactorPolicy
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
-from lightning_hooks.diagnostics.clipping_events.tensor_clips import TensorClip, TensorClipCollector
+from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector, TensorClip, TensorClipCollector
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.hosts.lightning_api import loss_scaler
 from lightning_hooks.session.settings import OnAlert, ReportDir, ReportEvery, Rules, Settings, Summary
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.shards import whole_where_partial
+from lightning_hooks.statistics.weight_sample import whole_where_partial
 
 
 class GradientClipper(Monitor[ClipReport]):

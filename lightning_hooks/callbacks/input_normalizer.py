@@ -15,14 +15,13 @@ from typing_extensions import override
 from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.declare.warn import info
 from lightning_hooks.extraction import to_host
-from lightning_hooks.extraction.merge import gather
+from lightning_hooks.extraction.extracted import gather
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector
 from lightning_hooks.hooks.checks import check_count
 from lightning_hooks.hooks.selection import describe_selector
 from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.statistics.channels import merge_moments
 from lightning_hooks.transforms.inputs import InputStatistics, NormalizedInputs, NormalizeInput
-from lightning_hooks.transforms.normalization import given_numbers
+from lightning_hooks.transforms.normalization import given_numbers, merge_moments
 
 
 class InputNormalizer(EvaluatedCallback):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.kinds import Severity, gravity
-from lightning_hooks.hooks.values import read_number
+from lightning_hooks.hooks.tensors import read_number
 
 MOST_NAMED = 5
 

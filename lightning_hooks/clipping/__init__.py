@@ -1,6 +1,5 @@
 """Clipping policies as pure functions, and the tally of clip events."""
 
-from lightning_hooks.clipping.ledger import ClipLedger
 from lightning_hooks.clipping.policies import (
     AGC,
     POLICIES,
@@ -12,7 +11,7 @@ from lightning_hooks.clipping.policies import (
     ZClip,
     make_policy,
 )
-from lightning_hooks.clipping.stats import ClipStats, clip_stats, merge_tallies, tally
+from lightning_hooks.clipping.stats import ClipLedger, ClipStats, clip_stats, merge_tallies, tally
 from lightning_hooks.clipping.watch import NormHistory, StepEvents, step_events
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.kernels import Norms, kernels_for
 from lightning_hooks.statistics.rows import fixed
-from lightning_hooks.statistics.shards import Shards, whole_where_partial
+from lightning_hooks.statistics.weight_sample import Shards, whole_where_partial
 
 Kept = list[int | None]
 """Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""

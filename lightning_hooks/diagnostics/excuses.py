@@ -1,9 +1,89 @@
-"""Excuses of rules in several diagnostics; those of one rule stand in its file."""
+"""Excuses of rules in several diagnostics, and what rules ask of a training's settings and past before they call a number bad."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from lightning_hooks.declare.excuses import Excuse
-from lightning_hooks.diagnostics.past import another_expert, falls_within, has_converged, loss_falls, only_the_first_step
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+
+_SCALE_FREE = re.compile(r"ada|rmsprop|rprop|lion|lamb|novograd|muon|prodigy|shampoo|soap|sophia|adopt", re.IGNORECASE)
+_EXPERT = re.compile(r"(.*experts?\.)\w+(\..+)")
+
+
+def is_scale_free(optimizer: str) -> bool:
+    """Whether the size of the gradient cancels in an optimizer's step, as in Adam's: by its name, such as ``0-AdamW``."""
+    return _SCALE_FREE.search(optimizer) is not None
+
+
+def takes_many_steps(optimizer: str) -> bool:
+    """Whether one step of an optimizer is a search of many, as LBFGS's of up to 20 is by default: by its name."""
+    return "lbfgs" in optimizer.lower()
+
+
+def all_scale_free(report: GradientFlowReport) -> bool:
+    """Whether all optimizers that hold a parameter are."""
+    names = {name for setup in report.setups.values() for name in setup.optimizers}
+    return bool(names) and all(map(is_scale_free, names))
+
+
+def has_converged(report: GradientFlowReport, history: Sequence[GradientFlowReport], share: float) -> bool:
+    """Whether the total gradient norm is at most this share of that of the training's first window, or not known."""
+    first = history[0] if history else report
+    return not report.total_norm > share * first.total_norm
+
+
+def loss_falls(report: GradientFlowReport, history: Sequence[GradientFlowReport] = ()) -> bool:
+    """Whether the loss is lower than in the training's first window; in that one there is nothing to compare with, and it may be.
+
+    A loss that is not known, or not finite, does not fall.
+    """
+    first = next((earlier.loss for earlier in history if earlier.loss is not None), None)
+    if report.loss is None or report.loss.nonfinite_steps:
+        return False
+    return first is None or report.loss.mean < first.mean
+
+
+def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) -> bool:
+    """Whether the loss of a window's last quarter is below this share of that of its first, as far as it is kept.
+
+    Args:
+        report: Of the window.
+        to: The share.
+        least: How many losses there must be.
+    """
+    losses = report.loss.recent if report.loss is not None and not report.loss.nonfinite_steps else ()
+    quarter = len(losses) // 4
+    return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
+
+
+def another_expert(report: GradientFlowReport, site: str) -> bool:
+    """Whether a parameter belongs to one of several experts, and that of another one has a gradient: tokens choose among them."""
+    found = _EXPERT.fullmatch(site)
+    if found is None:
+        return False
+    before, after = found.groups()
+    others = (
+        stats for name, stats in report.parameters.items() if name != site and name.startswith(before) and name.endswith(after)
+    )
+    return any(stats.steps and stats.zero_fraction < 1 for stats in others)
+
+
+def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
+    """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
+    return report.epoch == 0 and report.sampled_batches == 1
+
+
+def had_gradient(report: GradientFlowReport, parameter: str) -> bool:
+    """Whether a parameter had a gradient at some step: one that is frozen at the epoch's end may train in turn with others."""
+    return parameter in report.parameters and report.parameters[parameter].steps > 0
+
+
+def first_called(report: FeatureReport) -> list[str]:
+    """The module called first, if one was."""
+    return [site for site in report.order or report.sites if site in report.sites][:1]
+
 
 CONVERGED = Excuse(
     "converged", "the gradient is small against that of the first epoch",

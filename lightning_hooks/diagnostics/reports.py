@@ -20,8 +20,7 @@ from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.diagnostics.attention.table import AttentionReport
-from lightning_hooks.diagnostics.calls.precision import PrecisionStats
-from lightning_hooks.diagnostics.calls.table import DropoutUse, SoftmaxUse
+from lightning_hooks.diagnostics.calls.table import DropoutUse, PrecisionStats, SoftmaxUse
 from lightning_hooks.diagnostics.features.stats import FeatureStats
 from lightning_hooks.diagnostics.features.table_ids import MissedRow
 from lightning_hooks.diagnostics.gradients.stats import GradientStats, ParameterGradientStats
@@ -29,7 +28,7 @@ from lightning_hooks.diagnostics.learning.report import LearningReport
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
-from lightning_hooks.diagnostics.optimizer.report import OptimizerStats
+from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.ranks.table import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats

@@ -1,12 +1,21 @@
 """Features of a batch, fixed samples and Grad-CAM in plain torch, and running a model without side effects."""
 
-from lightning_hooks.extraction.batches import Field, Forward, batch_size, field_of, first_rows, images_in, map_tensors, run_model
+from lightning_hooks.extraction.batches import (
+    Field,
+    Forward,
+    batch_size,
+    device_of,
+    field_of,
+    first_rows,
+    images_in,
+    map_tensors,
+    run_model,
+    undisturbed,
+)
 from lightning_hooks.extraction.cam import Cam, Reshape, Target, grad_cam, resize
 from lightning_hooks.extraction.capture import POOLS, Pool, call_name, capture, extract, pooled
-from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures
-from lightning_hooks.extraction.merge import choose
+from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, choose
 from lightning_hooks.extraction.store import SAMPLINGS, FeatureStore, Reservoir, Sampling, to_host
-from lightning_hooks.extraction.undisturbed import device_of, undisturbed
 
 __all__ = [
     "FORMATS",

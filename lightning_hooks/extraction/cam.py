@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # the public torch.utils.pytree came late and is the same
 
-from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model
+from lightning_hooks.extraction.batches import Forward, check_forward, map_tensors, run_model, undisturbed
 from lightning_hooks.extraction.capture import channels_first, check_called
-from lightning_hooks.extraction.undisturbed import undisturbed
 from lightning_hooks.hooks import HookManager, Listener, float_tensors, select_modules
 from lightning_hooks.hooks.selection import named_sites
 

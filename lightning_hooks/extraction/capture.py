@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from lightning_hooks.extraction.batches import Forward, check_forward, run_model
-from lightning_hooks.extraction.undisturbed import undisturbed
+from lightning_hooks.extraction.batches import Forward, check_forward, run_model, undisturbed
 from lightning_hooks.hooks import HookManager, Listener, ModuleSelector, float_tensors, select_modules
 from lightning_hooks.hooks.tensors import plain_values
 

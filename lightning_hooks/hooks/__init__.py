@@ -1,7 +1,6 @@
 """Hooks in plain torch: registration, selection of modules, tensors inside any output."""
 
-from lightning_hooks.hooks.gate import DetailGate, Gate, all_closed
-from lightning_hooks.hooks.listener import Faults, Listener
+from lightning_hooks.hooks.listener import DetailGate, Faults, Gate, Listener, all_closed
 from lightning_hooks.hooks.manager import HOOK_KINDS, HookManager, with_hooks
 from lightning_hooks.hooks.recorder import GradientRecorder, OutputRecorder, Recorder
 from lightning_hooks.hooks.selection import ModuleSelector, select_modules

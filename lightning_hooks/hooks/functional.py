@@ -22,11 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_hooks.hooks.compiled import modules_with_compiled_calls
-from lightning_hooks.hooks.exchange import Exchange, Show
-from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call
+from lightning_hooks.hooks.functions import KNOWN, is_fused, may_call, modules_with_compiled_calls
 from lightning_hooks.hooks.listener import Listener
-from lightning_hooks.hooks.modes import insert_mode, lowest_place, remove_mode
+from lightning_hooks.hooks.modes import Exchange, Show, insert_mode, lowest_place, remove_mode
 from lightning_hooks.hooks.selection import named_sites, outwards
 
 MOST_CALLS = 8

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lightning_hooks.hooks.gate import Gate
-from lightning_hooks.hooks.listener import NO_SCRIPT, Listener, no_hook
+from lightning_hooks.hooks.listener import NO_SCRIPT, Gate, Listener, no_hook
 from lightning_hooks.hooks.modes import in_modes, outside_modes
 from lightning_hooks.hooks.recorder import IN_GRAPHS, Recorder, register
+from lightning_hooks.hooks.tensors import UnreadableError
 
 Hook = Callable[..., Any]
 
@@ -211,3 +212,29 @@ class guarded:  # noqa: N801
             AttributeError: Always; ``torch.jit.script`` asks for the name of each hook it is going to compile.
         """
         raise AttributeError(NO_SCRIPT)
+
+
+def is_transformed() -> bool:
+    """Whether what runs now is transformed by ``torch.func``, or traced by ``torch.jit``: what a hook computes would be too."""
+    functorch = torch._C._functorch  # neither question has a public name without a detour
+    return functorch.peek_interpreter_stack() is not None or torch._C._is_tracing()
+
+
+class skipping(guarded):  # noqa: N801  as guarded
+    """A guard that skips the calls whose tensors cannot be read: ``on_fault`` counts them, and the hook stays enabled."""
+
+    __slots__ = ()
+
+    def skip(self) -> None:
+        """A call of this site is not recorded."""
+        if isinstance(self.hook, Recorder):
+            self.hook.skip()
+
+    @override
+    def _failed(self, error: Exception) -> None:
+        if not isinstance(error, UnreadableError):
+            super()._failed(error)
+            return
+        self.skip()
+        if self.on_fault is not None:
+            self.on_fault(self.site, error)

@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER
 from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hosts.replicas import replicated
-from lightning_hooks.statistics.shards import is_distributed
+from lightning_hooks.statistics.weight_sample import is_distributed
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager, Listener
-from lightning_hooks.hooks.gate import all_closed
+from lightning_hooks.hooks.listener import all_closed
 from lightning_hooks.hooks.modes import insert_mode, lowest_place, outside_modes, remove_mode
 from lightning_hooks.hosts.backward_mode import BackwardMode, is_scaled
 from lightning_hooks.hosts.plain import PlainHost

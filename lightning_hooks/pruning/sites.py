@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.extraction import to_host
-from lightning_hooks.extraction.merge import gather
+from lightning_hooks.extraction.extracted import gather
 from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, named_sites

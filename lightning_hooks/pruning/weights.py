@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.values import as_number, stored_tensor
+from lightning_hooks.hooks.tensors import as_number, stored_tensor
 from lightning_hooks.statistics.units import features_last, unit_dimension
 
 _CONV = nn.modules.conv._ConvNd

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.hooks.values import read_number
+from lightning_hooks.hooks.tensors import read_number
 
 MOST_LAYERS = 2000
 LONGEST_DETAIL = 90

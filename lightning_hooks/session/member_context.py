@@ -16,7 +16,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import DetailGate, Faults, Gate, Meter, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.tensors import UnreadableError
-from lightning_hooks.hooks.unreadable import is_transformed, skipping
+from lightning_hooks.hooks.wrappers import is_transformed, skipping
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.session.alerting import Alerting

@@ -12,7 +12,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Faults, Gate, HookManager, Listener
 from lightning_hooks.hooks.manager import remove_hooks
 from lightning_hooks.hooks.suspension import Suspension
-from lightning_hooks.hooks.unreadable import is_transformed, skipping
+from lightning_hooks.hooks.wrappers import is_transformed, skipping
 
 
 class SharedHook(Listener):

@@ -13,7 +13,7 @@ from lightning_hooks.hooks.tensors import is_freed
 from lightning_hooks.hosts.host import Host
 from lightning_hooks.session.gradient_trace import GradientTrace
 from lightning_hooks.session.undone import UndoneUpdate
-from lightning_hooks.statistics.shards import Shards
+from lightning_hooks.statistics.weight_sample import Shards
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -22,7 +22,7 @@ from lightning_hooks.session.optimizer_state import OptimizerState, StepObserver
 from lightning_hooks.session.parameter_places import ParameterPlaces, holders
 from lightning_hooks.session.step_hooks import AfterUpdate, BeforeUpdate, UnseenSteps, has_step_hooks
 from lightning_hooks.session.undone import UndoneUpdate
-from lightning_hooks.statistics.shards import Shards, is_distributed
+from lightning_hooks.statistics.weight_sample import Shards, is_distributed
 
 
 class StepProbe:

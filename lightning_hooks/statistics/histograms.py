@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.pending import Pending
 from lightning_hooks.statistics.reduction import Span, Spans, added
+from lightning_hooks.statistics.rows import Pending
 
 QUARTERS = 4
 LOWEST, HIGHEST = -40, 24

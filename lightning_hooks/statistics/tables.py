@@ -1,15 +1,26 @@
-"""All numbers of a window as one vector: tables packed one behind the other, by name."""
+"""All numbers of a window as one vector: tables packed one behind the other, by name, and the order of the sites' first calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import REST, Merge, Span, Spans, merge_windows
+from lightning_hooks.statistics.reduction import (
+    REST,
+    Merge,
+    Merging,
+    Span,
+    Spans,
+    TableIndex,
+    counted,
+    latest,
+    merge_windows,
+    together,
+)
 
 
 class PackedTable(Protocol):
@@ -136,3 +147,151 @@ class Tables(Mapping[str, PackedTable]):
         """Start a new window."""
         for table in self._tables.values():
             table.reset()
+
+
+NEVER = -1.0
+"""The position of a site that was not called."""
+
+T = TypeVar("T")
+
+
+class FirstCalls(dict[int, None]):
+    """Sites in the order of their first calls.
+
+    A site that is first called in a later batch, since its layer was dropped before (LayerDrop), comes right after the site that
+    it is called after, not last: after the furthest of those that were called since the first one was, as one activation may be
+    called in many places.
+
+    Example:
+        >>> calls = FirstCalls()
+        >>> for site in (0, 2, 0, 1, 2):
+        ...     calls.add(site)
+        >>> list(calls)
+        [0, 1, 2]
+    """
+
+    def __init__(self, *sites: Mapping[int, None]) -> None:
+        super().__init__(*sites)
+        self._furthest = -1  # the site; none yet
+        self._furthest_place = -1
+        self._places: dict[int, int] = {}
+
+    def add(self, site: int) -> None:
+        """A site is called."""
+        place = self._places.get(site)
+        if place is None or len(self._places) != len(self):
+            self._insert(site)
+        elif not place or place > self._furthest_place:  # the first one, or one further on
+            self._furthest, self._furthest_place = site, place
+
+    def _insert(self, site: int) -> None:
+        if len(self._places) != len(self):
+            self._places = {known: place for place, known in enumerate(self)}
+        place, furthest = self._places.get(site), self._places.get(self._furthest, len(self))
+        if place is None:
+            after = [*self][furthest + 1 :]
+            for later in after:
+                del self[later]
+            self._places[site] = len(self)
+            self.update(dict.fromkeys((site, *after)))
+            self._places.update((later, self._places[site] + number) for number, later in enumerate(after, start=1))
+        if not place or place > furthest:  # a new one, the first one, or one further on
+            self._furthest = site
+        self._furthest_place = self._places.get(self._furthest, len(self))
+
+
+def positions(called: Iterable[int], n_sites: int) -> list[float]:
+    """Number the sites as they were first called.
+
+    Args:
+        called: The sites, first called first.
+        n_sites: How many sites there are.
+
+    Returns:
+        For each site its position from 0, or ``NEVER``.
+    """
+    numbers = [NEVER] * n_sites
+    for position, site in enumerate(called):
+        numbers[site] = position
+    return numbers
+
+
+def sites_in_order(numbers: Iterable[float]) -> list[int]:
+    """The sites that were called, first called first, of what :func:`positions` gave."""
+    known = [(position, site) for site, position in enumerate(numbers) if position >= 0]
+    return [site for _, site in sorted(known)]
+
+
+def first_calls(calls: FirstCalls, n_sites: int) -> HostNumbers:
+    """The positions of a table's sites as numbers that merge; a run keeps them from window to window."""
+
+    def load(numbers: list[float]) -> None:
+        calls.clear()
+        calls.update(dict.fromkeys(sites_in_order(numbers)))
+
+    return HostNumbers(lambda: positions(calls, n_sites), merged_positions, latest, load)
+
+
+def merged_positions(own: Tensor, among: TableIndex) -> Merging:
+    """The positions of several ranks together.
+
+    The order of the first rank counts. A site that only others called comes right after the one that it came after there; where
+    others differ in that, in the mean.
+    """
+    called = (own >= 0).to(own.dtype)
+    (first, total), ranks = yield from together([_keys_of_others(own, among), counted(called, among)])
+    known = first >= 0
+    keys = torch.where(known, (first + 1) * _step(own), total / ranks)  # NaN of a site that nobody called: it is sorted last
+    places = torch.argsort(keys, stable=True)
+    numbers = torch.empty_like(own).scatter_(0, places, torch.arange(len(own), dtype=own.dtype, device=own.device))
+    return torch.where(ranks > 0, numbers, NEVER)
+
+
+def _keys_of_others(own: Tensor, among: TableIndex) -> Merging:
+    """The first rank's positions, and for the sites that only others called the sum of their keys."""
+    first = yield own if among.number == 0 else torch.full_like(own, -torch.inf)
+    total = yield torch.where((own >= 0) & (first < 0), _keys(own, first), 0)
+    yield own.new_empty(0)
+    return torch.stack((first, total))
+
+
+def _keys(own: Tensor, first: Tensor) -> Tensor:
+    """What sorts a rank's sites behind the ones that they came after, of those that the first rank called."""
+    places = torch.argsort(own, stable=True)
+    both = (own >= 0) & (first >= 0)
+    lines = torch.arange(len(own), device=own.device)
+    before = torch.where(both[places], lines, -1).cummax(0).values
+    after = torch.where(before >= 0, first[places][before.clamp(min=0)], -1)
+    return torch.empty_like(own).scatter_(0, places, (after + 1) * _step(own)) + 1 + own
+
+
+def _step(positions: Tensor) -> int:
+    """The distance between the keys of two sites of the first rank: room for all others between them."""
+    return len(positions) + 1
+
+
+def in_order(table: Mapping[str, T], order: Iterable[str]) -> dict[str, T]:
+    """The table with its sites in an order; those that it does not name come last, as they are."""
+    return {site: table[site] for site in dict.fromkeys((*order, *table)) if site in table}
+
+
+def parameters_in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    """Parameters in the order in which their modules were first called.
+
+    A parameter of a module that is not known there (it belongs to no site) stays behind the parameter before it.
+    """
+    place = {site: number for number, site in enumerate(order)}
+    placed, last = [], -1
+    for name in names:
+        last = _place_of(name, place, last)
+        placed.append((last, name))
+    return [name for _, name in sorted(placed, key=lambda entry: entry[0])]
+
+
+def _place_of(name: str, place: Mapping[str, int], last: int) -> int:
+    owner = name.rpartition(".")[0]
+    while owner:
+        if owner in place:
+            return place[owner]
+        owner = owner.rpartition(".")[0]
+    return last

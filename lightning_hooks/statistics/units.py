@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_hooks.hooks.attributes import stored, stored_count
-from lightning_hooks.hooks.values import as_number
+from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.statistics.kernels import Bounds
 
 RECTIFIERS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks import Gate, HookManager, Listener, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_optional_integer
-from lightning_hooks.statistics.channels import mean_and_std
-from lightning_hooks.transforms.normalization import Argument, Normalization
+from lightning_hooks.transforms.normalization import Argument, Normalization, mean_and_std
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from lightning_hooks.declare.rulebook import RuleBook
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.rules import rising
 from lightning_hooks.diagnostics.loss.table import LossTable
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 
 NAN = math.nan
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_hooks.diagnostics.nonfinite.watch import Moment, NonfiniteWatch
+from lightning_hooks.diagnostics.nonfinite.checks import Moment, NonfiniteWatch
 
 
 def feed(to: NonfiniteWatch, *steps: list[float]) -> list[bool]:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lightning_hooks.clipping import ClipLedger, clip_stats, merge_tallies, tally
-from lightning_hooks.clipping.ledger import PAGE
-from lightning_hooks.clipping.stats import TOP
+from lightning_hooks.clipping.stats import PAGE, TOP
 
 NAMES = [f"p{i}" for i in range(7)]
 

@@ -19,7 +19,7 @@ from lightning_hooks.diagnostics.batches.hashes import (
     same_on_all,
 )
 from lightning_hooks.diagnostics.batches.inputs import InputTable
-from lightning_hooks.diagnostics.loss_inputs.labels import LabelTable, label_tensors
+from lightning_hooks.diagnostics.loss_inputs.targets import LabelTable, label_tensors
 from lightning_hooks.statistics.rows import Clock
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]

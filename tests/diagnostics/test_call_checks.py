@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.calls.precision import PrecisionStats, PrecisionTable
-from lightning_hooks.diagnostics.calls.table import CallChecks, DropoutUse, SoftmaxUse, dropout_use, is_over_batch, softmax_use
+from lightning_hooks.diagnostics.calls.table import (
+    CallChecks,
+    DropoutUse,
+    PrecisionStats,
+    PrecisionTable,
+    SoftmaxUse,
+    dropout_use,
+    is_over_batch,
+    softmax_use,
+)
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 
 

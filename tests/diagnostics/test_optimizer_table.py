@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.diagnostics.gradients.tables import ParameterRows
-from lightning_hooks.diagnostics.optimizer.second_moments import second_moments
-from lightning_hooks.diagnostics.optimizer.table import OptimizerTable
+from lightning_hooks.diagnostics.optimizer.table import OptimizerTable, second_moments
 from lightning_hooks.statistics.parameter_rows import N_PARAMETER_COLUMNS, ParameterColumn
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_hooks.extraction import ExtractedFeatures, FeatureStore, Reservoir, batch_size, choose, first_rows
-from lightning_hooks.extraction.merge import join
+from lightning_hooks.extraction.extracted import join
 
 
 def stream(reservoir: Reservoir, sizes: list[int]) -> list[int]:

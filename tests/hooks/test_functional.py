@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.hooks.exchange import Exchange
 from lightning_hooks.hooks.functional import MOST_CALLS, CallObserver, FunctionCall
 from lightning_hooks.hooks.functions import FUNCTIONS
+from lightning_hooks.hooks.modes import Exchange
 from tests.support.models import hook_counts
 
 

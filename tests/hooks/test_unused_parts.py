@@ -10,7 +10,7 @@ import torchmetrics
 import transformers.models.bart.modeling_bart
 from torch import nn
 
-from lightning_hooks.hooks.unused_parts import of_libraries, unused_parts
+from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 
 
 class Classifier(nn.Module):

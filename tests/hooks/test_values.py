@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from lightning_hooks.hooks.values import as_number, has_values, read_number, stored_tensor, weights_of
+from lightning_hooks.hooks.tensors import as_number, has_values, read_number, stored_tensor, weights_of
 
 
 def fake(*shape: int) -> Tensor:

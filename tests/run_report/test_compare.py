@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lightning_hooks.alerts import Alert
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.compare import Difference, compare
 from lightning_hooks.run_report.compare_view import compare_lines

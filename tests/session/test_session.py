@@ -178,7 +178,7 @@ def test_stop_ends_the_loop() -> None:
 def test_session_and_collectors_import_no_lightning() -> None:
     code = (
         "import sys, lightning_hooks.session.session, lightning_hooks.diagnostics.ranges;"
-        "import lightning_hooks.diagnostics.clipping_events.tensor_clips;"
+        "import lightning_hooks.diagnostics.clipping_events.collector;"
         "assert not {'lightning', 'pytorch_lightning', 'lightning_fabric'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_hooks.statistics.order import FirstCalls, in_order, merged_positions, parameters_in_order, positions, sites_in_order
 from lightning_hooks.statistics.reduction import Span, latest, merge_ranks
+from lightning_hooks.statistics.tables import FirstCalls, in_order, merged_positions, parameters_in_order, positions, sites_in_order
 
 
 def merged(*ranks: list[int], n: int = 6) -> list[int]:

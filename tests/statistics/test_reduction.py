@@ -21,7 +21,6 @@ from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.statistics.order import merged_positions
 from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter_rows
 from lightning_hooks.statistics.reduction import (
     REST,
@@ -43,6 +42,7 @@ from lightning_hooks.statistics.reduction import (
     smallest,
 )
 from lightning_hooks.statistics.rows import MOMENTS, N_COLUMNS, Column, empty_table, merge
+from lightning_hooks.statistics.tables import merged_positions
 from tests.session.test_session import Loop
 
 WORLD = 64

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_hooks.statistics.channels import channel_moments, mean_and_std, merge_moments
 from lightning_hooks.transforms import Argument, Normalization
-from lightning_hooks.transforms.normalization import given_numbers
+from lightning_hooks.transforms.normalization import channel_moments, given_numbers, mean_and_std, merge_moments
 
 LAYOUTS = [((6, 3), 1), ((4, 3, 5, 7), 1), ((2, 5, 3), -1), ((2, 5, 3), None), ((3,), 0), ((2, 3, 4, 2, 2), 1)]
 

@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
-from lightning_hooks.diagnostics.past import first_called
+from lightning_hooks.diagnostics.excuses import first_called
 from lightning_hooks.diagnostics.ranks.table import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 

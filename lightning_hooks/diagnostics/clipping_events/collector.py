@@ -1,4 +1,4 @@
-"""What clipping really did to the gradients."""
+"""What clipping really did to the gradients, also where a clipper clips each parameter's gradient during backward."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.clipping import ClipLedger, clip_stats, step_events
+from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn
 from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn
 from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.step import Kept, Step
+from lightning_hooks.declare.step import Kept, Step, loss_scale
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.diagnostics.reports import ClipReport, Report
+from lightning_hooks.hooks import Listener
+from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest
 from lightning_hooks.statistics.tables import Tables
@@ -27,6 +30,7 @@ from lightning_hooks.trackers.tracker import Chart, Layout, Lines
 
 if TYPE_CHECKING:
     from lightning_hooks.declare.collector import Figures
+
 
 LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
@@ -255,3 +259,61 @@ OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, N_COUNTED), *_M
 Ranks step together, so counts are not summed: the largest of any rank is taken. Norms, coefficients and shares are sums over the
 steps of all ranks, and maxima the largest of any.
 """
+
+
+class TensorClipCollector(ClipCollector):
+    """Clip events whose norms are those that the hooks of the parameters saw.
+
+    Attributes:
+        clips: Index of a parameter to its hook.
+    """
+
+    def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
+        super().__init__(context, state)
+        self.clips: dict[int, TensorClip] = {}
+
+    @override
+    def on_gradients(self, step: Step) -> None:
+        """Nothing is read here: gradients are clipped by now."""
+
+    @override
+    def on_clipped(self, step: Step) -> None:
+        after = step.norms().clone()
+        before = after.clone()
+        for index in step.indices:
+            if index in self.clips:
+                before[index], after[index] = self.clips[index].take()
+        if not (step.again and step.optimizer in self.after):
+            self.before[step.optimizer], self.after[step.optimizer] = before, after
+
+    @override
+    def on_skipped(self, step: Step) -> None:
+        self.on_clipped(step)
+        super().on_skipped(step)
+
+
+class TensorClip(Listener):
+    """Tensor hook of one parameter: scales its gradient to a norm, and keeps the norms before and after."""
+
+    def __init__(self, max_norm: float, scaler: Any) -> None:
+        self.max_norm, self.scaler = max_norm, scaler
+        self.squares: Tensor | None = None  # of the norms before and after, summed over a step's micro-batches
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        """Clip the gradient."""
+        scale = loss_scale(self.scaler)
+        norm = torch.linalg.vector_norm(as_real(plain_values(gradient)), dtype=torch.float32)
+        norm = norm if scale is None else norm / scale
+        factor = norm_factor(norm, self.max_norm)
+        squares = torch.stack((norm, norm * factor)).double() ** 2
+        self.squares = squares if self.squares is None else self.squares + squares
+        if gradient.layout == torch.sparse_coo:
+            gradient = gradient.coalesce()
+            values = gradient.values() * factor.to(gradient.dtype)
+            return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False)
+        return gradient * factor.to(gradient.dtype)
+
+    def take(self) -> Tensor:
+        """Return the norms before and after of the step, shape ``(2,)``, and start again."""
+        squares, self.squares = self.squares, None
+        return torch.zeros(2, dtype=torch.float64) if squares is None else squares.sqrt()

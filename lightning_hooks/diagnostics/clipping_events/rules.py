@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.past import is_scale_free
+from lightning_hooks.diagnostics.excuses import is_scale_free
 from lightning_hooks.diagnostics.reports import ClipReport
 
 

@@ -16,20 +16,18 @@ from lightning_hooks.declare.collector import Collector, Written
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.diagnostics.batches.inputs import InputTable
-from lightning_hooks.diagnostics.features.functional import FunctionalFeatures
-from lightning_hooks.diagnostics.features.outputs import OutputParts
+from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport, Report
-from lightning_hooks.diagnostics.residual_stream.collector import ResidualStream, blocks_around
+from lightning_hooks.diagnostics.residual_stream.table import ResidualStream, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_gains, initial_rms, initial_sizes, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
+from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.unused_parts import of_libraries
-from lightning_hooks.statistics.order import first_calls, in_order, sites_in_order
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
-from lightning_hooks.statistics.tables import HostNumbers, ReportedTable
+from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
 from lightning_hooks.trackers import Table, some
 from lightning_hooks.trackers.tracker import Layout, by_statistic, of_model
 

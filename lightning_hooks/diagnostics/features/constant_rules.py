@@ -12,8 +12,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import downstream_of_whole, forward, from_first
 from lightning_hooks.declare.rule import Judges, Rule, in_batch, percent
-from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY
-from lightning_hooks.diagnostics.past import first_called, loss_falls
+from lightning_hooks.diagnostics.excuses import FIRST_STEP_ONLY, first_called, loss_falls
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 

@@ -1,27 +1,31 @@
-"""What a model puts out: what its losses are given, how much samples differ, and calls that are not what they are taken to be."""
+"""What a model and the functions that it calls put out.
+
+What losses are given, how much samples differ, calls that are not what they are taken to be, and sites of a feature table that are
+known from their first call on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import Functional, FunctionalCall
+from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
-from lightning_hooks.diagnostics.calls.precision import PrecisionTable
-from lightning_hooks.diagnostics.calls.table import CallChecks, dropout_use, softmax_use
-from lightning_hooks.diagnostics.loss_inputs.lines import MOST_LOSSES, LossLines
+from lightning_hooks.diagnostics.calls.table import CallChecks, PrecisionTable, dropout_use, softmax_use
+from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputTable, output_stats
-from lightning_hooks.diagnostics.loss_inputs.target_calls import LossTargets
+from lightning_hooks.diagnostics.loss_inputs.targets import MOST_LOSSES, LossLines, LossTargets
 from lightning_hooks.diagnostics.representations.table import RepresentationTable, batch_size_of, representation_stats, samples_in
 from lightning_hooks.hooks.attributes import in_training_mode
-from lightning_hooks.hooks.functions import dropped
-from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
-from lightning_hooks.hooks.values import stored_tensor
+from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED, dropped
+from lightning_hooks.hooks.selection import named_sites
+from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values, stored_tensor
 from lightning_hooks.statistics.tables import ReportedTable
+from lightning_hooks.statistics.units import is_rectifier, saturation_of, saturation_of_call
 
 CLASSIFICATION = ("cross_entropy", "nll_loss")
 """The losses with classes for targets."""
@@ -218,3 +222,77 @@ def _multiplied(module: nn.Module) -> Tensor | None:
 def _one_per_sample(tensor: Tensor, size: int) -> bool:
     """Whether a tensor of a batch holds one number for each of its samples, as targets do."""
     return tensor.numel() == size == tensor.shape[0] if tensor.dim() else False
+
+
+MEASURED = tuple(name for name in FUNCTIONS if name not in UNMEASURED)
+
+
+class FunctionalFeatures:
+    """Records the calls of functions in spare lines of a feature table, one for each site.
+
+    Calls made by a layer that is an activation itself are left out: its output is the same.
+
+    Args:
+        context: Its collector's part of the session.
+        table: With as many spare lines as there can be sites.
+    """
+
+    def __init__(self, context: Context, table: FeatureTable) -> None:
+        self._context, self._table, self._functional = context, table, context.functional
+        self._wanted: dict[str, bool] = {}
+        context.on_call(MEASURED, self._record, detailed=False)
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Site to function, of those in the table."""
+        return {site.name: site.function for site in self._sites if self._line(site) in self._table.named}
+
+    @property
+    def _sites(self) -> list[FunctionalSite]:
+        return [] if self._functional is None else self._functional.sites
+
+    def numbered(self, changed: bool) -> None:
+        """Ranks have numbered the sites alike."""
+        if changed:
+            self._table.drop_spare()
+            self._wanted.clear()
+        modules = dict(named_sites(self._context.host.model))
+        for site in self._sites:
+            if site.function in MEASURED and site.name not in self._wanted:
+                self._choose(site, modules[site.module], {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sites, and which of them are in the table, in plain types."""
+        return {"sites": [] if self._functional is None else self._functional.state(), "recorded": list(self.functions)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sites of an earlier run."""
+        if self._functional is None:
+            return
+        self._functional.restore(state["sites"])
+        for site in self._sites:
+            if site.name in state["recorded"]:
+                self._add(site, {})
+
+    def _add(self, site: FunctionalSite, arguments: Mapping[str, Any]) -> None:
+        self._table.add_site(self._line(site), site.name, site.function == "relu", saturation_of_call(site.function, arguments))
+
+    def _line(self, site: FunctionalSite) -> int:
+        return self._table.n_modules + site.index
+
+    def _choose(self, site: FunctionalSite, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
+        wanted = self._wanted[site.name] = not _is_activation(module) and self._context.selects_call(site, module)
+        if wanted:
+            self._add(site, arguments)
+        return wanted
+
+    def _record(self, call: FunctionalCall) -> None:
+        wanted = self._wanted.get(call.site.name)
+        if wanted is None:
+            wanted = self._choose(call.site, call.module, call.arguments)
+        if wanted:
+            self._table.add(self._line(call.site), (call.arguments.get("input"),), call.output)
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return is_rectifier(module) or saturation_of(module) is not None

@@ -12,9 +12,9 @@ from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_sta
 from lightning_hooks.hooks.tensors import float_tensors, plain_values
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import Bounds, Units, kernels_for
-from lightning_hooks.statistics.order import FirstCalls
 from lightning_hooks.statistics.reduction import REST, Merging, Span, Spans, TableIndex, flagged
 from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_table, lasting
+from lightning_hooks.statistics.tables import FirstCalls
 from lightning_hooks.statistics.units import (
     Saturation,
     features_last,

@@ -18,19 +18,17 @@ from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep, em
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.gradients.view import GradientSites, GradientView
 from lightning_hooks.diagnostics.learning.collector import LearningWatch
-from lightning_hooks.diagnostics.loss.watch import LossWatch
+from lightning_hooks.diagnostics.loss.table import LossWatch
 from lightning_hooks.diagnostics.nonfinite.checks import StepChecks
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
-from lightning_hooks.diagnostics.ranks.collector import ReplicaWatch
-from lightning_hooks.diagnostics.ranks.table import rank_difference
+from lightning_hooks.diagnostics.ranks.table import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
 from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.diagnostics.setup.parameters import SetupWatch, with_gradients, with_reasons
 from lightning_hooks.hooks.selection import compiled_regions
-from lightning_hooks.statistics.order import first_calls, in_order, parameters_in_order, sites_in_order
 from lightning_hooks.statistics.reduction import flagged, largest
-from lightning_hooks.statistics.tables import HostNumbers
+from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order, parameters_in_order, sites_in_order
 
 
 class GradientCollector(GradientSites):

@@ -14,8 +14,7 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Severity, advice_for
 from lightning_hooks.declare.links import backward, from_first, upstream
 from lightning_hooks.declare.rule import Rule
-from lightning_hooks.diagnostics.excuses import LOSS_FALLS
-from lightning_hooks.diagnostics.past import all_scale_free, loss_falls
+from lightning_hooks.diagnostics.excuses import LOSS_FALLS, all_scale_free, loss_falls
 from lightning_hooks.diagnostics.reports import ClipReport, GradientFlowReport
 
 HUGE = 1e3

@@ -14,7 +14,7 @@ from lightning_hooks.declare.step import OptimizerSteps
 from lightning_hooks.diagnostics.gradients.tables import GradientTable
 from lightning_hooks.hooks import GradientRecorder, OutputRecorder, float_tensors
 from lightning_hooks.hooks.graph import aligns, distance_sign, nearest_known, parameters_behind, squashed_twice
-from lightning_hooks.hooks.unreadable import skipping
+from lightning_hooks.hooks.wrappers import skipping
 
 NO_MODULE = "the loss"
 """Where a loss squashes twice what no module squashed."""

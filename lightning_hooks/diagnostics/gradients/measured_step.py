@@ -9,8 +9,7 @@ from lightning_hooks.declare.step import OptimizerSteps, Step
 from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.statistics.rows import fixed
-from lightning_hooks.statistics.shards import ShardedWeightSample
-from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, WeightSample
+from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE, RowSample, ShardedWeightSample, WeightSample
 
 
 class MeasuredStep:

@@ -12,8 +12,9 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind, Node
 from lightning_hooks.declare.links import always, from_first, of_whole
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.excuses import CONVERGED, FIRST_STEP_ONLY
-from lightning_hooks.diagnostics.past import (
+from lightning_hooks.diagnostics.excuses import (
+    CONVERGED,
+    FIRST_STEP_ONLY,
     falls_within,
     is_scale_free,
     loss_falls,

@@ -13,9 +13,8 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import backward, from_first, in_a_row, of_whole, upstream
 from lightning_hooks.declare.rule import Judges, Rule, percent
-from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY
+from lightning_hooks.diagnostics.excuses import ANOTHER_EXPERT_LEARNS, FIRST_STEP_ONLY, had_gradient, is_scale_free
 from lightning_hooks.diagnostics.gradients.exploding_rules import Exploding, GradientCourse
-from lightning_hooks.diagnostics.past import had_gradient, is_scale_free
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.initial import role_of
 

@@ -13,8 +13,8 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule
+from lightning_hooks.diagnostics.excuses import takes_many_steps
 from lightning_hooks.diagnostics.loss.rules import rises
-from lightning_hooks.diagnostics.past import takes_many_steps
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.diagnostics.setup.first_weights import TIME_STEP
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK

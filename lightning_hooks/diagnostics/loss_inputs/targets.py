@@ -1,18 +1,120 @@
-"""What a loss compares: whether shapes are expanded to pairs, targets differ between samples, and outputs can reach them."""
+"""What losses with numbers for targets, such as ``mse_loss`` and ``kl_div``, are given, and which targets are ignored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.diagnostics.calls.table import CallRows
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, same_rows
-from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
+from lightning_hooks.hooks.functions import BINARY, DIVERGENCE, REGRESSION
+from lightning_hooks.hooks.graph import made_by
+from lightning_hooks.hooks.tensors import in_memory, plain_values
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
+
+T = TypeVar("T")
+
+MOST_LOSSES = 16
+"""Losses of a model that a table holds, at most."""
+
+
+class LossLines:
+    """Gives the calls of some losses their lines in a table, in an order that is the same on every rank.
+
+    Args:
+        functional: The calls of the run.
+        functions: The names of the losses.
+    """
+
+    def __init__(self, functional: Functional, functions: Sequence[str]) -> None:
+        self._functional, self._functions = functional, functions
+        self._known: dict[int, int] = {}  # the number of a site to its line
+
+    def of(self, site: FunctionalSite) -> int | None:
+        """The line of a loss; None where the table has none left."""
+        line = self._known.get(site.index)
+        if line is None:
+            line = self._known[site.index] = [known.index for known in self._sites()].index(site.index)
+        return line if line < MOST_LOSSES else None
+
+    def named(self, lines: Iterable[T]) -> Iterator[tuple[str, T]]:
+        """The name of the loss of each line, with the line."""
+        return zip((site.name for site in self._sites()), lines, strict=False)
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites."""
+        self._known.clear()
+
+    def _sites(self) -> list[FunctionalSite]:
+        return [site for site in self._functional.sites if site.function in self._functions]
+
+
+IGNORED = -100
+"""The ``ignore_index`` of PyTorch's losses, and of the models of transformers, where nothing else is set."""
+
+_LABELS = re.compile(r"label|target", re.IGNORECASE)
+
+
+def label_tensors(batch: Any) -> list[Tensor]:
+    """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
+    found = []
+    for place, tensor in tensors_in(batch):
+        if _is_integer(tensor) and (_LABELS.search(place) or place == "[1]"):
+            found.append(tensor)
+    return found
+
+
+class LabelColumn(Columns):
+    """What each number holds."""
+
+    BATCHES = SUM
+    IGNORED_BATCHES = SUM  # all of whose targets are
+    TARGETS = SUM
+    IGNORED = SUM
+
+
+class LabelTable(RowTable):
+    """Counts targets, and the batches all of whose targets are ignored. No host sync.
+
+    Args:
+        device: Where the numbers live.
+    """
+
+    columns: ClassVar[type[Columns]] = LabelColumn
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__(1, device)
+
+    def add(self, targets: Iterable[Tensor], ignore_index: int) -> None:
+        """Record the targets of one batch.
+
+        Args:
+            targets: Their tensors; those of class probabilities, which cannot be ignored, are skipped.
+            ignore_index: What marks an ignored one.
+        """
+        counts = [
+            torch.stack([(values == ignore_index).sum(), torch.full((), values.numel(), device=values.device)])
+            for values in map(plain_values, filter(_is_integer, targets))
+            if values.numel()
+        ]
+        if counts:
+            ignored, all_of_them = torch.stack([count.to(self.rows.device) for count in counts]).sum(0)
+            row = torch.stack((torch.ones_like(ignored), ignored == all_of_them, all_of_them, ignored))
+            self.rows[0] += row.to(self.rows.dtype)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
 
 COMPARED = 8
 """Samples of a target that are compared with one another, evenly spaced."""
@@ -168,3 +270,43 @@ def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
     calls, paired, compared, constant, outside, same, bounded, inputs, targets, pairs, bound = map(int, row)
     return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, ("", *BOUNDS)[bound], same)
+
+
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION)
+"""The losses with numbers for targets."""
+
+_BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
+
+
+class LossTargets(TargetTable):
+    """What each loss with numbers for targets is given.
+
+    Args:
+        functional: The calls of the run.
+        context: Of the collector.
+    """
+
+    def __init__(self, functional: Functional, context: Context) -> None:
+        super().__init__(MOST_LOSSES, context.host.setup.device)
+        self._lines = LossLines(functional, TARGETED)
+        context.on_call(TARGETED, self._record)
+
+    def _record(self, call: FunctionalCall) -> None:
+        line = self._lines.of(call.site)
+        given, target = call.arguments.get("input"), call.arguments.get("target")
+        if line is not None and in_memory(given) and in_memory(target):
+            if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
+                given, target = target, given  # the order does not matter to these losses, and is often the other one
+            each = call.arguments.get("reduction") == "none" or call.arguments.get("reduce") is False
+            bound = _BOUNDED.get(call.function) or made_by(given)
+            self.add(line, given.detach(), target.detach(), not each, bound)
+
+    def read(self, packed: Tensor) -> dict[str, Any]:
+        """Return fields of the report."""
+        return {"targets": {name: target_stats(row) for name, row in self._lines.named(self.lines(packed)) if row[0]}}
+
+    def renumbered(self) -> None:
+        """Ranks have changed the numbers of the sites."""
+        self._lines.renumbered()
+        self._before.clear()
+        self.reset()

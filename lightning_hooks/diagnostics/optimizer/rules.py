@@ -12,9 +12,8 @@ from lightning_hooks.declare.excuses import Excuse
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import always
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.excuses import CONVERGED
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings
-from lightning_hooks.diagnostics.past import is_scale_free
+from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 
 

@@ -1,15 +1,75 @@
-"""What optimizers do, as rows: the size of their updates, and how well their second moments follow the gradient."""
+"""What optimizers do, as rows: the size of their updates, and how well Adam's second moments follow the gradient.
+
+Second moments are read on a sample of the elements, without a host sync.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_hooks.statistics.columns import SUM, Columns, RowTable
+from lightning_hooks.hooks.tensors import as_real, is_freed, plain_values
+from lightning_hooks.statistics.columns import SUM, Columns, RowTable, row_dtype
+from lightning_hooks.statistics.host_copies import number
+from lightning_hooks.statistics.weight_sample import spacing
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The settings of one parameter group at the end of a window. None for what the optimizer does not have.
+
+    Attributes:
+        lr: Its learning rate.
+        lr_peak: The largest since training started, as it was at the start of sampled batches and at the ends of windows.
+        lr_initial: What its scheduler starts from (``initial_lr``), or the largest rate of its cycle (``max_lr``).
+        low_steps: Optimizer steps since its rate fell below 1e-4 of that peak; 0 where it is not below.
+        eps: What is added to the denominator.
+        betas: The decay rates of the moments.
+        momentum: Momentum.
+        weight_decay: Weight decay.
+        maximize: Whether it climbs the loss instead of descending.
+    """
+
+    lr: float | None = None
+    lr_peak: float | None = None
+    lr_initial: float | None = None
+    low_steps: int = 0
+    eps: float | None = None
+    betas: tuple[float, ...] = ()
+    momentum: float | None = None
+    weight_decay: float | None = None
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStats:
+    """What an optimizer did in a window, at measured steps, and how it is set.
+
+    Attributes:
+        lr: The learning rate of each parameter group at the window's end; NaN where it is not known.
+        lr_peak: The largest since training started.
+        update_rms: Root mean square of the elements of its updates; None where none was measured.
+        instability: Mean over measured steps of the root mean square of ``g / max(sqrt(v), eps)`` over all elements, where ``g`` is
+            the gradient that the update sees and ``v`` Adam's second moment after it, corrected for its bias: about 1 where ``v``
+            follows the gradient, much larger where it lags behind (RMS_t of StableAdamW, Wortsman et al. 2023, arXiv 2304.13013).
+            None for an optimizer that keeps no second moments as torch's Adam, AdamW, NAdam and RAdam do.
+        stale_fraction: Share of the second moments below eps² where the gradient is not 0, in [0, 1]: there eps decides the step.
+            None as for ``instability``.
+        groups: The settings of each parameter group.
+    """
+
+    lr: tuple[float, ...] = ()
+    lr_peak: tuple[float, ...] = ()
+    update_rms: float | None = None
+    instability: float | None = None
+    stale_fraction: float | None = None
+    groups: tuple[GroupSettings, ...] = ()
 
 
 class OptimizerColumn(Columns):
@@ -88,3 +148,122 @@ def _numbers(row: Sequence[float]) -> OptimizerNumbers:
         share(OptimizerColumn.INSTABILITY, OptimizerColumn.INSTABILITY_STEPS),
         share(OptimizerColumn.STALE, OptimizerColumn.WITH_GRADIENT),
     )
+
+
+_KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+
+
+class _Part(NamedTuple):
+    """What is read of some parameters together."""
+
+    sums: Tensor  # of each parameter (g / max(sqrt(v), eps)) ** 2, then stale and all elements with a gradient: (3, n)
+    sizes: Sequence[int]
+    counts: Sequence[int]
+
+
+def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
+    """How the second moments of an optimizer follow its gradients, just after its update.
+
+    Args:
+        optimizer: Torch's Adam, AdamW, NAdam or RAdam, a subclass of one, or apex's FusedAdam; of others nothing is read.
+        updated: The ids of the parameters that it updated.
+
+    Returns:
+        Shape ``(3,)``, in the row's dtype: the root mean square of ``g / max(sqrt(v), eps)`` (RMS_t of StableAdamW, arXiv
+        2304.13013), the second moments below eps² where the gradient is not 0, and all where it is not 0. None if it keeps none.
+    """
+    parts = [part for group in optimizer.param_groups if (part := _read_group(optimizer, group, updated)) is not None]
+    if not parts:
+        return None
+    found = torch.cat([part.sums for part in parts], dim=1)
+    sizes = [size for part in parts for size in part.sizes]
+    counts = [count for part in parts for count in part.counts]
+    sums = found @ _whole(tuple(sizes), tuple(counts), found.dtype).to(found.device, non_blocking=True)
+    square, stale, with_gradient = sums
+    return torch.stack(((square / sum(sizes)).sqrt(), stale, with_gradient))
+
+
+@functools.lru_cache(maxsize=64)
+def _whole(sizes: tuple[int, ...], counts: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """How many elements of a parameter each element of its sample stands for."""
+    return torch.tensor([size / max(count, 1) for size, count in zip(sizes, counts, strict=True)], dtype=dtype)
+
+
+def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[int]) -> _Part | None:
+    betas, eps = group.get("betas"), group.get("eps")
+    if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(eps, float | int):
+        return None
+    if not (isinstance(optimizer, _KNOWN) or type(optimizer).__name__ == "FusedAdam"):
+        return None  # what others keep by this name may be something else: Prodigy's holds gradients times its own scale
+    found = []
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter) if id(parameter) in updated else None
+        moment = state.get("exp_avg_sq") if isinstance(state, Mapping) else None
+        step = state.get("step", group.get("step")) if isinstance(state, Mapping) else None
+        if step is not None and _comparable(moment, parameter):
+            found.append((parameter, moment, step))
+    if not found:
+        return None
+    parameters, moments, steps = zip(*found, strict=True)
+    local = [as_real(plain_values(parameter)) for parameter in parameters]
+    strides = [spacing(p.numel(), p.numel() // p.shape[0] if p.dim() and p.shape[0] else 1)[1] for p in local]
+    v, counts = _sampled(moments, strides)
+    g, _ = _sampled([parameter.grad for parameter in parameters], strides)
+    if group.get("maximize"):
+        g = -g
+    if group.get("weight_decay") and not _decouples(optimizer, group):
+        g = g + group["weight_decay"] * _sampled(parameters, strides)[0]  # of the weight after the update, which is near enough
+    root = (v / _corrections(betas[1], steps, counts, v)).sqrt_()
+    had = g != 0
+    flags = torch.stack(((root < eps) & had, had)).to(g.dtype)
+    sizes = [p.numel() for p in local]
+    if sizes == counts:  # all elements are there, and stand for themselves
+        sizes = counts = [sum(sizes)]
+    # Norms of all tensors in one call; those of order 1 count flags.
+    norms = torch.stack(torch._foreach_norm(torch.split(g / root.clamp_(min=eps), counts))).to(row_dtype(v.device))
+    numbers = torch.stack(torch._foreach_norm([part for row in flags for part in torch.split(row, counts)], 1)).to(norms.dtype)
+    return _Part(torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts)
+
+
+def _comparable(moment: Any, parameter: Tensor) -> bool:
+    """Whether a second moment is there for every element, in floating point, and the parameter's gradient too."""
+    gradient = parameter.grad
+    return (
+        isinstance(moment, Tensor)
+        and gradient is not None
+        and parameter.numel() > 0
+        and moment.shape == parameter.shape
+        and moment.device == parameter.device
+        and (moment.is_floating_point() or moment.is_complex())
+        and gradient.layout == torch.strided
+        and not (is_freed(moment) or is_freed(gradient) or is_freed(parameter))
+    )
+
+
+def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """The samples of tensors, one after the other, in float32 at least, and how many values are of each."""
+    plain = [as_real(plain_values(tensor)).reshape(-1) for tensor in tensors]
+    flat = [values if stride == 1 else values[::stride] for values, stride in zip(plain, strides, strict=True)]
+    joined = torch.cat(flat)
+    return joined if joined.dtype == torch.float64 else joined.float(), [part.numel() for part in flat]
+
+
+def _corrections(beta: float | Tensor, steps: Sequence[Any], counts: Sequence[int], like: Tensor) -> Tensor | float:
+    """Adam's bias correction ``1 - beta2 ** step``: a number where it is the same for all, else one for each element."""
+    if not isinstance(beta, Tensor) and not any(isinstance(step, Tensor) and not step.is_cpu for step in steps):
+        known = {number(step) if isinstance(step, Tensor) else float(step) for step in steps}
+        if len(known) == 1:
+            return max(1.0 - math.pow(beta, known.pop()), math.ulp(0.0))
+    # Steps that live on the device, as fused and capturable optimizers keep them, stay there.
+    each = torch.stack([torch.as_tensor(step, dtype=torch.float32).reshape(()) for step in steps])
+    each = each.to(like.device, row_dtype(like.device), non_blocking=True)
+    decay = beta.to(each, non_blocking=True) if isinstance(beta, Tensor) else beta
+    correction = 1.0 - decay**each
+    times = torch.tensor(counts).to(like.device, non_blocking=True)
+    return torch.repeat_interleave(correction.to(like.dtype), times, output_size=sum(counts))
+
+
+def _decouples(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Whether weight decay goes past the moments, as AdamW's does."""
+    coupled = isinstance(optimizer, (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam))
+    return not coupled or isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))

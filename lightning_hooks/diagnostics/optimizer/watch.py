@@ -13,10 +13,8 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings, OptimizerStats
-from lightning_hooks.diagnostics.optimizer.second_moments import second_moments
-from lightning_hooks.diagnostics.optimizer.table import OptimizerTable
-from lightning_hooks.hooks.values import as_number, read_number
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, OptimizerTable, second_moments
+from lightning_hooks.hooks.tensors import as_number, read_number
 
 LOW = 1e-4
 """Share of its peak below which a learning rate counts as low."""

@@ -1,8 +1,4 @@
-"""Whether parameters that every rank is to hold alike, and their gradients, are the same: a number for each, compared over ranks.
-
-Two ranks that do the same may round differently (an all-reduce in another order, another device), so numbers are compared up to
-``TOLERANCE`` and not bit by bit. Each is made so that its absolute difference is the relative difference of what it stands for.
-"""
+"""Whether ranks hold the same parameters, as far as the training loop says that they are to: what is recorded of it."""
 
 from __future__ import annotations
 
@@ -14,6 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.step import Step
+from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest, paired
@@ -186,3 +185,27 @@ def _sample(parameter: Tensor) -> Tensor:
     if values.is_contiguous() or values.is_contiguous(memory_format=torch.channels_last):
         return values.as_strided((taken,), (stride,))
     return values.reshape(-1)[::stride]
+
+
+class ReplicaWatch:
+    """Fills a :class:`~lightning_hooks.diagnostics.ranks.table.ReplicaTable`.
+
+    Args:
+        context: Of the collector.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.table = ReplicaTable(len(context.steps.names), context.host.setup.device)
+        self.window_end = context.guard(self._take_weights, "weights (whether they are the same on every rank)")
+
+    def taken(self, step: Step, measured: MeasuredStep) -> None:
+        """A measured step was taken: its gradients were those after the reduction over ranks, and before clipping."""
+        if measured.weights is not None and self._context.host.setup.world_size > 1:
+            self.table.add_gradients(measured.indices, measured.read[0], step.global_step)
+
+    def _take_weights(self) -> None:
+        """The window ends: record the weights of the parameters that every rank is to hold alike."""
+        places = [(self._context.steps.index_of(parameter), parameter) for parameter in self._context.host.replicated_parameters()]
+        known = [(place, parameter) for place, parameter in places if place is not None]
+        self.table.add_weights([place for place, _ in known], [parameter for _, parameter in known])

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.features.stats import FeatureStats, feature_stats
+from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.selection import clean_name, outwards, repeated_blocks
 from lightning_hooks.hooks.tensors import float_tensors, in_memory, plain_values
 from lightning_hooks.statistics.columns import MINIMUM_OR_NONE, SUM, Columns, Reduction, RowTable
 from lightning_hooks.statistics.kernels import kernels_for
@@ -225,3 +228,41 @@ def _convolution_dims(block: nn.Module) -> tuple[int, ...]:
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one is other or (in_memory(one) and in_memory(other) and one.data_ptr() == other.data_ptr())
+
+
+def blocks_around(model: nn.Module, sites: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The blocks that a model is a stack of, as far as one of the sites is in them.
+
+    Args:
+        model: The model.
+        sites: (name, module) of what is observed.
+    """
+    around = {outer for name, _ in sites for outer in outwards(clean_name(name))}
+    return [(name, block) for name, block in repeated_blocks(model) if name in around]
+
+
+class ResidualStream(ResidualTable):
+    """The table of ``FeatureReport.residual``.
+
+    Args:
+        context: The collector's.
+        blocks: (name, module) of each block.
+        clock: Of the training batch.
+    """
+
+    def __init__(self, context: Context, blocks: Sequence[tuple[str, nn.Module]], clock: Clock) -> None:
+        super().__init__(blocks, context.host.setup.device, clock)
+        for index, (name, block) in enumerate(blocks):
+            context.listen(name, block, _BlockRecorder(self, index))
+
+
+class _BlockRecorder(OutputRecorder):
+    """Forward hook of one block."""
+
+    reads_input = True
+
+    def __init__(self, table: ResidualTable, index: int) -> None:
+        self.table, self.index = table, index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.table.add(self.index, args, output)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.batches.hashes import N_PAIRS, BatchHashes, same_on_all
-from lightning_hooks.diagnostics.loss_inputs.labels import IGNORED, LabelTable, label_tensors
+from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
 from lightning_hooks.diagnostics.setup.first_weights import first_weights
 from lightning_hooks.diagnostics.setup.module_modes import (
     AS_MADE,
@@ -23,9 +23,9 @@ from lightning_hooks.diagnostics.setup.module_modes import (
 from lightning_hooks.diagnostics.setup.report import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
 from lightning_hooks.hooks import Recorder
 from lightning_hooks.hooks.attributes import in_training_mode, stored
+from lightning_hooks.hooks.parameters import own_parameters, unregistered_modules, unregistered_tensors
 from lightning_hooks.hooks.selection import clean_name, outwards
-from lightning_hooks.hooks.unregistered import own_parameters, unregistered_modules, unregistered_tensors
-from lightning_hooks.hooks.values import as_number
+from lightning_hooks.hooks.tensors import as_number
 from lightning_hooks.statistics.reduction import largest
 from lightning_hooks.statistics.tables import HostNumbers, Tables
 

@@ -13,8 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from lightning_hooks.hooks.attributes import contents, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.values import has_values, stored_tensor
-from lightning_hooks.statistics.shards import is_distributed
+from lightning_hooks.hooks.tensors import has_values, stored_tensor
+from lightning_hooks.statistics.weight_sample import is_distributed
 
 TIME_STEP = "dt_bias"
 """The name of the bias of a Mamba-2 layer's time steps, one for each head."""

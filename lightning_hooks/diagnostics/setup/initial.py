@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks.values import has_values, weights_of
-from lightning_hooks.statistics.shards import is_distributed
+from lightning_hooks.hooks.tensors import has_values, weights_of
+from lightning_hooks.statistics.weight_sample import is_distributed
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up, not summed over: it has no gain
 

@@ -15,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lightning_hooks.hooks.attributes import contents, in_training_mode, stored, stored_count
 from lightning_hooks.hooks.selection import clean_name, outwards
-from lightning_hooks.hooks.values import as_number, has_values, stored_tensor
+from lightning_hooks.hooks.tensors import as_number, has_values, stored_tensor
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest
 

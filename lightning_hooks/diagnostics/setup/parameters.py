@@ -11,9 +11,9 @@ from torch import nn
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.setup.initial import starting_at_zero
 from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.unused_parts import of_libraries, unused_parts
-from lightning_hooks.hooks.values import as_number
+from lightning_hooks.hooks.tensors import as_number
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""

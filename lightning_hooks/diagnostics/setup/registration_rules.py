@@ -11,7 +11,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.links import from_first
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.past import had_gradient
+from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 

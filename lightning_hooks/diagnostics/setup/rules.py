@@ -10,7 +10,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Rule, percent
-from lightning_hooks.diagnostics.past import had_gradient
+from lightning_hooks.diagnostics.excuses import had_gradient
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import outwards
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lightning_hooks import GradientFlowMonitor
 from lightning_hooks.alerts import LossReport
-from lightning_hooks.diagnostics.loss.watch import validation_loss
+from lightning_hooks.diagnostics.loss.table import validation_loss
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import amp
 

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from lightning_hooks import GradientFlowMonitor, TrainingMonitor
-from lightning_hooks.diagnostics.optimizer.report import GroupSettings
+from lightning_hooks.diagnostics.optimizer.table import GroupSettings
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import BadBatch, amp
