@@ -56,9 +56,15 @@ from lightning_hooks.diagnostics.routers.routing import RouterReport
 from lightning_hooks.diagnostics.routers.rules import *
 from lightning_hooks.diagnostics.setup import registration_rules
 from lightning_hooks.diagnostics.setup import rules as setup_rules
-from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.diagnostics.setup.registration_rules import *
-from lightning_hooks.diagnostics.setup.report import BatchCounts, LabelCounts, ModelSetup, UnregisteredModules, VectorDecay
+from lightning_hooks.diagnostics.setup.report import (
+    BatchCounts,
+    LabelCounts,
+    ModelSetup,
+    ParameterSetup,
+    UnregisteredModules,
+    VectorDecay,
+)
 from lightning_hooks.diagnostics.setup.rules import *
 
 __all__ = [

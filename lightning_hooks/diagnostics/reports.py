@@ -33,8 +33,7 @@ from lightning_hooks.diagnostics.ranks.table import RankDifference
 from lightning_hooks.diagnostics.representations.table import RepresentationStats
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 from lightning_hooks.diagnostics.routers.routing import RouterReport
-from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
-from lightning_hooks.diagnostics.setup.report import ModelSetup
+from lightning_hooks.diagnostics.setup.report import ModelSetup, ParameterSetup
 from lightning_hooks.quantization import ActivationRange
 
 

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from lightning_hooks import monitors
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
-from lightning_hooks.diagnostics.batches import hashes as batch_hash
+from lightning_hooks.diagnostics.batches import inputs as batch_hash
 from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features import outputs
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
-from lightning_hooks.diagnostics.gradients import measured_step
+from lightning_hooks.diagnostics.gradients import hooks as measured_step
 from lightning_hooks.diagnostics.loss_inputs import targets
 from lightning_hooks.diagnostics.loss_inputs import targets as labels
 from lightning_hooks.diagnostics.optimizer import watch as optimizer_watch
 from lightning_hooks.diagnostics.residual_stream.table import ResidualTable
 from lightning_hooks.diagnostics.setup import checks as setup_checks
-from lightning_hooks.diagnostics.setup.first_weights import FirstWeights
+from lightning_hooks.diagnostics.setup.initial import FirstWeights
 from lightning_hooks.diagnostics.setup.module_modes import ModuleModes
 from lightning_hooks.statistics.histograms import HistogramTable
 from tests.benchmarks.fits import fit

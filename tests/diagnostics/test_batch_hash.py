@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hooks.diagnostics.batches.hashes import (
+from lightning_hooks.diagnostics.batches.inputs import (
     BITS,
     N_PAIRS,
     SAMPLE,
     SLOTS,
     BatchHashes,
+    InputTable,
     batch_hash,
     merge_windows,
     same_on_all,
 )
-from lightning_hooks.diagnostics.batches.inputs import InputTable
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelTable, label_tensors
 from lightning_hooks.statistics.rows import Clock
 

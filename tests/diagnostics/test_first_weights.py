@@ -10,7 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils import parametrizations
 
-from lightning_hooks.diagnostics.setup.first_weights import FirstWeights, first_weights
+from lightning_hooks.diagnostics.setup.initial import FirstWeights, first_weights
 
 
 def filled(layer: Any, value: float) -> Any:

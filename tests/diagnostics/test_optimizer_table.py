@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lightning_hooks.diagnostics.gradients.tables import ParameterRows
 from lightning_hooks.diagnostics.optimizer.table import OptimizerTable, second_moments
-from lightning_hooks.statistics.parameter_rows import N_PARAMETER_COLUMNS, ParameterColumn
 from lightning_hooks.statistics.reduction import merge_ranks, merge_windows
+from lightning_hooks.statistics.rows import N_PARAMETER_COLUMNS, ParameterColumn
 
 
 def moments(*numbers: float) -> Tensor:

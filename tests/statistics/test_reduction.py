@@ -21,7 +21,6 @@ from lightning_hooks.diagnostics.gradients.tables import ParameterTable
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.session import Session
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter_rows
 from lightning_hooks.statistics.reduction import (
     REST,
     Merge,
@@ -41,7 +40,7 @@ from lightning_hooks.statistics.reduction import (
     pooled,
     smallest,
 )
-from lightning_hooks.statistics.rows import MOMENTS, N_COLUMNS, Column, empty_table, merge
+from lightning_hooks.statistics.rows import MOMENTS, N_COLUMNS, Column, ParameterColumn, empty_table, merge, parameter_rows
 from lightning_hooks.statistics.tables import merged_positions
 from tests.session.test_session import Loop
 

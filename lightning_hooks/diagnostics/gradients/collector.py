@@ -13,8 +13,15 @@ from typing_extensions import override
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Kept, Step
-from lightning_hooks.diagnostics.gradients.hooks import NO_MODULE, GradientListener, OutputNodes, Seen, owners
-from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep, embedding_weights
+from lightning_hooks.diagnostics.gradients.hooks import (
+    NO_MODULE,
+    GradientListener,
+    MeasuredStep,
+    OutputNodes,
+    Seen,
+    embedding_weights,
+    owners,
+)
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
 from lightning_hooks.diagnostics.gradients.view import GradientSites, GradientView
 from lightning_hooks.diagnostics.learning.collector import LearningWatch
@@ -24,8 +31,8 @@ from lightning_hooks.diagnostics.optimizer.watch import OptimizerWatch
 from lightning_hooks.diagnostics.ranks.table import ReplicaWatch, rank_difference
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.diagnostics.setup.checks import SetupChecks
-from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
 from lightning_hooks.diagnostics.setup.parameters import SetupWatch, with_gradients, with_reasons
+from lightning_hooks.diagnostics.setup.report import ParameterSetup
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.tables import HostNumbers, first_calls, in_order, parameters_in_order, sites_in_order

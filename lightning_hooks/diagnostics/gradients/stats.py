@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_hooks.diagnostics.features.stats import first_nonfinite, pooled_stats
-from lightning_hooks.statistics.parameter_rows import ParameterColumn
-from lightning_hooks.statistics.rows import Column
+from lightning_hooks.statistics.rows import Column, ParameterColumn
 
 
 @dataclass(frozen=True, slots=True)

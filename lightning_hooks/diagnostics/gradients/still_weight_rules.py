@@ -14,7 +14,7 @@ from lightning_hooks.declare.rule import Judges, Rule, percent
 from lightning_hooks.diagnostics.excuses import CONVERGED, is_scale_free
 from lightning_hooks.diagnostics.gradients.update_rules import weight_ratios
 from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.diagnostics.setup.report import ParameterSetup
 from lightning_hooks.statistics.weight_sample import UPDATE_SAMPLE
 
 

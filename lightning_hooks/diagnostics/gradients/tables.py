@@ -20,8 +20,7 @@ from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
 from lightning_hooks.statistics.histograms import HistogramTable
 from lightning_hooks.statistics.kernels import kernels_for
-from lightning_hooks.statistics.parameter_rows import ParameterColumn
-from lightning_hooks.statistics.rows import Clock, Column, Pending, empty_table, merge, scaled
+from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, Pending, empty_table, merge, scaled
 from lightning_hooks.statistics.tables import FirstCalls, Tables
 
 

@@ -16,8 +16,7 @@ from lightning_hooks.declare.rule import Rule
 from lightning_hooks.diagnostics.excuses import takes_many_steps
 from lightning_hooks.diagnostics.loss.rules import rises
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
-from lightning_hooks.diagnostics.setup.first_weights import TIME_STEP
-from lightning_hooks.diagnostics.setup.initial import TEXTBOOK
+from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, TIME_STEP
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import Step
-from lightning_hooks.diagnostics.gradients.measured_step import MeasuredStep
+from lightning_hooks.diagnostics.gradients.hooks import MeasuredStep
 from lightning_hooks.hooks.tensors import as_real
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, Spans, largest, paired

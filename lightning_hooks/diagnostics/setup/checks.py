@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.diagnostics.batches.hashes import N_PAIRS, BatchHashes, same_on_all
+from lightning_hooks.diagnostics.batches.inputs import N_PAIRS, BatchHashes, same_on_all
 from lightning_hooks.diagnostics.loss_inputs.targets import IGNORED, LabelTable, label_tensors
-from lightning_hooks.diagnostics.setup.first_weights import first_weights
+from lightning_hooks.diagnostics.setup.initial import first_weights
 from lightning_hooks.diagnostics.setup.module_modes import (
     AS_MADE,
     ModuleModes,

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_hooks.declare.step import Kept, Step
 from lightning_hooks.diagnostics.setup.initial import starting_at_zero
-from lightning_hooks.diagnostics.setup.parameter_report import ParameterSetup
+from lightning_hooks.diagnostics.setup.report import ParameterSetup
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number

@@ -23,8 +23,7 @@ from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.host_copies import number
 from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units
 from lightning_hooks.statistics.moments import pool
-from lightning_hooks.statistics.parameter_rows import ParameterColumn
-from lightning_hooks.statistics.rows import MOMENTS, Clock
+from lightning_hooks.statistics.rows import MOMENTS, Clock, ParameterColumn
 
 CHUNK = 1 << 17
 """Values handled at a time: the chunk stays in the cache between kernels, and float32 sums stay short and exact."""

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.parameter_rows import ParameterColumn, parameter_rows
-from lightning_hooks.statistics.rows import Clock, Column, empty_table, merge
+from lightning_hooks.statistics.rows import Clock, Column, ParameterColumn, empty_table, merge, parameter_rows
 
 
 class Bounds(NamedTuple):

@@ -13,7 +13,7 @@ from lightning_hooks.statistics import Column, empty_table
 from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.kernels import native as module
 from lightning_hooks.statistics.kernels.native import LIBRARY, SOURCE
-from lightning_hooks.statistics.parameter_rows import ParameterColumn
+from lightning_hooks.statistics.rows import ParameterColumn
 
 
 @pytest.fixture(autouse=True)
